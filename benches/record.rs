@@ -38,7 +38,8 @@ fn main() {
     if std::env::args().any(|argument| argument == "writer") {
         return writer();
     }
-    // The libraries to which the hook forwards its arguments, as in a process with torch.
+    // Builds stand-ins for torch's libraries: the hook forwards its arguments to them, as in a process with
+    // torch.
     let torch = tempfile::tempdir().unwrap();
     let mut preload = library().display().to_string();
     for name in ["c10", "torch_cpu"] {
@@ -163,7 +164,7 @@ fn inside() {
         // argument is CUDA 0.
         unsafe { report(addr, if live { 512 } else { -512 }, 512, 2 << 20, 1) };
     };
-    // An op is a begin and an end, so each call is half an op.
+    // Calls the hook at the begin or at the end of an op. Each of the two calls counts as half an op.
     let half = |_: usize, begins: bool| {
         // SAFETY: the signatures match torch_cpu.c; an end follows its begin.
         if begins { unsafe { begin() } } else { unsafe { end() } }

@@ -62,7 +62,7 @@ fn c_api_names_the_owner_of_memory_and_pause_loses_no_event() {
     };
     assert_eq!(owner(101), (NONE, NONE, 3));
     assert_eq!(owner(102), ("eval", "Net", 3));
-    // While tracing is paused, a range writes no row but still owns memory.
+    // The range of 103 was opened while tracing was paused: it writes no row, but still owns the memory.
     assert_eq!(owner(103), ("eval", "Net.unseen", 3));
     assert_eq!(owner(104), ("eval", "Net.late", 4));
     assert_eq!(owner(105), ("decode", NONE, 4));

@@ -143,7 +143,8 @@ fn threads_of_the_caching_allocator_agree_with_its_own_totals() {
         let count = |event| trace.of(event).len() as i64;
         assert_eq!((count(EventName::Alloc), count(EventName::Free)), (given, taken));
         assert_eq!(count(EventName::SegmentAlloc), reserved / (2 << 20) + 1, "one of them failed");
-        // Every report was passed on to the real function.
+        // The hook passed every report on to the real function: the allocations, the frees and one more, the
+        // OOM.
         assert_eq!(reports, given + taken + 1);
         let oom = trace.of(EventName::Oom)[0];
         assert_eq!((oom.allocated, oom.reserved), (allocated, reserved));
@@ -234,7 +235,8 @@ fn exec_ends_the_trace() {
 #[test]
 fn exec_of_a_program_for_musl_starts_it_without_the_library() {
     let starter = program("processes/foreign");
-    // The program's ELF interpreter has the name of musl's loader, but is a link to glibc's.
+    // The program's ELF interpreter is named like musl's loader, but is a link to glibc's, so that it can
+    // start here.
     let link = starter.with_file_name("ld-musl-x86_64.so.1");
     let _ = fs::remove_file(&link);
     symlink("/lib64/ld-linux-x86-64.so.2", &link).unwrap();
@@ -317,7 +319,7 @@ fn fork_and_spawn_of_every_kind_leave_the_parents_trace_complete() {
         ("vfork and exec", 2),
         ("posix_spawn", 1),
         ("system", 1),
-        // The calls below run no handler of `pthread_atfork`.
+        // The remaining calls run no handler of `pthread_atfork`.
         ("_Fork", 2),
         ("_Fork first", 2),
         ("_Fork among threads", 1),
@@ -367,7 +369,7 @@ fn enabled_0_traces_nothing() {
     let ran = Traced::new(&program("calls/calls"), &[]).env("MEMTRACE_ENABLED", "0").run();
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
     assert!(ran.files().is_empty());
-    // memtrace is disabled, so NVTX still loads the tool that `NVTX_INJECTION64_PATH` names.
+    // With MEMTRACE_ENABLED=0, NVTX must still load the tool that `NVTX_INJECTION64_PATH` names.
     let log = tempfile::NamedTempFile::new().unwrap();
     let tool = compiled("other_tools/tool.c", "libtool.so", &[]);
     let ran = Traced::new(&program("ranges/ranges"), &[])
@@ -541,7 +543,8 @@ fn nvtx_legacy_library_domains_have_their_own_stacks_categories_and_strings() {
         assert_eq!(ran.status(), 0, "{}", ran.stderr());
         match define {
             "-DTOOL" => assert_eq!(ran.stdout(), String::from_utf8(alone.stdout).unwrap()),
-            // With `-DBARE` the handles come from memtrace, and two strings get different ones.
+            // With `-DBARE`, memtrace returns the handles: the program prints `none` for a missing or
+            // repeated handle.
             _ => assert!(!ran.stdout().contains("none"), "{}", ran.stdout()),
         }
         let trace = ran.trace();
@@ -570,7 +573,8 @@ fn buffer_that_is_too_small_counts_and_reports_lost_events() {
     assert_eq!(reported, lost);
     let calls = ran.numbers()[0];
     let seen = (trace.rows.len() - trace.of(EventName::Lost).len()) as i64;
-    // A lost free gets a row when its address is allocated again; `missed_frees` counts these rows.
+    // If the free of a block was lost, it gets a row when its address is allocated again. `missed_frees` is
+    // the number of these additional rows.
     assert_eq!(seen - trace.end_count("missed_frees") + lost, calls, "{}", trace.end);
 }
 
@@ -579,7 +583,7 @@ fn names_beyond_the_limit_share_one_and_are_counted() {
     runtime();
     compiled("fakes/nvtools.c", "libnvToolsExt.so.1", &[]);
     let program = compiled("ranges/many_names.c", "many_names", &["libnvToolsExt.so.1", RUNTIME]);
-    // This buffer has 4 MiB, but the limits on names are computed as for a buffer of at least 8 MiB.
+    // The limits on names follow from the size of the buffer, and are the same for all sizes up to 8 MiB.
     let ran = Traced::new(&program, &["20000", "900"]).env("MEMTRACE_BUFFER", "4m").run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     assert_eq!(ran.stderr().matches("too many names").count(), 1 + 1, "{}", ran.stderr());
@@ -687,7 +691,7 @@ fn stacks_and_modules_are_recorded_in_every_python_version() {
             assert_eq!(ran.status(), 0, "{version:?} {how}: {}", ran.stderr());
             let [trace, stacks] = &ran.files()[..] else { panic!("{version:?} {how}: {:?}", ran.files()) };
             let lines = lines_of_blocks(trace, &lines_of_stacks(stacks));
-            // Skip the first block: it was allocated before the hooks existed.
+            // Skips the first block, because the script allocates it before the hooks exist.
             let expected: Vec<String> = ran.stdout().lines().map(str::to_owned).collect();
             assert_eq!(lines[1..], expected, "{version:?} {how}");
             last = Some((ran, python, expected));
@@ -708,7 +712,7 @@ fn profilers_and_debuggers_of_every_python_version_see_the_same_events_as_withou
         if version >= (3, 12) {
             arguments.push("monitoring");
         }
-        // A fixed hash seed, because the order of sets would differ otherwise.
+        // Fixes the hash seed, so that sets have the same order in all runs.
         let variables = [("PYTHONHASHSEED", "0"), ("LIBC10_CUDA", torch.to_str().unwrap())];
         let expected = untraced(&python, &arguments).envs(variables).output().unwrap();
         assert!(expected.status.success(), "{version:?}: {}", String::from_utf8_lossy(&expected.stderr));

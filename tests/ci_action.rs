@@ -159,7 +159,7 @@ fn action_sees_growth_though_the_package_is_installed_from_the_checkout(torch: &
         pull.git(&["add", "."]);
         pull.git(&["-c", "user.name=a", "-c", "user.email=a@a", "commit", "--quiet", "-m", "package"]);
     }
-    // As `pip install -e .` installs a src layout: a path file in site-packages.
+    // Installs the package by a path file in site-packages, as `pip install -e .` does for a src layout.
     let site = venv::packages(&pull.python);
     fs::write(site.join("editable.pth"), format!("{checkout}/src\n")).unwrap();
     let ran = pull.run(&["base=HEAD~1", "fail-over=1m"]);
@@ -196,7 +196,7 @@ fn action_sees_growth_of_an_installed_copy_of_a_path_in_the_environment_and_of_h
         pull.git(&["add", "."]);
         pull.git(&["-c", "user.name=a", "-c", "user.email=a@a", "commit", "--quiet", "-m", "package"]);
     }
-    // As `pip install .` does: a copy in site-packages.
+    // Installs the package by a copy in site-packages, as `pip install .` does.
     let copy = venv::packages(&plain).join("grown");
     fs::create_dir(&copy).unwrap();
     fs::copy(&package, copy.join("__init__.py")).unwrap();

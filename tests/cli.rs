@@ -156,7 +156,7 @@ const SELECTORS: [(&str, &str, &str); 12] = [
 /// Options whose number must be at least 1.
 const COUNTS: [&str; 6] = ["top", "depth", "calls", "width", "height", "tokens"];
 
-/// Options that do not select a part of a trace.
+/// Further options with a value. They neither select a part of a trace nor have a minimum of 1.
 const OTHER_OPTIONS: &[&str] = &[
     "against",
     "allow-run",
@@ -421,7 +421,7 @@ fn summary_names_the_rows_that_a_trace_lacks() {
     let check = output(&["check", path(&folder)]);
     let text = String::from_utf8_lossy(&check.stdout);
     assert_eq!(check.status.code(), Some(1), "{text}");
-    assert!(text.contains("gaps in seq: 1") && text.contains("rows missing in these gaps: 2"), "{text}");
+    assert!(text.contains("gaps in seq: 1") && text.contains("rows missing in the gaps of seq: 2"), "{text}");
 }
 
 #[test]

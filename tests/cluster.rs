@@ -201,8 +201,8 @@ fn ledger_names_the_communicators_of_a_rank_and_what_each_takes(torch: &Torch) {
         }
         assert_ne!(holder, "NCCL", "all of it belongs to a communicator");
     }
-    // MiB of NCCL's memory for each group, on two nodes of eight ranks: 16 channels between machines, 24
-    // inside one. `nccl_memory.rs` names the sources.
+    // The expected NCCL memory of each group in MiB, on two nodes of eight ranks. A group has 16 channels if
+    // it spans both machines, and 24 inside one machine. `nccl_memory.rs` names the sources of the numbers.
     let expected = [
         ("default_pg, 16 ranks, 8 on this node", 134 + 16 * 10 + 14 * 2 + 2 * 10),
         ("mesh_dp, 8 ranks, 4 on this node", 134 + 16 * 10 + 12 * 2 + 4 * 10),
@@ -260,7 +260,7 @@ fn launchers_accelerate_and_deepspeed_start_ranks_as_torchrun_does(torch: &Torch
     assert_eq!(names.map(|name| variables[name].as_str().unwrap()), ["true", "2", "512", "511"]);
     let (_, variables) = given("8xh100-80g", &accelerate);
     assert_eq!((&variables["WORLD_SIZE"], &variables["RANK"]), (&"8".into(), &"7".into()));
-    // memtrace replaces deepspeed's launcher, whose own code does not run.
+    // memtrace runs in place of deepspeed's launcher: none of the launcher's own code runs.
     let deepspeed = ["-m", "deepspeed.launcher.runner", "--num_nodes", "64", "--num_gpus", "8"];
     let (argv, variables) = given(all, &deepspeed);
     assert_eq!(argv, serde_json::json!(["--local_rank=7", "--x", "1"]));
@@ -338,7 +338,8 @@ mod torch_2_11_0_alone {
     }
 }
 
-/// Returns the script's line with this comment in the form that messages have: `<module> (FILE:LINE)`.
+/// Returns the line of the script that ends with this comment, as the messages name it: `<module>
+/// (FILE:LINE)`.
 fn line_of(script: &Path, comment: &str) -> String {
     let text = std::fs::read_to_string(script).unwrap();
     let line = text.lines().position(|line| line.contains(&format!("  # {comment}"))).unwrap() + 1;

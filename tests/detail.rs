@@ -20,7 +20,8 @@ on_every_torch![
     repeats_and_a_sigkill_leave_a_trace_that_replays_as_torch,
 ];
 
-/// Returns, for each step, whether torch has callbacks for ops, backward functions and user scopes.
+/// Returns a line for each step: `1` or `0` for whether torch has callbacks for ops, for backward functions,
+/// and for user scopes.
 fn callbacks(run: &Run) -> Vec<String> {
     let text = std::fs::read_to_string(run.folder().join("callbacks")).unwrap();
     text.lines().map(str::to_owned).collect()
@@ -32,8 +33,9 @@ fn detail_by_schedule_replays_as_torch_and_is_off_between_its_steps(torch: &Torc
     torch.check(memtrace().arg("check").arg(run.file()));
     let is_detailed = |step: i64| [0, 1, 2, 5].contains(&step.max(0));
 
-    // Between detailed steps the callbacks of user scopes stay, to detect the end of a step. The simulated
-    // GPU always has its own callbacks for ops.
+    // Outside of detailed steps, the callbacks for user scopes (the third number) stay, because they detect
+    // the end of a step. The callbacks for ops (the first number) are those of the simulated GPU, and always
+    // exist.
     let expected: Vec<_> = (0..STEPS).map(|step| if is_detailed(step) { "1 1 1" } else { "1 0 1" }).collect();
     assert_eq!(callbacks(&run), expected);
 
@@ -50,7 +52,7 @@ fn detail_by_schedule_replays_as_torch_and_is_off_between_its_steps(torch: &Torc
     assert_eq!(marks, [on(0), on(1), on(2), off(3), on(5), off(6)]);
 }
 
-/// Returns the rows that the program's own work makes in each step, without times and addresses.
+/// Returns the rows of allocations, ops, ranges and tags in each step, without times and addresses.
 fn by_step(run: &Run) -> BTreeMap<i64, Vec<String>> {
     let mut steps: BTreeMap<i64, Vec<String>> = BTreeMap::new();
     for row in run.rows() {
@@ -109,7 +111,7 @@ fn detail_follows_a_new_peak_and_an_oom_in_parts_and_in_a_forked_child() {
             let marks = rows.iter().filter(|(_, row)| row.api == "detail");
             let marks: Vec<(i64, &str)> = marks.map(|(_, row)| (row.step, row.name.as_str())).collect();
             if marks.len() < 4 {
-                // The child trained two steps.
+                // Fewer marks: the forked child, which trains only two steps. The second one is not detailed.
                 assert_eq!(marks, [(0, "detail on: schedule"), (1, "detail off")]);
                 checked += 1;
                 continue;
@@ -169,7 +171,8 @@ fn lines(run: &Run) -> Vec<String> {
     kept.iter()
         .map(|row| {
             let columns = names.iter().filter(|name| !TIMES.contains(name)).map(|name| match name {
-                // The ids differ between runs: name the allocation by its index among the kept rows.
+                // An id is the number of a row, and differs between the runs. Replaces it by the index of
+                // that row among the kept rows.
                 "alloc_id" => format!("{:?}", place.get(&text(row, name))),
                 name => text(row, name),
             });
@@ -193,14 +196,14 @@ fn repeats_leave_every_row_of_a_loop_as_it_is(torch: &Torch) {
         assert_eq!(found.len(), expected.len(), "{mode}");
         if mode == "amp" {
             // Autocast frees its casts in the order of their hashed addresses, which differ between
-            // processes. So the rows are not compared.
+            // processes. So only the number of rows is compared, not the rows.
             (found, expected) = (Vec::new(), Vec::new());
         }
         for (found, expected) in found.iter().zip(&expected) {
             assert_eq!(found, expected, "{mode}");
         }
         assert!(short.contains(",repeat,") && !long.contains(",repeat,"), "{mode}");
-        // Repeats save at least a third of the trace, unless the steps vary.
+        // The trace with `repeat` rows must be at least a third smaller, except in the mode whose steps vary.
         assert!(
             mode == "varying" || short.len() * 3 < long.len() * 2,
             "{mode}: {} of {}",

@@ -148,7 +148,8 @@ fn every_file_that_the_architecture_names_exists() {
                 || text.ends_with(".md"))
             && !text.contains(['{', ' ', '*', '<'])
     };
-    // Look between backticks outside code blocks: every second piece.
+    // Takes every second piece between backticks, which is inline code, after the code blocks were removed
+    // the same way.
     let text: String = page.split("```").step_by(2).collect();
     let mut found = 0;
     for path in text.split('`').skip(1).step_by(2).filter(is_path) {

@@ -1,5 +1,5 @@
-//! Driver calls, for every way in which a program can get the functions. A stand-in for `libcuda.so.1`
-//! returns addresses of a different range for each way.
+//! Traces calls of the driver, for each way in which a program can look up its functions. The stand-in for
+//! `libcuda.so.1` returns addresses of another range for each way.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -28,8 +28,8 @@ fn row_line(row: &Rec) -> String {
     format!("{event} {api} {status} {addr} {requested} {delta}")
 }
 
-/// Returns the ways in which a program gets the driver's functions: the argument of `driver.c`, and the
-/// program.
+/// Returns each way in which a program can look up the driver's functions: the argument of `driver.c`, and
+/// the program that is compiled for it.
 fn ways() -> Vec<(&'static str, PathBuf)> {
     static WAYS: OnceLock<Vec<(&str, PathBuf)>> = OnceLock::new();
     WAYS.get_or_init(build_ways).clone()
@@ -61,8 +61,8 @@ fn driver_calls_have_one_row_each_however_they_are_looked_up() {
         assert_eq!(trace.live(), 0, "{how}");
         let name = program.file_name().unwrap().to_str().unwrap();
         assert!(trace.rows.iter().all(|row| row.source == name), "{how}: {:?}", trace.rows);
-        // The stand-in has one set of functions for each kind of lookup. The address shows which set was
-        // called.
+        // The stand-in returns addresses of another range for each kind of lookup, so the address shows which
+        // of its functions was called.
         let way = match how {
             "linked" | "dlsym" => 1,
             "per_thread" => 3,
@@ -81,8 +81,8 @@ fn driver_0_ignores_driver_calls() {
             let arguments = [how, library.to_str().unwrap()];
             let ran = Traced::new(&program, &arguments).env(variable, "0").run();
             assert_eq!(ran.status(), 0, "{how}: {}", ran.stderr());
-            // MEMTRACE_DRIVER=0 leaves no trace. MEMTRACE_DLSYM=0 does, because linked functions are still
-            // traced.
+            // With MEMTRACE_DRIVER=0 there must be no trace. With MEMTRACE_DLSYM=0 there may be one, because
+            // linked functions are still traced.
             if variable == "MEMTRACE_DRIVER" {
                 assert!(ran.files().is_empty(), "{how}");
             }
@@ -114,11 +114,11 @@ fn driver_calls_of_a_runtime_linked_into_a_library_have_one_row_each() {
     assert_eq!(trace.of(EventName::HostAlloc).len(), 1);
 }
 
-/// Builds a program with a runtime, and a library that contains another runtime.
+/// Builds a program that is linked against one runtime, and against a library that contains another runtime.
 fn both() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
-        // This builds the runtime, too.
+        // Compiles the runtime that the program below is linked against.
         ways();
         compiled("fakes/runtime.c", "libworks.so.12", &["-DHIDDEN"]);
         compiled("lookups/both.c", "both", &["libcudart-of-driver.so.12", "libworks.so.12"])
@@ -184,14 +184,14 @@ fn phantom_driver_serves_a_runtime_linked_into_a_library() {
     ];
     assert_eq!(rows[..4], taken);
     assert_eq!((rows.len(), trace.live()), (8, 0));
-    // The program calls the phantom's runtime; this call has one row.
+    // The program itself allocates once, through the phantom's runtime, so one row names it as the source.
     let of_program: Vec<_> =
         trace.of(EventName::ExtAlloc).into_iter().filter(|row| row.source == "both").collect();
     assert_eq!((of_program.len(), of_program[0].delta), (1, 1000));
 }
 
-/// The memory of a graph is allocated when the graph is launched. So the rows of captured calls have 0 bytes,
-/// and device samples contain the memory of graphs.
+/// A graph's memory is allocated when the graph is launched. Expects rows of 0 bytes for the captured calls,
+/// and the memory of the graph only in device samples.
 #[test]
 fn graph_memory_is_in_device_samples_only_and_counted_once() {
     let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
@@ -260,7 +260,7 @@ fn sample_ms_0_takes_no_device_samples() {
     assert_eq!(samples("0"), 0);
 }
 
-/// Returns `LD_PRELOAD` with memtrace and the other library, in both orders.
+/// Returns the two values of `LD_PRELOAD` with memtrace and the other library, one for each order.
 fn orders(other: &Path) -> [String; 2] {
     let (ours, other) = (library("libmemtrace.so"), other.display());
     [format!("{}:{other}", ours.display()), format!("{other}:{}", ours.display())]

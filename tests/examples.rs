@@ -113,8 +113,8 @@ fn example_of_a_cluster_runs_one_rank_of_512() {
     assert!((printed - peak / f64::from(1 << 20)).abs() <= 0.05, "{printed} MiB, {peak} bytes");
 }
 
-/// Returns the line with single spaces, and with `T` in place of what differs between runs: times and the
-/// number of events.
+/// Returns the line with single spaces, and with `T` in place of times and numbers of events, which differ
+/// between runs.
 fn comparable(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
     let differs = |at: usize| words.get(at + 1) == Some(&"events");
@@ -125,7 +125,8 @@ fn comparable(line: &str) -> String {
     let is_unit = |at: usize| at > 0 && is_time(at - 1);
     let word = |at: usize| match at {
         _ if is_time(at) || differs(at) => "T",
-        // The same moment may be shown in seconds or in milliseconds.
+        // Removes the `m` of `ms`, because a time may be shown in seconds in one run, and in milliseconds in
+        // another.
         _ if is_unit(at) => words[at].trim_start_matches('m'),
         _ => words[at],
     };

@@ -283,7 +283,7 @@ fn chrome(fixture: &str, values: &[(&'static str, &str)]) -> BTreeMap<String, Ve
     let Value::Array(events) = file.remove("traceEvents").unwrap() else { panic!("not a list") };
     let mut kinds: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for event in events {
-        // The format requires these fields in every event.
+        // Every event must have the fields that the format requires for its kind.
         assert!(event["pid"].is_i64() && event["name"].is_string(), "{event}");
         assert!(event["ph"] == "M" || event["ts"].is_f64(), "{event}");
         assert!(event["ph"] != "X" || event["dur"].as_f64().unwrap() >= 0.0, "{event}");
@@ -299,7 +299,7 @@ fn chrome_export_nests_its_slices_and_keeps_the_peaks() {
         let kinds = chrome(&name, &[]);
         let unknown: Vec<_> = kinds.keys().filter(|kind| !"MCXibe".contains(kind.as_str())).collect();
         assert!(unknown.is_empty(), "{unknown:?}");
-        // Two slices of a thread must be nested or disjoint.
+        // Collects the slices of each thread, which must be nested or disjoint.
         let mut threads: BTreeMap<(i64, i64), Vec<(i64, i64)>> = BTreeMap::new();
         for slice in kinds.get("X").into_iter().flatten() {
             let ns = |key: &str| (slice[key].as_f64().unwrap() * 1e3).round() as i64;
@@ -714,7 +714,7 @@ fn snapshot_and_timeline_exports_equal_torchs_and_its_profilers() {
             for to in ["snapshot", "timeline", "timeline-raw"] {
                 let mut arguments: Vec<&dyn AsRef<OsStr>> =
                     vec![&"export", &"--to", &to, &"trace", &"-o", &to];
-                // The profiler recorded step 2 only.
+                // Exports step 2 only, because the profiler recorded only this step.
                 if to != "snapshot" {
                     arguments.extend([&"--step" as &dyn AsRef<OsStr>, &"2"]);
                 }

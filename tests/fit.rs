@@ -76,12 +76,12 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     assert_eq!(json["trials"][2]["peak_used_bytes"], 32 << 20);
     assert_eq!(json["values_between"], false);
     assert!(json["trials"].as_array().unwrap().len() <= 12, "{json}");
-    // Each run that ends adds a line on stderr and in a file.
+    // There must be one line for each run, on stderr and in trials.txt.
     let lines = fit.stderr();
     assert_eq!(lines.lines().count(), json["trials"].as_array().unwrap().len(), "{lines}");
     assert!(lines.starts_with("1: fits, peak ") && lines.contains("\n1025: out of memory, "), "{lines}");
     assert_eq!(std::fs::read_to_string(fit.folder.path().join("out/trials.txt")).unwrap(), lines);
-    // The suggested command works unchanged.
+    // The command that the answer suggests must work unchanged.
     let next = json["next"].as_array().unwrap().last().unwrap().as_str().unwrap();
     let words: Vec<&str> = next.split(' ').skip(1).collect();
     let peak = memtrace().args(words).current_dir(fit.folder.path()).output().unwrap();
@@ -159,7 +159,7 @@ fn fit_shows_a_failure_that_is_no_oom_and_gives_no_answer() {
     assert!(fit.text().contains("even 2000, the smallest value, does not fit"), "{}", fit.text());
     let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "{}", "ignores"]);
     assert_eq!(fit.status(), 1);
-    assert!(fit.text().contains("the program does not use the value of {}"), "{}", fit.text());
+    assert!(fit.text().contains("the program seems to ignore {}"), "{}", fit.text());
     let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "{}", "nothing"]);
     assert!(fit.text().contains("allocated no GPU memory"), "{}", fit.text());
     let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "12"]);
@@ -235,7 +235,7 @@ fn fit_and_oom_say_if_the_answer_depends_on_the_size_of_the_context() {
         let told = oom("--top=1");
         assert!(told.contains("uncertain: 20.00 MiB were missing"), "{told}");
 
-        // Far from the limit, or with a context that the card sets, no range is printed.
+        // No range is printed if the peak is far from the limit, or if the card sets the size of the context.
         for (card, values) in [("mem=8g,cc=9.0", "4000,7900"), ("mem=8g,cc=9.0,context=612m", "7580,7600")] {
             let fit = Fit::on(card, &["--values", values, "-o", "out", "--", python, &tensor, "{}"]);
             assert!(fit.text().contains("free at the start: 7.40 GiB"), "{}", fit.text());
@@ -271,7 +271,7 @@ fn fit_ends_on_a_signal_with_what_it_knows() {
     use std::os::unix::process::ExitStatusExt;
     assert_eq!(output.status.signal(), Some(15), "{output:?}");
     let answer = text(&output.stdout);
-    assert!(answer.contains("ended by SIGTERM; so far 20 fits, no value was too large yet"), "{answer}");
+    assert!(answer.contains("ended by SIGTERM; so far 20 fits; no value tried was too large"), "{answer}");
     assert!(!folder.path().join("out/30").exists() && folder.path().join("out/20").exists());
 }
 
@@ -292,8 +292,8 @@ fn fit_finds_the_fewest_gpus() {
     assert_eq!(fit.status(), 3);
     assert!(fit.text().contains("even 16 GPUs, the largest number that you gave, are not"), "{}", fit.text());
 
-    // A number of GPUs that the program cannot use is left out. If the program fails with all numbers, there
-    // is no answer.
+    // The program fails on 16 GPUs, so that number is left out of the search. If it fails on every number,
+    // there is no answer, and the status is 1.
     let fit = Fit::on(cards, &["--max", "32", "--", "python3", &calls, "{}", "100", "fails-at-16"]);
     let text = fit.text();
     assert!(text.contains("32 GPUs are enough, 8 GPUs are not"), "{text}");
@@ -302,7 +302,7 @@ fn fit_finds_the_fewest_gpus() {
     assert_eq!(fit.status(), 1);
     assert!(fit.text().contains("on 32 GPUs the program failed"), "{}", fit.text());
 
-    // Only rank 0 runs, in place of the whole job.
+    // With `--ranks 0`, only rank 0 of the job runs for each number of GPUs.
     let launcher = ["python3", "-m", "torch.distributed.run", "--nnodes", "{nodes}"];
     let job = ["--nproc-per-node", "{per-node}", &calls, "{}"];
     let ranks = ["--ranks", "0", "--gpus", "16,32,64", "--json", "--"];
@@ -345,30 +345,30 @@ fn fit_refuses_numbers_of_gpus_that_cannot_be() {
             "{}xh100-80g",
             &[],
             "torchrun --nproc-per-node 8 t.py",
-            "the command needs a place for the number of GPUs, as --phantom has: torchrun",
+            "the command needs a placeholder for the number of GPUs, too: torchrun",
         ),
         (
             "8xh100-80g",
             &[],
             "torchrun --nproc-per-node {gpus} t.py {}",
-            "--phantom has no number of GPUs to vary",
+            "--phantom needs a number of GPUs to vary",
         ),
         ("8xh100-80g", &[], "torchrun --nproc-per-node 8 t.py", "write {} in its place"),
         (
             "8xh100-80g",
             &["--gpus", "2,4"],
             "python t.py {}",
-            "--gpus needs a place for the number of GPUs in --phantom",
+            "--gpus needs a placeholder for the GPUs in --phantom",
         ),
         ("h100-{}g", &[], "python t.py {}", "goes before the card"),
-        ("{}xh100-80g,l4", &[], "python t.py {}", "each card needs the same place"),
+        ("{}xh100-80g,l4", &[], "python t.py {}", "the same way for each card"),
         ("{}xh100-81g", &[], "python t.py {}", "h100-81g"),
         ("{}xh100-80g", &["--gpus", "0"], "python t.py {}", "`0` is not a number of GPUs"),
         ("{}xh100-80g", &["--gpus", "8,two"], "python t.py {}", "`two` is not a number of GPUs"),
         ("{}xh100-80g", &["--gpus", ","], "python t.py {}", "no number of GPUs was given"),
         ("{}xh100-80g", &["--gpus", "64"], "python t.py {}", "from 1 to 32; more with --ranks"),
         ("{}xh100-80g", &["--gpus", "99999999999"], "python t.py {}", "is not a number of GPUs"),
-        ("{}xh100-80g", &["--gpus", "8", "--values", "8"], "python t.py {}", "give --gpus or --values"),
+        ("{}xh100-80g", &["--gpus", "8", "--values", "8"], "python t.py {}", "give only one of --gpus"),
         ("{gpus}xh100-80g", &[], "python t.py {gpus} {}", "list the numbers of GPUs for the table"),
         (
             "{gpus}xh100-80g",
@@ -482,15 +482,15 @@ fn fit_ask_prints_a_figure_of_the_program_for_each_card_and_value() {
 
     let fit = ask(&["--phantom", "l4", "-o", "out", "--", "python3", &calls, "5", "says"]);
     assert!(fit.text().contains("1,005") && fit.status() == 0, "{}{}", fit.text(), fit.stderr());
-    // The program prints no matching line, or fails.
+    // First the program prints no matching line, then it fails: both give status 1.
     let fit = ask(&["--phantom", "l4", "--", "python3", &calls, "5"]);
     assert!(fit.text().contains("not printed") && fit.status() == 1, "{}", fit.text());
     let fit = ask(&["--phantom", "l4", "--", "python3", &calls, "9", "fails-at-8"]);
     assert!(fit.text().contains("the data set has 7 samples") && fit.status() == 1, "{}", fit.text());
     // Invalid requests.
     for (arguments, hint) in [
-        (&["--phantom", "l4", "--", "python3", &calls, "{}"][..], "give both or neither"),
-        (&["--values", "1,2", "--", "python3", &calls, "5"], "give both or neither"),
+        (&["--phantom", "l4", "--", "python3", &calls, "{}"][..], "--values, or neither"),
+        (&["--values", "1,2", "--", "python3", &calls, "5"], "--values, or neither"),
         (&["--cards", "l5", "--", "python3", &calls, "5"], "l5"),
         (&["--cards", ",", "--", "python3", &calls, "5"], "--phantom names no card"),
         (

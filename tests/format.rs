@@ -112,7 +112,7 @@ fn hostile_trace_files_give_an_error_and_no_panic() {
         let path = write(&folder, "a.csv", &bytes);
         let error = summary(&path, false).expect_err(what);
         assert!(error.contains("a.csv"), "{what}: {error}");
-        // A lenient read may answer from the rest of the file, or return the same error.
+        // Reads the file leniently, too: it must not panic, whether it succeeds or not.
         let _ = summary(&path, true);
     }
 }
@@ -183,7 +183,8 @@ impl Random {
         self.0
     }
 
-    /// Returns zero, a usual size or a bound of a column or its type, changed by at most 2, with either sign.
+    /// Returns a number near an extreme: near 0, near a size or address, or near the bound of a column or of
+    /// its type; at most 2 away from it, and with either sign.
     fn extreme(&mut self) -> i64 {
         let bound = [0, 1 << 20, 1 << 47, LARGE, MOST, i64::MAX][self.next() as usize % 6];
         let near = bound.saturating_add(self.next() as i64 % 3);
@@ -209,7 +210,7 @@ fn the_reader_reads_everything_that_the_writer_writes() {
     let folder = tempfile::tempdir().unwrap();
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     for round in 0..8 {
-        // Feed arbitrary bytes to the encoder as events, as a journal may contain them.
+        // Feeds arbitrary bytes to the encoder as events, because a journal may contain such bytes.
         let mut encoder = memtrace_encode::Encoder::new(
             random.next() >> (random.next() % 64),
             0,
@@ -246,7 +247,7 @@ fn the_reader_reads_everything_that_the_writer_writes() {
         let mut reader = memtrace_trace::csv::RowReader::open(&path).unwrap();
         while reader.next_row().unwrap().is_some() {}
 
-        // Give arbitrary rows straight to the writer.
+        // Passes arbitrary rows to the writer, without the encoder.
         let mut trace = TraceBuilder::default();
         for _ in 0..2000 {
             trace.raw(Row {

@@ -95,7 +95,7 @@ fn budget_sums_the_processes_that_share_a_device_at_the_same_time() {
     };
     let (over, broken, text) = verdict(&[process(0, 90_000, 0, 90), process(10_000, 80_000, 0, 90)]);
     assert_eq!((over, broken), (Verdict::OverLimit, json!(1)), "{text}");
-    assert!(text.contains("180.00 MiB") && text.contains("at most, in 2 processes"), "{text}");
+    assert!(text.contains("180.00 MiB") && text.contains("upper bound, 2 processes"), "{text}");
     // The peaks of processes that run one after the other, or on devices of different ranks, are not added
     // up.
     assert_eq!(verdict(&[process(0, 90_000, 0, 90), process(90_001, 180_000, 0, 90)]).0, Verdict::Fine);
@@ -148,7 +148,8 @@ fn budget_and_diff_count_a_request_that_failed_before_the_program_went_on() {
     assert_eq!(over.verdict, Verdict::OverLimit, "{}", over.text());
     assert!(over.text().contains("130.00 MiB") && over.text().contains("a request that failed (OOM)"));
     assert_eq!(budget(trace(20 * MIB, "cudaMalloc").path(), limit).unwrap().verdict, Verdict::Fine);
-    // The simulated GPU granted this request, so it did not fail.
+    // The simulated GPU granted this request past the memory of the card (`past_oom`), so it must not count
+    // as failed.
     assert_eq!(budget(trace(80 * MIB, "past_oom").path(), limit).unwrap().verdict, Verdict::Fine);
     let compare = |before: &Path, after: &Path| {
         let inputs = [before, after].map(|path| Input::open(path).unwrap());

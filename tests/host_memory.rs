@@ -25,7 +25,8 @@ fn json(arguments: &[&str], path: &Path) -> Value {
     serde_json::from_str(&memtrace(arguments, path)).unwrap()
 }
 
-/// Runs a shell command as root of a new mount namespace, and then the waiting program in the same process.
+/// Runs a shell command as root of a new mount namespace, for example to hide files. Then the same process
+/// becomes the program, which is traced and waits.
 fn hidden(prepare: &str, out: &Path) {
     let script = format!("{prepare} && exec \"$0\" \"$@\"");
     let mut command = untraced(Path::new("unshare"), &["--map-root-user", "--mount", "bash", "-c"]);
@@ -116,9 +117,9 @@ fn host_memory_of_a_control_group_has_the_lowest_limit_in_both_versions() {
     }
 }
 
-/// Starts 500 children, 100 of which end while memtrace reads them. A child that ends counts once or not at
-/// all. PSS, for which the kernel reads all pages of a child, is unknown for so many children, and known for
-/// 25.
+/// Starts 500 children, 100 of which end while memtrace reads them. A child that ends counts at most once.
+/// The PSS of so many children must be unknown, because the kernel reads all pages of a child for it; the PSS
+/// of 25 children must be known.
 #[test]
 fn host_memory_of_500_children_is_read_though_some_end_meanwhile() {
     for (children, brief, shares_known) in [(400, 100, false), (20, 5, true)] {
@@ -126,13 +127,14 @@ fn host_memory_of_500_children_is_read_though_some_end_meanwhile() {
         let start = format!(
             "for i in $(seq {children}); do sleep 20 & done; for i in $(seq {brief}); do sleep 0.$((i % 9)) & done"
         );
-        // The program keeps the process id of the shell, so the shell's children are its children.
+        // `exec` keeps the process id of the shell, so the shell's children become the program's children.
         hidden(&format!("{{ {start}; }} >/dev/null && {PRELOAD}"), folder.path());
         let host = &json(&["ledger", "--host", "--json"], folder.path())["host"][0];
         let all = &host["children"];
         let number = all["processes"].as_i64().unwrap();
         assert!((children..=children + brief).contains(&number), "{all}");
-        // A busy machine takes more samples, and PSS is read only as often as its cost allows.
+        // Looks for the PSS in all samples, not only the last: PSS is read less often than the rest, as its
+        // cost allows.
         let files: Vec<_> =
             std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
         let trace = files.iter().find(|path| path.extension().is_some_and(|ending| ending == "csv")).unwrap();

@@ -37,7 +37,7 @@ fn run(torch: &Torch, options: &[&str], part: &str) -> (Output, Value) {
     (output, serde_json::from_slice(&summary.stdout).unwrap_or_default())
 }
 
-/// The numbers that a program printed.
+/// Returns the numbers that a program printed, in order.
 fn numbers(output: &Output) -> Vec<u64> {
     text(&output.stdout).split_whitespace().map(|word| word.parse().unwrap()).collect()
 }
@@ -49,7 +49,7 @@ fn no_host_values_plans_a_model_larger_than_the_host(torch: &Torch) {
     let (on_gpu, other) = run(torch, &[], "on_gpu");
     let (planned, built) = (numbers(&plan), numbers(&on_gpu));
     assert_eq!(planned[0], 70_553_706_496);
-    // Parameters, peak allocated and peak reserved.
+    // The first three numbers are the parameters, the peak of allocated bytes and the peak of reserved bytes.
     assert_eq!(planned[..3], built[..3]);
     assert!(planned[3] < 4 << 20, "{} KiB of host memory", planned[3]);
     assert_eq!(summary["phantom"]["host_values_kept"], false, "{summary:#}");
@@ -71,7 +71,8 @@ fn no_host_values_keeps_every_other_value(torch: &Torch) {
 fn no_host_values_needs_no_memory_and_loses_no_error(torch: &Torch) {
     let (lost, _) = run(torch, &[OPTION], "lost");
     assert_eq!(text(&lost.stdout), "lost\n");
-    // NumPy writes 8 GiB into tensors that share 128 MiB.
+    // The program writes 8 GiB with NumPy into tensors that share 128 MiB, and must not need 2 GiB of host
+    // memory.
     let (memory, _) = run(torch, &[OPTION], "memory");
     let kib = numbers(&memory)[0];
     assert!(kib < 2 << 20, "{kib} KiB");
@@ -106,7 +107,7 @@ fn no_host_values_without_address_space_keeps_them_and_says_so() {
         assert_eq!(text(&output.stdout), "4194304.0 1.0\n");
         let stderr = text(&output.stderr);
         assert_eq!(
-            stderr.matches("has no address space for CPU tensors without values").count(),
+            stderr.matches("no address space is left for CPU tensors without values").count(),
             1,
             "{stderr}"
         );

@@ -134,7 +134,7 @@ fn a_journal_is_removed_only_by_the_trace_that_it_was_made_for() {
     let own = folder.path().join("memtrace-1-2.journal");
     let (_folder, trace) = with_trace(&killed(&own));
     write_journal(&own, &trace);
-    // Completing a copy leaves the journal, so that the original can still be completed.
+    // Completes a copy of the trace first: the journal must stay, so that the original can be completed, too.
     let copies = TempDir::new().unwrap();
     let copy = copies.path().join(trace.file_name().unwrap());
     fs::copy(&trace, &copy).unwrap();
@@ -165,7 +165,8 @@ fn a_file_without_a_line_end_exhausts_no_memory() {
     let gz = gz.finish().unwrap();
     let folder = TempDir::new().unwrap();
     let place = |name: &str| folder.path().join(name);
-    // A line of 2 GiB: packed, in a hole of a file, and after an open quote.
+    // Three files with a line of 2 GiB: in compressed data, in a hole of the file, and after a quote that
+    // never closes.
     fs::write(place("packed.csv.gz"), [gz, packed_letters().repeat(128)].concat()).unwrap();
     for (name, end) in [("hole.csv", &b""[..]), ("quote.csv", b"9,\"")] {
         fs::write(place(name), [&good[..], end].concat()).unwrap();
@@ -175,7 +176,7 @@ fn a_file_without_a_line_end_exhausts_no_memory() {
         every_command(&place(name));
         fs::remove_file(place(name)).unwrap();
     }
-    // The same long line in the stacks file of a good trace.
+    // A good trace whose stacks file has a line of 2 GiB.
     let header = b"stack_id,parent_id,depth,frame,stack,kind\n1,0,1,a,a,op\n2,1,2,b,a / b,op\n3,1,2,";
     fs::write(place("good.csv"), &good).unwrap();
     fs::write(place("good.stacks"), header).unwrap();
@@ -207,7 +208,7 @@ fn the_message_about_a_bad_file_is_short() {
     for text in cases {
         let (_folder, trace) = with_trace(text.as_bytes());
         let answer = bounded(&["check", trace.to_str().unwrap()]);
-        // Either the file cannot be read (2), or `check` found the line (1).
+        // The status is 2 if the file cannot be read, and 1 if `check` found the bad line.
         assert!(matches!(answer.status.code(), Some(1 | 2)), "{:?}", answer.status);
         let said = [answer.stderr, answer.stdout].concat();
         let said = String::from_utf8_lossy(&said).into_owned();
@@ -249,7 +250,7 @@ fn no_control_sequence_of_a_trace_reaches_the_terminal() {
     fs::write(folder.path().join(format!("{ORDERS}host.stacks")), stacks).unwrap();
     let is_order = |char: char| (char.is_control() && !matches!(char, '\n' | '\t')) || char == '\u{202e}';
     let mut answers = every_command(&path);
-    // Then a damaged trace, which errors quote, and a file that does not exist.
+    // Also runs every command on a damaged trace, because errors quote it, and on a missing file.
     let mut bad = fs::read(&path).unwrap();
     bad.extend_from_slice(format!("5,{text}{}\n", ",1".repeat(27)).as_bytes());
     bad.extend_from_slice(format!("{text}\n").as_bytes());
@@ -290,7 +291,8 @@ fn only_one_source_file_of_the_command_prints_lines() {
                 && !path.ends_with("terminal.rs")
             {
                 let text = fs::read_to_string(&path).unwrap();
-                // `println!();` has no text: it only ends a line that was printed before.
+                // `println!();` is left out, because it prints no text: it only ends a line that was printed
+                // before.
                 let prints = |line: &str| {
                     let line = line.trim_start();
                     ["print!(", "println!(", "eprint!(", "eprintln!("]
@@ -354,7 +356,8 @@ fn mutated(text: &[u8], random: &mut Random) -> Vec<u8> {
         "gradient",
     ];
     for _ in 0..=random.below(12) {
-        // Mostly after the header and the meta row, or every mutant would fail at once.
+        // Most changes are made after the header and the meta row, because a change there makes most commands
+        // fail at once.
         let line = if random.below(20) == 0 { random.below(2) } else { 2 + random.below(lines.len() - 2) };
         let Some(bytes) = lines.get_mut(line) else { continue };
         match random.below(8) {
@@ -433,14 +436,16 @@ fn with_repeats(repeats: &[(i64, i64)]) -> Vec<u8> {
 
 #[test]
 fn repeats_of_repeats_exhaust_neither_memory_nor_time() {
-    // The marks are rows 4 to 67. Each of nine repeats doubles them; eight more repeat all 32,768 rows.
+    // The marks are rows 4 to 67. Each of nine `repeat` rows doubles the rows from row 4 on, up to 32,768;
+    // eight more repeat all of them.
     let mut repeats: Vec<(i64, i64)> = (6..15).map(|power| (4, 1 << power)).collect();
     repeats.extend((0..8).map(|_| (4, 1 << 15)));
     let (_folder, path) = with_trace(&with_repeats(&repeats));
     let answers = every_command(&path);
     let check = &answers.iter().find(|(said, _)| said.contains("\"check\"")).unwrap().1;
     let said = String::from_utf8_lossy(&check.stdout);
-    // The last repeats reach further back than they may, which `check` reports as damage.
+    // `check` must report the last repeats as damage, because they refer to rows further back than a repeat
+    // may.
     assert!(said.contains("further back") && said.contains("rows"), "{said}");
 }
 
@@ -469,7 +474,7 @@ fn a_trace_in_a_pipe_or_a_device_gives_an_error_and_waits_for_nothing() {
         let answer = bounded(&["summary", path]);
         assert_eq!(answer.status.code(), Some(2), "{path}");
     }
-    // Open a writer, because without one opening the pipe would wait forever.
+    // Opens a writer for the pipe: without a writer, a reader would wait forever.
     let _writer = fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
     let answer = bounded(&["summary", fifo.to_str().unwrap()]);
     assert_eq!(answer.status.code(), Some(2), "{}", String::from_utf8_lossy(&answer.stderr));
@@ -581,8 +586,8 @@ fn a_gate_refuses_a_trace_that_lacks_rows_and_sees_growth_of_any_device() {
         let ran = bounded(&["budget", "--limits", file.to_str().unwrap(), after]);
         assert_eq!(ran.status.code(), budget, "{devices:?}: {}", String::from_utf8_lossy(&ran.stderr));
     }
-    // A second process on the same device counts as growth (3). A rank that the first run does not have is an
-    // error (2).
+    // Adds a second process to the run after: on the same device it counts as growth (status 3); with a rank
+    // that the run before does not have, it is an error (status 2).
     for (rank, status, said) in
         [(0, Some(3), "of rank 0, device 0"), (1, Some(2), "only the second run has rank 1")]
     {
@@ -596,7 +601,7 @@ fn a_gate_refuses_a_trace_that_lacks_rows_and_sees_growth_of_any_device() {
         let text = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
         assert_eq!((ran.status.code(), text.contains(said)), (status, true), "{text}");
     }
-    // Memory outside PyTorch's allocator: growth there counts, too.
+    // Growth of memory outside PyTorch's allocator must count, too.
     let mut trace = TraceBuilder::new(Meta { world_size: 1, ..Meta::default() });
     block(&mut trace, 0, 10 << 20);
     trace.change(
@@ -692,7 +697,7 @@ fn an_output_replaces_no_device_pipe_or_link_and_keeps_the_owner_and_mode_of_a_f
         assert!(kind("pipe").is_fifo(), "{writer:?}");
         assert!(reader.join().unwrap().len() > 50, "{writer:?}");
 
-        // A device like /dev/null, if this user may create one.
+        // Writes to a device like /dev/null, if this user may create one; the device must stay a device.
         let null =
             mknodat(CWD, at("null"), FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, makedev(1, 3));
         if null.is_ok() && fs::File::options().write(true).open(at("null")).is_ok() {
@@ -700,7 +705,7 @@ fn an_output_replaces_no_device_pipe_or_link_and_keeps_the_owner_and_mode_of_a_f
             assert!(kind("null").is_char_device(), "{writer:?}");
         }
 
-        // A link is followed, whether its file exists or not, and a file keeps its owner and mode.
+        // A link must be followed, whether its target exists or not. A file must keep its owner and its mode.
         fs::write(at("file"), "old").unwrap();
         fs::set_permissions(at("file"), fs::Permissions::from_mode(0o640)).unwrap();
         if is_root {
@@ -829,7 +834,7 @@ fn too_big() -> Row<'static> {
 fn predictions_take_a_time_that_grows_with_the_rows_of_a_step() {
     const MANY: usize = 100_000;
     let backward = Row { phase: "backward", op: "MmBackward0", ..of_module() };
-    // Many losses, and many ops that began before every allocation.
+    // A trace with many losses, and with as many ops that each began before all allocations.
     let mut trace = of_small_card();
     for _ in 0..MANY {
         trace.alloc(512, Row { op: "aten::_log_softmax", ..of_module() });
@@ -838,8 +843,8 @@ fn predictions_take_a_time_that_grows_with_the_rows_of_a_step() {
     }
     trace.raw(too_big());
     predictions(trace.finish());
-    // Many calls of a module, each with two blocks. One backward function frees them all and makes a gradient
-    // for each.
+    // A trace with many calls of a module, each of which keeps two blocks. A single backward function frees
+    // the blocks of all calls, and makes a gradient for each.
     let mut trace = of_small_card();
     let mut blocks = Vec::new();
     for _ in 0..MANY {
@@ -858,7 +863,7 @@ fn predictions_take_a_time_that_grows_with_the_rows_of_a_step() {
     }
     trace.raw(too_big());
     predictions(trace.finish());
-    // Many steps, each with a block that stays.
+    // A trace with many steps, each of which leaves a block.
     let mut trace = of_small_card();
     for step in 0..MANY {
         trace.alloc(512, Row { step: step as i64, ..of_module() });

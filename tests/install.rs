@@ -70,7 +70,7 @@ fn a_wheel_in_a_fresh_environment_runs_the_main_job_without_cargo() {
 #[test]
 fn the_lib_command_finds_the_libraries_in_every_layout() {
     let Some(tools) = wheel_python() else { return };
-    // Folders with and without a space in the name.
+    // Installs into a folder with a space in its name, and into one without.
     for prefix in ["memtrace ", "memtrace-"] {
         let folder = TempDir::with_prefix(prefix).unwrap();
         let Some(wheel) = wheel(folder.path()) else { return };
@@ -128,7 +128,7 @@ fn a_command_alone_says_how_to_get_its_libraries() {
     }
 }
 
-/// Returns a command of the documentation that preloads the simulated GPU, too.
+/// Changes a command of the documentation so that it also preloads the simulated GPU.
 fn on_a_phantom(shell: &str) -> String {
     assert!(shell.contains("$(memtrace lib)"), "{shell}");
     shell.replace("$(memtrace lib)", "$(memtrace lib):$(memtrace lib --phantom)")
@@ -184,7 +184,7 @@ fn a_build_without_cargo_says_so() {
     let build = |variable: &str, value: &Path| {
         let mut build = clean(&tools);
         build.args(["-m", "hatchling", "build", "-t", "wheel", "-d"]).arg(folder.path());
-        // The home folder has no cargo either.
+        // HOME is an empty folder, because cargo is often in the home folder.
         build.current_dir(root()).env("PATH", NO_CARGO).env("HOME", folder.path()).env(variable, value);
         let output = build.output().unwrap();
         assert!(!output.status.success());
@@ -205,7 +205,8 @@ fn pip_learns_the_metadata_without_a_build() {
         "-c",
         "import build_backend, sys; build_backend.prepare_metadata_for_build_wheel(sys.argv[1])",
     ]);
-    // pip sets the first variable; the second stands in for the `backend-path` of pyproject.toml.
+    // PIP_BUILD_TRACKER makes the call look like a call from pip, which sets this variable. PYTHONPATH
+    // replaces the `backend-path` of pyproject.toml.
     asks.arg(folder.path()).env("PIP_BUILD_TRACKER", folder.path()).env("PYTHONPATH", root().join("python"));
     succeeds(asks.current_dir(root()).env("PATH", NO_CARGO).env("HOME", folder.path()));
     let version = env!("CARGO_PKG_VERSION");

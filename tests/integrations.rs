@@ -36,7 +36,8 @@ fn the_trainer_has_phases_and_logs_its_peaks_only_when_it_is_traced() {
     let folder = TempDir::new().unwrap();
     let output = run(&torch, "trainer.py", folder.path(), true);
     let said = succeeded("trainer.py", &output);
-    // Five log entries: two with the loss, two of the evaluation, one at the end.
+    // The Trainer writes five entries into its log: two with the loss, two of the evaluation, and one at the
+    // end.
     assert!(said.contains("logged 5 callbacks 1"), "{said}");
     let phases = phases(folder.path());
     for phase in ["backward", "checkpoint", "eval", "forward", "generate", "optimizer"] {

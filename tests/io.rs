@@ -31,8 +31,8 @@ fn ops_actions_and_categories_equal_the_profilers(torch: &Torch) {
     torch.checker("profiled_timeline", &[&ours, &theirs]);
 }
 
-/// The inference needs the gradients of `AccumulateGrad` and one step of the optimizer. Then parameters,
-/// inputs, activations and gradients follow from the flow of data, and are marked as inferred.
+/// Runs without tags. The categories must be inferred from the flow of data alone, which needs the gradients
+/// of `AccumulateGrad` and one step of the optimizer, and must be marked as inferred.
 fn ops_actions_without_tags_follow_from_the_data_flow_alone(torch: &Torch) {
     let run = traced(torch, "io/profiled_timeline.py", &[], &[("MEMTRACE_MODULES", "0")]);
     let answer = run.json("ops --actions", &["--step", "3:3"]);
@@ -49,7 +49,7 @@ fn ops_actions_without_tags_follow_from_the_data_flow_alone(torch: &Torch) {
     let parameters = &device["categories"]["PARAMETER"]["PREEXISTING"];
     assert_eq!(parameters, &expected["categories"]["PARAMETER"]["PREEXISTING"]);
     assert!(device["categories"]["ACTIVATION"]["CREATE"]["count"].as_i64().unwrap() > 5);
-    // The other reports use the same inferred categories, and mark them.
+    // The other reports must use the same inferred categories, and mark them as inferred.
     let peak = run.report("peak", &["--by", "category"]);
     assert!(peak.contains("parameter *") || peak.contains("parameter*"), "{peak}");
     assert!(peak.contains("torch.profiler's passes"), "{peak}");
@@ -73,7 +73,8 @@ fn modules_memory_equals_mem_trackers(torch: &Torch) {
         ];
         assert_eq!(Value::from(found.to_vec()), *numbers, "{path}");
     }
-    // Without io records the categories of tags remain, and the report names the missing ones.
+    // Without io records, parameters and buffers are still known from tags, and a note must say what is
+    // missing.
     let plain = traced(torch, "io/module_memory.py", &[], &[("MEMTRACE_OPS", "all")]);
     let text = plain.report("modules", &["--depth", "9"]);
     assert!(text.contains("MEMTRACE_OPS=io records them"), "{text}");
@@ -103,7 +104,7 @@ fn ops_names_equal_memory_trackers(torch: &Torch) {
     for op in top {
         let name = theirs["allocated"][op["index"].to_string()][0].as_str().unwrap();
         let ours = op["name"].as_str().unwrap();
-        // torch gives callbacks no name for the ops of `record_function` itself.
+        // Skips the ops of `record_function` itself, for which torch gives callbacks no name.
         if !name.contains("._record_function_") {
             assert_eq!(ours, name);
         }

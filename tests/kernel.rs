@@ -68,7 +68,7 @@ fn kernel_runs_the_notebook_of_the_examples_with_its_magics_and_the_page() {
     convert.args(["-m", "nbconvert", "--to", "notebook", "--execute", "--inplace"]).arg(&notebook);
     succeeded("nbconvert", &convert.output().unwrap());
     let cells = outputs(&notebook);
-    // Each Linear keeps its input or output: 4096 rows of 1024 and of 4096 floats, twice.
+    // The cell's two Linear layers keep activations: 4096 rows of 1024 floats and of 4096 floats, each twice.
     let added = &cells[2];
     assert!(added.starts_with("The cell added ") && added.contains("activation"), "{added}");
     let peak = cells.iter().find(|cell| cell.contains("peak of allocated memory")).expect("a report");
@@ -99,7 +99,7 @@ fn kernel_that_cannot_run_is_not_installed_and_says_why() {
         let said = refused(installed, arguments, home.path()).replace('\n', " ");
         assert!(said.contains(words), "{arguments:?}: {said}");
     }
-    // For a Python without Jupyter the error names the missing package.
+    // In a Python without Jupyter, the error must name the missing package.
     let bare = home.path().join("bare");
     venv::succeeds(Command::new(&installed.python).args(["-m", "venv", "--without-pip"]).arg(&bare));
     let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");

@@ -60,7 +60,7 @@ fn layers_join_in_peak_and_modules_and_an_option_shows_each() {
     assert!(said.contains("N.h.*.fc") && !said.contains("N.h.1"), "{said}");
     let said = printed(&["modules", "--apart"], &path);
     assert!(said.contains("N.h.1.fc"), "{said}");
-    // The table counts the modules that the depth leaves out.
+    // The table must say how many modules `--depth` leaves out.
     let said = printed(&["modules", "--depth", "2"], &path);
     assert!(said.contains("6 modules at deeper levels of their path left out"), "{said}");
     let said = printed(&["modules", "--full"], &path);
@@ -70,7 +70,7 @@ fn layers_join_in_peak_and_modules_and_an_option_shows_each() {
 #[test]
 fn layers_of_unknown_or_different_classes_stay_apart_unless_they_are_many() {
     let folder = TempDir::new().unwrap();
-    // Traces of older versions have the library's name in place of the class.
+    // In traces of older versions, the name of memtrace's library is in the column of the class.
     let old = written(&folder, "old.csv", &model(8, "libmemtrace.so"));
     assert_eq!(keys(&json(&["peak", "--depth=3"], &old), "groups").len(), 9);
     let many = written(&folder, "many.csv", &model(9, "libmemtrace.so"));

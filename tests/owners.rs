@@ -54,7 +54,7 @@ on_every_torch![
 ];
 
 fn owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module(torch: &Torch) {
-    // Use small workspaces: the default ones would outweigh models of this size and hide errors.
+    // Uses small cuBLAS workspaces: the default ones are larger than these models, and would hide errors.
     let run = torch.trace_with("owners/owner_models.py", &MODELS, SMALL_WORKSPACES);
     assert!(run.output.status.success(), "{}", text(&run.output.stderr));
     let printed = text(&run.output.stdout);
@@ -103,7 +103,7 @@ fn owners_of_parameters_are_shown_when_loading_the_model_runs_out_of_memory(torc
     assert_eq!(run.output.status.code(), Some(1));
     let messages = text(&run.output.stderr);
     assert!(messages.contains("OutOfMemoryError"));
-    // memtrace's own lines name the owner, too: parameters of the model.
+    // memtrace's own messages at the OOM must name the largest owners, too: parameters of the model.
     let ours: Vec<&str> = messages.lines().filter(|line| line.starts_with("memtrace:")).collect();
     assert!(ours.iter().any(|line| line.contains("for: parameter")), "{ours:?}");
     assert!(ours.iter().any(|line| line.contains("Sequential.")), "{ours:?}");
@@ -137,7 +137,7 @@ fn python_errors_of_the_tracer_are_logged_at_debug_and_counted_in_the_end_row(to
     assert_eq!(lines("Refusal: parameters are not listed today ("), 1, "{logged}");
     assert_eq!(lines("Unformattable: (no text: ValueError)"), 1, "{logged}");
     assert!(!run("warn").contains("Refusal"));
-    // A run without errors has no line about errors.
+    // The trace of a run without errors must not mention errors.
     let run = torch.trace("owners/owner_cases.py", &["alone", "plain"]);
     assert!(!std::fs::read_to_string(run.file()).unwrap().contains("python_errors"));
 }
@@ -261,7 +261,8 @@ fn owners_of_buckets_and_of_a_scripts_own_tensors_have_their_categories(torch: &
     let run = held(torch, "buckets");
     let tags: Vec<_> =
         run.rows().into_iter().filter(|row| row.event == "tag" && row.name == "bucket").collect();
-    // Each model has one bucket of all its weights, and two buckets from the second forward on.
+    // Each model has one bucket for all its weights in the first iteration, and two buckets from the second
+    // forward on.
     let bytes = |module: &str| -> i64 {
         tags.iter().filter(|row| row.module == module).map(|row| row.delta_bytes.max(0)).sum()
     };
@@ -271,8 +272,8 @@ fn owners_of_buckets_and_of_a_scripts_own_tensors_have_their_categories(torch: &
 fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Torch) {
     held(torch, "own_optimizer");
     let flat = held(torch, "flat_buffers");
-    // Two weights of 512 KiB share a storage. The block belongs to the module that has both, and keeps its
-    // owner.
+    // Two weights of 512 KiB share a storage. Its block must belong to the module that has both weights, and
+    // must never move to another owner.
     let size = 2 * 512 * 512 * 2;
     let tags: Vec<(String, i64)> = flat
         .rows()
@@ -285,7 +286,8 @@ fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Tor
     let expected = [("Sequential.0".to_owned(), 1), ("Sequential.0".to_owned(), 1)];
     assert_eq!(tags, expected, "the parameters, and the gradients");
     let run = held(torch, "optimizer");
-    // At the peak, inside an optimizer step, the step's own tensors are temporary, not state.
+    // At the peak, which is inside an optimizer step, the tensors of that step must be temporary and not
+    // state.
     let summary = memtrace().args(["summary", "--json"]).arg(run.file()).output().unwrap();
     let json: serde_json::Value = serde_json::from_slice(&summary.stdout).unwrap();
     let held = &json["processes"][0]["devices"][0]["at_peak_by_category_bytes"];
@@ -343,7 +345,7 @@ fn serving_adds_up_to_what_the_device_has_in_use(torch: &Torch) {
     };
     let sum: i64 = device["rows"].as_array().unwrap().iter().map(|row| row["bytes"].as_i64().unwrap()).sum();
     assert_eq!(Some(sum), device["used_bytes"].as_i64(), "{device:#}");
-    // The cache has two tensors of 2 x 4 x 64 x 64 floats for each of three layers.
+    // The KV cache has two tensors of 2 x 4 x 64 x 64 floats (4 bytes) for each of three layers.
     assert_eq!(
         (bytes("KV cache"), device["kv_bytes_per_token"].as_i64()),
         (786_432, Some(6144)),
@@ -358,7 +360,7 @@ fn serving_adds_up_to_what_the_device_has_in_use(torch: &Torch) {
         String::from_utf8_lossy(&text.stdout).contains("a sequence of 8,192 tokens takes 48.00 MiB"),
         "{text:?}"
     );
-    // At 0 s the cache does not exist yet, but the report succeeds.
+    // The report must also succeed for 0 s, before the cache exists.
     let early = memtrace().args(["serving", "--at", "0s", "--json"]).arg(run.file()).output().unwrap();
     assert!(early.status.success(), "{early:?}");
     // The report also succeeds for a program that is no server.
@@ -414,8 +416,8 @@ fn serving_leaves_sleeping_memory_out_of_its_sum(torch: &Torch) {
     {
         assert!(printed.lines().any(|each| words(each) == words(line)), "{line:?} is not in\n{printed}");
     }
-    // No row corrects torch's reserved total: it differs from the mapped memory only by the memory that
-    // sleeps.
+    // memtrace must write no row that corrects the reserved total: torch's total and the mapped memory differ
+    // only by the memory that sleeps.
     assert!(rows.iter().all(|row| row.api != "reconciled"), "{rows:?}");
     let outside = rows.iter().filter(|row| row.event.starts_with("ext_") && row.api.starts_with("cuMem"));
     assert_eq!(outside.map(|row| row.delta_bytes).sum::<i64>(), 0);
@@ -440,8 +442,8 @@ fn leaks_of_a_server_are_found_by_its_forwards(torch: &Torch) {
     );
 }
 
-/// Runs cases of `script` with and without memtrace. Output and failures are the same, and the blocks have
-/// the owners that the cases expect.
+/// Runs cases of `script` with and without memtrace. The output and the failures must be the same, and the
+/// blocks must have the owners that the cases expect.
 fn same_with_and_without(torch: &Torch, script: &str, cases: &[&str], variables: &[(&str, &str)]) -> Run {
     same_when_launched(torch, CARD, &[], script, cases, variables)
 }
@@ -472,7 +474,7 @@ fn same_when_launched(
     run
 }
 
-/// Returns the trace of a process.
+/// Returns the trace of the process with this id.
 fn trace_of(run: &Run, pid: &str) -> PathBuf {
     let ending = format!(".{pid}.csv");
     let mut files = run.files().into_iter();

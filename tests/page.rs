@@ -169,8 +169,8 @@ fn oom_without_tags(goes_on: bool) -> TempDir {
 
 #[test]
 fn page_oom_and_peak_at_give_a_block_one_category_at_the_oom_and_at_the_peak() {
-    // If the program ends after its frees, the block counts as a parameter. If it goes on, the block has no
-    // category.
+    // Whether the program goes on after its frees decides the category: the block is a parameter if it does
+    // not, and has no category if it does. The OOM and the peak must agree.
     for (goes_on, category) in [(false, "parameter *"), (true, "(no category)")] {
         let folder = oom_without_tags(goes_on);
         let oom = run(memtrace().arg("oom").arg(folder.path()));
@@ -284,14 +284,15 @@ fn report_page_escapes_names_that_are_markup() {
     for (step, name) in names.iter().enumerate() {
         let row = Row { module: name, op: name, phase: name, step: step as i64, ..Row::default() };
         let block = trace.alloc(1 << 20, Row { category: Category::Activation, ..row });
-        // The tag gives the page some advice to show.
+        // The tag makes the block optimizer state, which some changes of `memtrace advise` lower, so that the
+        // page shows advice.
         let tagged = Row { category: Category::OptimizerState, ..row };
         trace.tag(block, 1 << 20, Row { category: Category::Activation, ..row }, tagged);
     }
     let row = Row { device: 0, event: EventName::Oom, module: names[0], op: names[1], ..Row::default() };
     trace.change(Row { requested_bytes: 1 << 24, status: 2, ..row }, [0; 3]);
     let folder = TempDir::new().unwrap();
-    // The folder's name is markup, too, because the title contains it.
+    // The name of the folder is markup, too, because the page's title contains it.
     let path = folder.path().join("<b>x<!--{style}-->");
     std::fs::create_dir(&path).unwrap();
     std::fs::write(path.join("host.r0.1.csv"), trace.finish()).unwrap();
@@ -312,7 +313,7 @@ fn sampled_host(on_gpu: bool, end: &str) -> TempDir {
         if on_gpu {
             trace.alloc(16 * MIB, Row { category: Category::Activation, ..row });
         }
-        // A CPU tensor, as MEMTRACE_HOST_TENSORS=1 records it.
+        // A row of a CPU tensor, as MEMTRACE_HOST_TENSORS=1 records it.
         let event = EventName::HostAlloc;
         // The id of a block is the number of its row.
         let alloc_id = if on_gpu { 3 + 5 * step } else { 2 + 4 * step };
@@ -348,12 +349,12 @@ fn report_page_has_the_memory_of_the_host_below_that_of_the_gpu() {
         "host",
         &["GPU 0", peak, "limit of 1000.00 MiB", "because the memory of the container ran out"],
     );
-    // The page of a program without a GPU shows the CPU tensors, too.
+    // A run without a GPU: its page must show the CPU tensors, too.
     let folder = sampled_host(false, "exit lost=0");
     let page = Page::of(&[folder.path()], &[]).unwrap();
     page.check("host", &["host", peak, "limit of 1000.00 MiB", ""]);
     page.check("host_blocks", &["384.00 MiB"]);
-    // A program that uses a GPU has two pages: `--device -1` chooses the page of the host.
+    // A run with a GPU: `--device -1` makes a page of the host's memory in place of the GPU's.
     let folder = sampled_host(true, "exit lost=0");
     let page = Page::of(&[folder.path()], &["--device", "-1"]).unwrap();
     page.check("host_blocks", &["384.00 MiB"]);
@@ -413,7 +414,7 @@ fn report_page_of_many_events_is_small_exact_and_smooth() {
         .collect();
     page.check("peak", &answers.iter().map(String::as_str).collect::<Vec<_>>());
     page.check("smooth", &["50"]);
-    // The page prints a command for a page with shorter intervals: run it.
+    // Runs the command that the page prints for a page with shorter intervals.
     let printed = page.check("finer", &[]);
     let words: Vec<&str> = printed.split_whitespace().skip(1).collect();
     let finer = folder.path().join("finer.html");
@@ -441,7 +442,7 @@ fn timeline_in_the_terminal_shows_the_peak_phases_and_steps() {
     let peak: Value = serde_json::from_str(&run(memtrace().args(["peak", "--json"]).arg(&trace))).unwrap();
     let highest = |name: &str| json[name].as_array().unwrap().iter().filter_map(Value::as_i64).max();
     assert_eq!(highest("high_bytes"), peak["peak"]["bytes"].as_i64());
-    // In the interval of the peak, the categories add up to the total.
+    // In the interval of the peak, the sum of the categories must equal the total.
     let at = (peak["peak"]["ts_ns"].as_i64().unwrap() - json["start_ns"].as_i64().unwrap())
         / json["width_ns"].as_i64().unwrap();
     let parts: i64 = json["by_category_bytes"]
@@ -478,7 +479,7 @@ fn live_follows_a_run_from_before_its_start_to_its_end() {
     std::fs::create_dir(&out).unwrap();
     let bytes = pieces();
     let (first, rest) = bytes.split_at(bytes.len() / 2);
-    // The first half ends in the middle of a line.
+    // Writes the first half of the trace, which ends in the middle of a line.
     let file = out.join("host.r0.1.csv");
     std::fs::write(&file, first).unwrap();
     let screen = terminal.wait("Net.fc");
@@ -547,7 +548,7 @@ fn live_openmetrics_has_the_numbers_of_the_reports() {
         assert_eq!(lines.len(), 1, "{name} {labels:?}\n{text}");
         lines[0].rsplit(' ').next().unwrap().parse().unwrap()
     };
-    // The text has every metric that the dashboard asks for.
+    // The text must have every metric that the dashboard uses.
     let dashboard = include_str!("../docs/grafana.json");
     let asked: std::collections::BTreeSet<&str> = dashboard
         .match_indices("memtrace_")

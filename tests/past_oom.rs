@@ -8,8 +8,8 @@ use tempfile::TempDir;
 mod harness;
 use harness::{Torch, exit_of, scripts, text};
 
-/// A card that is too small for `past_oom.py`. Otherwise it is equal to [`LARGE`], so libraries and context
-/// take the same memory on both.
+/// A card that is too small for `past_oom.py`, and otherwise equal to [`LARGE`], so that libraries and
+/// context take the same memory on both.
 const SMALL: &str = "h100-80g,mem=6g";
 const LARGE: &str = "h100-80g";
 
@@ -68,9 +68,10 @@ fn past_oom_measures_what_a_large_card_uses_and_names_the_moment() {
         let (small, large) = (Run::new(torch, SMALL, true, ""), Run::new(torch, LARGE, false, ""));
         assert_eq!((small.status, large.status), (0, 0), "{}\n{}", small.stderr, large.stderr);
         assert!(are_near(small.needed(), large.used()), "{} for {}", small.needed(), large.used());
-        // The used memory is the needed memory: samples of the full card do not add to it.
+        // The peak of used memory must equal the needed memory, although the small card itself was full.
         assert!(are_near(small.used(), small.needed()), "{} for {}", small.used(), small.needed());
-        // The allocator freed its cache and asked again, and raised no error.
+        // The allocator must have freed its cache and retried (`counts[1]`), and must not have raised an OOM
+        // (`counts[2]`).
         assert!(small.counts[1] > 0 && small.counts[2] == 0, "{:?}", small.counts);
         assert_eq!(small.summary["events"]["oom"], 1);
         assert_eq!(

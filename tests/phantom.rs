@@ -96,7 +96,8 @@ fn phantom_runs_compiled_models_and_triton_kernels() {
         let folder = tempfile::TempDir::new().unwrap();
         let caches = folder.path().join("caches");
         let variables = [
-            // This folder has no libcuda: the library itself must tell Triton where libcuda is.
+            // This folder has no libcuda, so Triton finds libcuda only if the phantom itself tells it the
+            // path.
             ("TRITON_LIBCUDA_PATH", "/nonexistent"),
             ("TRITON_CACHE_DIR", caches.to_str().unwrap()),
             ("TORCHINDUCTOR_CACHE_DIR", caches.to_str().unwrap()),
@@ -146,8 +147,8 @@ fn of_cuda(name: &str) -> bool {
     driver || families.iter().any(|family| name.starts_with(family))
 }
 
-/// Returns true if the real library answers this function. `passthrough.txt` lists names, and prefixes that
-/// end in `.*`.
+/// Returns true if the phantom passes this function on to the real library: `passthrough.txt` lists its name,
+/// or a prefix that ends in `.*`.
 fn left_to_the_real_library(name: &str) -> bool {
     let list = include_str!("../src/phantom/device/table/passthrough.txt");
     list.lines()
@@ -204,7 +205,7 @@ fn phantom_with_an_unknown_card_ends_the_program_with_one_line_of_advice() {
         assert!(stderr.starts_with("memtrace: MEMTRACE_PHANTOM: ") && stderr.contains(part), "{stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
-    // A valid card changes nothing in a program that does not use CUDA.
+    // With a valid card, a program that does not use CUDA must run as usual, without a message.
     let output = on_phantom(shell, "8xh100-80g").args(["-c", "echo ran"]).output().unwrap();
     assert_eq!(
         (output.status.code(), output.stdout.as_slice(), output.stderr.len()),
@@ -230,11 +231,13 @@ fn phantom_calibrate_prints_the_figures_that_the_phantom_was_given() {
         assert_eq!(mib(&json["eager_context_bytes"]), 612 + 362);
         for (step, bytes) in json["steps"].as_object().unwrap().iter().filter(|(step, _)| *step != "context")
         {
-            // A graph takes 128 KiB and 10 KiB per node, in whole pages.
+            // A graph takes 128 KiB, and 10 KiB per node, which is one page of 2 MiB here. The other steps
+            // take nothing.
             let expected = if step.starts_with("graph") { 2 << 20 } else { 0 };
             assert_eq!(bytes.as_i64(), Some(expected), "{step}: {json:#}");
         }
-        // NCCL 2.28.9 with one rank and with two. Only the first communicator loads the code.
+        // NCCL 2.28.9 with one rank, and with two. Only the first communicator of a process includes the
+        // loaded code.
         let nccl: Vec<_> = json["nccl"].as_array().unwrap().iter().collect();
         let both = |name: &str| (mib(&nccl[0][name]), mib(&nccl[1][name]));
         assert_eq!(both("communicator_bytes"), (388 + 172, 518 + 172 + 206), "{json:#}");

@@ -9,7 +9,8 @@ use common::{compiled, library, untraced};
 /// tracer.
 fn told(source: &str, card: &str, arguments: &[&str]) -> String {
     let phantom = library("libmemtrace_phantom.so");
-    // The program needs the library by its soname, and the preloaded library has this soname.
+    // The program is linked by the library's soname, so at run time the loader uses the preloaded library,
+    // which has the same soname.
     let program = compiled(
         &format!("phantom/{source}.c"),
         &format!("phantom-{source}"),
@@ -82,7 +83,7 @@ end 0 0 0
 #[test]
 fn phantom_is_the_nvml_of_libraries_that_are_linked_against_its_file() {
     let folder = tempfile::TempDir::new().unwrap();
-    // The file exists when the library is linked, but not when it is loaded.
+    // Links against this file, and removes it before the library is loaded.
     let stub = compiled("phantom/own_runtime.c", "libnvidia-ml.so.1", &[]);
     let linked = compiled(
         "phantom/linked_nvml.c",

@@ -64,7 +64,8 @@ fn phantom_fault_oom_ends_a_script_that_does_not_recover() {
             "{}",
             run.stderr
         );
-        // A limit in bytes: the first request beyond it fails, and later smaller ones succeed.
+        // A limit in bytes: the first request beyond 150 MiB must fail, and smaller requests after it must
+        // succeed.
         let run = Faulty::run(torch, "a10", &["oom@bytes:150m"], &["--recover"]);
         assert_eq!(run.status, 0, "{}", run.stderr);
         assert!(run.stdout.contains("2048, 2048"), "{}", run.stdout);
@@ -151,7 +152,8 @@ fn memtrace_phantom_fault_is_checked_before_the_program_starts() {
         assert_eq!(output.status.code(), Some(if refused { 2 } else { 0 }), "{fault}");
         assert!(text(&output.stderr).contains(part), "{fault}: {}", text(&output.stderr));
     }
-    // The launcher does not know the names of calls, so the simulated GPU refuses this one.
+    // The launcher accepts this fault, because it does not know the names of calls; the simulated GPU must
+    // refuse it.
     let output = run("ecc@call:cudaLaunchRocket:1", "true");
     assert_eq!(output.status.code(), Some(2));
     assert!(
@@ -159,7 +161,7 @@ fn memtrace_phantom_fault_is_checked_before_the_program_starts() {
             .contains("MEMTRACE_PHANTOM_FAULT: `ecc@call:cudaLaunchRocket:1`: no call is named")
     );
     assert!(!text(&output.stderr).contains("removes LD_PRELOAD"), "{}", text(&output.stderr));
-    // Faults that did not happen are reported at the end.
+    // The summary must name the faults that did not happen.
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let run = Faulty::run(&torch, "a10", &["lost@step:99", "oom@bytes:20g"], &[]);
     assert_eq!(run.status, 0);

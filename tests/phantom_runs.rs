@@ -73,7 +73,7 @@ fn phantom_runs_repeat_byte_for_byte_and_match_the_statistics_of_an_untraced_run
         let untraced = torch.untraced_on("a10", &[], "phantom/stats.py", &[], &[]).expect_success();
         assert_eq!(untraced.stdout(), first.0, "torch {version}");
 
-        // The reports name the simulated GPU and count the reads of values that no kernel computed.
+        // The reports must name the simulated GPU, and the number of reads of values that no kernel computed.
         let summary = memtrace(&folder, &["summary", "--json", "first"]);
         let json: Value = serde_json::from_slice(&summary.stdout).unwrap();
         assert_eq!(json["phantom"]["invented_reads"], 3, "{json:#}");
@@ -96,7 +96,7 @@ fn phantom_oom_is_torchs_own_error_and_is_explained() {
         let ran = memtrace(&folder, &["run", "--phantom", "t4", "-o", "out", "--", python, "-c", code]);
         let stderr = text(&ran.stderr);
         assert_eq!(ran.status.code(), Some(1), "{stderr}");
-        // The message has NVML's figures, as on a machine with a driver.
+        // torch's message must have NVML's figures, as on a machine with a driver.
         for words in [
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 14.74 GiB",
             "this process has 14.",
@@ -122,8 +122,8 @@ fn oom_marks_advice_that_may_not_be_enough_where_the_rest_of_the_step_is_unknown
         let card = "t4,mem=6g";
         memtrace(&folder, &["run", "--phantom", card, "-o", "out", "--", python, "-c", code]);
         let oom = text(&memtrace(&folder, &["oom", "out"]).stdout);
-        // The modules are of several classes, so they are no repeated layers, and the rest of the step is
-        // unknown.
+        // The modules have different classes, so they are not repeated layers, and the report must not
+        // estimate the rest of the step.
         assert!(
             oom.contains("verdict: too big") && !oom.contains("was reached: about"),
             "torch {version}: {oom}"
@@ -135,8 +135,8 @@ fn oom_marks_advice_that_may_not_be_enough_where_the_rest_of_the_step_is_unknown
         assert!(last[1].contains("memtrace run --past-oom"), "torch {version}: {oom}");
         let is_marked = |line: &&str| line.contains("may not be enough alone");
         assert!(!changes.is_empty() && changes.iter().all(is_marked), "torch {version}: {oom}");
-        // Follow that line: `--past-oom` measures the need, and `oom` then finds changes with which the
-        // program runs.
+        // Follows the advice: with `--past-oom` the whole need is measured, and `advise` must find changes
+        // with which the program fits.
         memtrace(&folder, &["run", "--phantom", card, "--past-oom", "-o", "past", "--", python, "-c", code]);
         let past = text(&memtrace(&folder, &["oom", "past"]).stdout);
         assert!(past.contains("The run needs ") && !past.contains("--past-oom"), "torch {version}: {past}");
@@ -230,13 +230,14 @@ fn gpu_compare_finds_the_first_event_where_two_cards_differ() {
 
 fn gpu_compare_on(torch: &Torch) {
     let same = compared(torch, "a100-80g", "a100-80g");
-    assert!(same.contains("events of the allocator") && same.contains("0 failed, 0 parted"), "{same}");
+    assert!(same.contains("events of the allocator") && same.contains("0 failed, 0 differ"), "{same}");
     assert_eq!(same.matches("the same\n").count(), 3, "{same}");
-    // PyTorch gives cuBLAS 8 MiB and 128 KiB of workspace, and 32 MiB on Hopper
+    // The two cards differ in cuBLAS's workspace: PyTorch takes 8 MiB and 128 KiB, but 32 MiB on Hopper
     // (`parseChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp).
     let other = compared(torch, "a100-80g", "h100-80g");
-    assert!(other.contains("1 parted") && other.contains("they differ at event"), "{other}");
-    // At this point no segment has room for either workspace, so each card allocates a new one.
+    assert!(other.contains("1 differ") && other.contains("they differ at event"), "{other}");
+    // When the workspace is requested, no segment has room for it, so each card allocates a segment of
+    // another size.
     for words in
         ["real     seq", "segment_alloc of asked 20971520", "phantom  seq", "segment_alloc of asked 33554432"]
     {

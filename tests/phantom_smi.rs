@@ -25,7 +25,7 @@ fn nvidia_smi_and_pynvml_agree_with_torch_with_other_processes_and_with_the_trac
         let run = torch.trace_on("2xa10", &[], "phantom/smi.py", &[], &env).expect_success();
         let printed = run.stdout();
         let used: i64 = printed.lines().next().unwrap().parse().unwrap();
-        // A sample of the trace has the same number.
+        // A sample of device 0 in the trace must have the number that the program printed.
         let total = 22592 << 20;
         let mut samples = Vec::new();
         for file in harness::traces(&run.folder().join("trace")) {
@@ -148,7 +148,7 @@ fn a_card_without_memory_of_its_own_shares_the_memory_of_the_machine() {
         let told: Value = serde_json::from_str(run.stdout().lines().last().unwrap()).unwrap();
         let mib = |name: &str| told[name].as_i64().unwrap_or_else(|| panic!("{told}")) >> 20;
         assert_eq!(told["integrated"], 1);
-        // Allow a difference, because the page cache is read a moment later.
+        // Allows a difference of 128 MiB, because the page cache is read a moment later.
         let near = |found: i64, expected: i64| (found - expected).abs() < 128;
         assert!(
             near(mib("device"), 4096) && near(mib("host"), 1024) && near(mib("file"), 0),
@@ -156,12 +156,12 @@ fn a_card_without_memory_of_its_own_shares_the_memory_of_the_machine() {
         );
         assert_eq!(told["memory"], "Not Supported");
         assert_eq!(told["processes"] == "Not Supported", !lists_processes, "{told}");
-        // PyTorch asks NVML for the processes to report an OOM, and fails an assertion if NVML cannot list
-        // them.
+        // To report an OOM, PyTorch asks NVML for the processes. Where NVML cannot list them, an assertion of
+        // PyTorch must fail.
         let error = told["error"].as_str().unwrap();
         assert_eq!(error.contains("INTERNAL ASSERT FAILED"), !lists_processes, "{error}");
         assert_eq!(error.contains("CUDA out of memory"), lists_processes, "{error}");
-        // The OOM is recorded, whether PyTorch could report it or not.
+        // The trace must have the OOM, whether PyTorch could report it or not.
         let oom = run.json("oom", &[]);
         let oom = oom["ooms"].as_array().unwrap();
         assert_eq!((oom.len(), &oom[0]["device"]), (1, &Value::from(0)), "{card}: {oom:?}");

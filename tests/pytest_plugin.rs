@@ -62,7 +62,8 @@ fn the_page_shows_what_pytest_prints() {
     let block = page.split("```console\n").nth(1).unwrap().split("```").next().unwrap();
     let (_, printed) = pytest(installed, example().path(), &["--memtrace=h100-80g", "-q"]);
     let mut lines = printed.lines().map(str::trim_end);
-    // Skip the command and the path; pytest must print every other line, in this order.
+    // Skips the command and the path, which differ. pytest must print every other line that the page shows,
+    // in this order.
     for shown in block.lines().skip(2).filter(|line| !line.is_empty() && *line != "...") {
         assert!(lines.any(|line| line == shown), "docs/pytest.md has {shown:?}; pytest printed\n{printed}");
     }
@@ -86,7 +87,8 @@ fn the_suite_of_five_fails_over_its_limit_and_for_its_leak_and_names_the_modules
             "of GPU memory behind, more than its limit of 1.00 MiB",
         ],
     );
-    // The output that is kept: 4096 rows of 1024 and of 256 floats.
+    // The kept output also keeps its graph: activations of 4096 rows of 1024 floats (16 MiB) and of 256
+    // floats.
     let kept = said.split("behind, more than its limit").nth(1).unwrap();
     has(kept, &["16.00 MiB", "MLP.down", "activation"]);
 }
@@ -99,7 +101,7 @@ fn the_same_suite_untraced_passes_and_says_that_limits_were_not_checked() {
     assert_eq!(status, Some(0), "{said}");
     has(&said, &["5 passed", "the limits of 4 tests were not checked, because this run is not traced"]);
     assert!(!folder.path().join("memtrace-out").exists());
-    // Without the plugin the marks are unknown, and the tests run.
+    // Without the plugin, the tests must run, and pytest must warn of the unknown marks.
     let (status, said) = pytest(installed, folder.path(), &["-p", "no:memtrace", "-k", "shape"]);
     assert_eq!(status, Some(0), "{said}");
     has(&said, &["1 passed", "Unknown pytest.mark.limit_gpu_memory"]);
@@ -126,8 +128,8 @@ def test_wrong(): pass
         &said,
         &["2 failed, 2 passed", "more than its limit of 190.00 MiB", "limit_host_memory takes one size"],
     );
-    // The figure is near 200 MiB, not exact: it lacks memory that the interpreter had free before the test,
-    // and includes memory that the interpreter itself needs.
+    // The figure is only near 200 MiB: memory that the interpreter had free before the test does not count,
+    // and memory that the interpreter itself takes during the test does.
     let took = said.split("the test took ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
     assert!((199.0..202.0).contains(&took.parse::<f64>().unwrap()), "{took} MiB: {said}");
     has(&said, &["FAILED test_it.py::test_large", "FAILED test_it.py::test_wrong"]);
@@ -151,7 +153,7 @@ fn limits_do_not_depend_on_the_order_of_tests_nor_on_the_xdist_worker() {
     };
     let one_process = peaks(&["--memtrace=h100-80g"]);
     assert_eq!(peaks(&["--memtrace=h100-80g", "-n", "2"]), one_process);
-    // Write the tests in another order: the last test is now the first.
+    // Names the tests in another order on the command line: the peaks must stay the same.
     let tests = ["shape", "kept_by_mistake", "leaves_nothing_behind", "over_its_limit", "step_fits"];
     let code = std::fs::read_to_string(folder.path().join("test_it.py")).unwrap();
     let names: Vec<String> = tests
@@ -220,7 +222,7 @@ def test_without_a_card():
             "PASSED test_it.py::test_after_the_crash[a b::c]",
         ],
     );
-    // An untraced pytest suggests no report and leaves no traces.
+    // Without `--memtrace`, pytest must suggest no report and leave no traces.
     assert!(!said.contains("memtrace report") && !folder.path().join("memtrace-out").exists(), "{said}");
 }
 
@@ -307,7 +309,7 @@ def test_nothing():
     }
     assert_eq!(outcomes, 12, "{said}");
 
-    // If the process of a test dies, pytest ends with the status of the signal.
+    // A test that kills its process: pytest must end with the signal, too, as without memtrace.
     let code = "import ctypes, pytest, torch\n@pytest.mark.limit_gpu_memory('1m')\ndef test_dies():\n    \
                 torch.zeros(9, device='cuda')\n    ctypes.string_at(0)\n";
     let (status, said) = pytest(installed, suite(code).path(), &["--memtrace=t4"]);
@@ -457,7 +459,7 @@ fn limits_of_a_run_without_a_gpu_fail_it_and_say_that_nothing_was_checked() {
 fn a_test_whose_trace_ends_early_or_is_cut_fails_its_limits() {
     let Some(installed) = installed() else { return };
     let spoilers = [
-        // As if the disk were full.
+        // Lets writes fail, as on a full disk.
         "resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(trace), resource.RLIM_INFINITY))",
         "os.close(descriptor)",
         "os.truncate(trace, 0)",
@@ -669,7 +671,8 @@ def test_program_that_ended_passes():
     let apart = "--deselect=test_it.py::test_trace_without_a_first_row";
     for (workers, count) in [
         (&[][..], "10 failed, 4 passed"),
-        // A trace without a first row names no process, so with xdist it fails every test that runs meanwhile.
+        // With xdist, a trace without a first row fails every test that runs at the same time, because it
+        // does not show which process wrote it. So that test is left out.
         (&["-n", "2", apart], "9 failed, 4 passed"),
     ] {
         let arguments = [&["--memtrace=h100-80g", "-v"], workers].concat();
@@ -693,7 +696,8 @@ fn limits_are_checked_where_tracing_is_switched_off_or_another_plugin_runs_the_t
     let (status, words) = said(&off.output().unwrap());
     assert_eq!(status, Some(4), "{words}");
     has(&words, &["was started to be traced", "MEMTRACE_ENABLED is 0"]);
-    // This plugin runs each test itself, like plugins that repeat a test or run it in a process of its own.
+    // Adds a plugin that runs each test itself, as plugins do that repeat a test or run it in another
+    // process.
     let conftest = "import pytest\nfrom _pytest.runner import runtestprotocol\n\
                     class Runner:\n    @pytest.hookimpl(tryfirst=True)\n    \
                     def pytest_runtest_protocol(self, item, nextitem):\n        \

@@ -25,7 +25,8 @@ fn degraded_names_a_python_that_was_never_tried_and_a_free_threaded_one() {
     let fake = compiled("other_tools/python_version.c", "libpython_version.so", &[]);
     let preload = format!("{}:{}", fake.display(), common::library("libmemtrace.so").display());
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/owners/any_python.py");
-    // A Python without a shared library defines this function itself, before any preloaded library.
+    // Asks each Python for its version. A Python without a shared library defines this function itself,
+    // before any preloaded library, and cannot be faked.
     let query = "import ctypes; f = ctypes.CDLL(None).Py_GetVersion; f.restype = ctypes.c_char_p; print(f())";
     let is_faked = |python: &PathBuf| {
         let mut command = untraced(python, &["-c", query]);
@@ -63,14 +64,14 @@ fn degraded_names_a_python_that_was_never_tried_and_a_free_threaded_one() {
         let found = RowReader::open(trace).unwrap().meta().degraded.clone();
         let of_python = found.into_iter().filter(|line| line.starts_with("Python "));
         assert_eq!(of_python.collect::<Vec<_>>(), degraded, "{version}");
-        // Blocks have the names of their modules on every version.
+        // On every version, blocks must have the names of their modules.
         let rows = Trace::read(trace).rows;
         assert!(rows.iter().any(|row| row.module.starts_with("Net.inner")), "{version}");
     }
 }
 
-/// If a program makes all imports lazy, Python 3.15 imports through another built-in function, which needs
-/// the name that the loader deletes.
+/// Compares the tracer's imports with the list in its loader. If a program makes all imports lazy, Python
+/// 3.15 imports through another built-in function, which needs the name that the loader deletes.
 #[test]
 fn lazy_imports_of_the_tracer_equal_the_list_of_its_loader() {
     let loader = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tracer/preload/python/tracer/loader.py");

@@ -53,12 +53,12 @@ fn fit_recipe_has_a_row_for_each_card_and_length_and_writes_a_script_that_trains
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
-        // The search removed its scripts and configurations; the loader's names for libcuda stay for the next
-        // run.
+        // The search must have removed its scripts and configurations. The loader's links to libcuda
+        // (`memtrace-libcuda...`) stay, because later runs reuse them.
         let is_rest = |name: &String| name.starts_with("memtrace-") && !name.starts_with("memtrace-libcuda");
         assert!(!left.iter().any(is_rest), "{left:?}");
 
-        // Run the script alone: neither traced nor on a simulated GPU.
+        // Runs the written script alone: untraced, and on the CPU.
         let mut script = std::process::Command::new(&torch.python);
         script.args(["train.py", "--random", "--model", ".", "--steps", "40"]).current_dir(&folder);
         let output = script.env("HF_HUB_OFFLINE", "1").output().unwrap();
@@ -74,8 +74,8 @@ fn fit_recipe_has_a_row_for_each_card_and_length_and_writes_a_script_that_trains
     });
 }
 
-/// If the script did not escape the folder's name, the name would end the docstring at the top, and the rest
-/// of it would run as code.
+/// A folder's name that tries to run code: it would end the docstring at the top of the written script if the
+/// script did not escape it.
 #[test]
 fn fit_recipe_of_a_folder_with_a_hostile_name_writes_a_script_that_runs_nothing_of_it() {
     Torch::run("2.11.0", |torch| {
@@ -110,7 +110,7 @@ fn fit_recipe_generates_with_a_cache() {
             trial["peak_allocated_bytes"].as_i64().unwrap()
         };
         assert_eq!((rows[0]["tokens"].as_i64(), rows[1]["tokens"].as_i64()), (Some(32), Some(512)));
-        // The cache has keys and values of 2 layers and 2 heads, with 16 numbers of two bytes.
+        // The size of the KV cache: keys and values, 2 layers, 2 heads, and 16 numbers of two bytes per head.
         let cache = |batch: i64, tokens: i64| batch * tokens * 2 * 2 * 2 * 16 * 2;
         assert!(peak(1) - peak(0) >= cache(64, 512 - 32), "{told:#}");
     });

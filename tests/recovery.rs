@@ -76,8 +76,8 @@ fn repair_finishes_every_killed_run_of_a_folder_and_names_each() {
     }
 }
 
-/// `memtrace run` is the parent of a program that kills itself. It sees the signal, and the kernel counts no
-/// OOM kill. The host samples that were due are in the journal alone.
+/// Runs a program that kills itself under `memtrace run`, which sees the signal as its parent. The answer
+/// must name the signal and no OOM kill, and must include the host samples that were only in the journal.
 #[test]
 fn run_names_the_signal_that_killed_a_program_and_its_samples_of_the_host_survive() {
     let folder = tempfile::TempDir::new().unwrap();
@@ -107,19 +107,21 @@ fn repair_ends_the_part_before_when_the_process_was_killed_between_two_parts() {
     let traced =
         Traced::new(&parts_program("recovered"), &["kill", "3017"]).env("MEMTRACE_OUT", folder.path());
     assert_eq!(traced.env("MEMTRACE_ROTATE", "64k").run().status(), 128 + 9);
-    // The parts in their order: NAME.csv, NAME.part2.csv, ...
+    // Sorts the parts by their numbers: NAME.csv is the first, then come NAME.part2.csv and so on.
     let mut parts = traces(folder.path());
     let number = |file: &PathBuf| RowReader::open(file).unwrap().meta().part;
     parts.sort_by_key(number);
     assert!(parts.len() > 2, "{parts:?}");
-    // The writer makes the new part and its checkpoint, and then writes the end row of the old one.
+    // Cuts the end row of the part before the last, as if the process was killed while it changed parts: the
+    // writer creates a new part with its checkpoint before it writes the end row of the old part.
     let old = &parts[parts.len() - 2];
     let whole = fs::read_to_string(old).unwrap();
     let without_end = &whole[..whole.trim_end().rfind('\n').unwrap() + 1];
     fs::write(old, &whole[..without_end.len() + 7]).unwrap();
     let check = memtrace(&["check", "--repair"], folder.path());
     assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
-    // The row has the time of the row before it, because no file says when the new part began.
+    // Compares all columns except the time: the repair takes the time of the row before, because no file says
+    // when the new part began.
     let fields = |text: &str| -> Vec<String> {
         let last = text.lines().last().unwrap();
         last.split(',')
@@ -128,12 +130,11 @@ fn repair_ends_the_part_before_when_the_process_was_killed_between_two_parts() {
             .map(|(_, field)| field.to_owned())
             .collect()
     };
-    // A repaired end row has no count of texts that hide a formula, because a repair may not know all of
-    // them.
+    // A repaired end row must lack `formulas=0`, because the repair does not know all texts of the trace.
     let said = whole.trim_end().strip_suffix(" formulas=0").unwrap();
     assert_eq!(fields(&fs::read_to_string(old).unwrap()), fields(said));
-    // The last part is complete now, so nothing is repaired. A missing end row of an earlier part counts as
-    // no gap; if a second row is missing, too, that is a gap.
+    // The last part is complete by now, so nothing is repaired. `check` must accept the missing end row of an
+    // earlier part, but must report a gap if the row before it is missing, too.
     fs::write(old, without_end).unwrap();
     let check = memtrace(&["check"], folder.path());
     assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
@@ -192,8 +193,8 @@ fn repair_of_a_trace_that_cannot_be_written_reads_the_journal_and_says_so() {
         assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
         let after: Vec<_> = traces(&out).iter().map(|file| fs::read(file).unwrap()).collect();
         assert!(before == after, "nothing was written");
-        // The commands have a temporary folder of their own, because other tests repair traces at the same
-        // time.
+        // The temporary folder must be empty. It belongs to these commands alone, because other tests repair
+        // traces at the same time.
         let left: Vec<_> = fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(left.is_empty(), "{left:?}");
 
@@ -227,11 +228,11 @@ fn repair_of_a_trace_that_a_full_disk_cut_counts_the_events_that_came_later() {
         let trace = Trace::read_lossy(&traces(&kept)[0]);
         assert!(trace.end.starts_with("stopped "), "{}: {}", trace.end, stderr(&output));
         let recorded = trace.of(EventName::ExtAlloc).len() + trace.of(EventName::ExtFree).len();
-        // A free that was lost gets a row when its address is allocated again.
+        // If a free was lost, it gets a row when its address is allocated again (`missed_frees`).
         let of_calls = recorded as i64 - trace.end_count("missed_frees");
         assert_eq!(of_calls + trace.end_count("lost"), calls, "{}", trace.end);
-        // The buffer of 1 MiB must lose events. The buffer of 16 MiB has room for all events. With it, only
-        // the events after the writer's failed write are lost, and there may be none.
+        // With a buffer of 1 MiB, events must be lost. A buffer of 16 MiB holds all events, so only events
+        // after the writer's failed write can be lost, and possibly none.
         assert!(trace.end_count("lost") > 0 || buffer == "16m", "{}", trace.end);
     }
 }
@@ -262,7 +263,8 @@ fn doctor_lists_the_journal_of_a_killed_process_and_removes_those_without_a_trac
     killed(folder.path(), "one", "500");
     let trace = traces(folder.path()).remove(0);
     let journal = journal(&trace);
-    // A process that was killed before its trace had a name; no process has this id.
+    // The journal of a process that was killed before its trace had a name. No process has the id in the
+    // name.
     let nameless = PathBuf::from(format!("/dev/shm/memtrace-{}-{}.journal", 1 << 23, std::process::id()));
     fs::write(&nameless, [0; 4096]).unwrap();
     let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
@@ -282,7 +284,7 @@ fn doctor_lists_the_journal_of_a_killed_process_and_removes_those_without_a_trac
     };
     assert!(is_listed());
     assert!(!nameless.exists() && journal.exists());
-    // The journal of a deleted trace has no use, so it is removed.
+    // The trace is deleted: doctor must remove its journal, which nothing can use any more.
     fs::remove_file(&trace).unwrap();
     assert!(!is_listed());
     assert!(!journal.exists() && !journal.with_extension("names").exists());
@@ -300,7 +302,8 @@ fn a_process_that_may_start_no_thread_leaves_neither_a_trace_nor_a_journal() {
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     assert_eq!(ran.stderr().lines().count(), 1, "{}", ran.stderr());
     assert!(ran.stderr().starts_with("memtrace: not tracing: cannot start a thread"), "{}", ran.stderr());
-    // memtrace run says that the trace could not be written, and no command finds a killed process.
+    // The tracer reports to `memtrace run` that the trace could not be written. `check` must not mistake the
+    // process for a killed one.
     assert!(fs::read(hello.path()).unwrap().contains(&memtrace_trace::hello::TRACE_FAILED));
     let output = memtrace(&["check"], &out);
     assert!(!stderr(&output).contains("killed") && !out.exists(), "{}", stderr(&output));

@@ -240,7 +240,7 @@ fn footer_has_the_unattributed_shares() {
 #[test]
 fn ops_equal_the_ops_of_memory_tracker() {
     for (name, expected) in expected().as_object().unwrap() {
-        // Nested ops under a dispatch mode have their own test.
+        // Skips this fixture: its nested ops ran under a dispatch mode, and have their own test.
         if name == "memory-tracker" {
             continue;
         }
@@ -329,7 +329,7 @@ fn oom_has_a_verdict_for_each_cause() {
         ] {
             assert_eq!(found[ours], expected[theirs], "{kind} {ours}");
         }
-        // These traces do not have the free memory, so the report has null, not 0.
+        // The traces of the fixtures lack the free memory of the device, so the report must have null, not 0.
         assert_eq!(found["device_free_bytes"], Value::Null, "{kind}");
         let text = answer("oom", &[kind], &options(&[])).text();
         assert!(text.contains("unknown  free on the device: at most "), "{text}");
@@ -343,8 +343,8 @@ fn oom_subtracts_memory_of_other_processes_from_the_free_memory() {
     let devices = vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 1000 * MIB }];
     let mut trace = TraceBuilder::new(Meta { world_size: 1, devices, ..Meta::default() });
     trace.segment(500 * MIB);
-    // Other processes hold 200 MiB of the first device. The second device is full, and its samples name no
-    // other process.
+    // The samples: other processes hold 200 MiB of the first device; the second device is full, but nothing
+    // says by which process.
     for (device, device_free_bytes) in [(0, 300 * MIB), (1, 0)] {
         let row = Row { event: EventName::Sample, device, device_free_bytes, ..Row::default() };
         trace.change(row, [0; 3]);
@@ -369,7 +369,8 @@ fn oom_subtracts_memory_of_other_processes_from_the_free_memory() {
     assert_eq!(found["reserved_bytes"], 600 * MIB);
 }
 
-/// A block that is `temporary` when it is allocated becomes optimizer state after the OOM.
+/// A block is `temporary` when it is allocated and tagged as optimizer state after the OOM. The report must
+/// show it as optimizer state.
 #[test]
 fn oom_has_the_categories_that_later_rows_give_the_blocks() {
     const MIB: i64 = 1 << 20;
@@ -395,8 +396,8 @@ fn oom_has_the_categories_that_later_rows_give_the_blocks() {
     assert_eq!((of(&text), of(&summary)), (Some(true), Some(true)), "{summary}");
 }
 
-/// If vLLM finds no room in its part of the card, no request fails. So the report uses a mark in the trace,
-/// which records that part.
+/// If vLLM finds no room for its KV cache in its share of the card, no request fails. The report must
+/// recognize this from the mark that records the share.
 #[test]
 fn oom_explains_a_server_that_found_no_room_in_its_part_of_the_card() {
     const MIB: i64 = 1 << 20;
@@ -421,7 +422,7 @@ fn oom_explains_a_server_that_found_no_room_in_its_part_of_the_card() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // The server has not ended, or it has a cache: nothing is known to be wrong.
+    // Marks of a server that is still running, or that has a cache: the report must not find a problem.
     for mark in [
         "vllm: gpu_memory_utilization=0.5 blocks=0",
         "vllm: gpu_memory_utilization=0.15 blocks=7 ended",
@@ -540,7 +541,7 @@ fn ranks_finds_the_rank_with_the_larger_batch() {
 fn ranks_and_ledger_name_the_processes_that_fill_another_ranks_gpu() {
     const MIB: i64 = 1 << 20;
     const TOTAL: i64 = 8000 * MIB;
-    // Rank 1 works on GPU 1 and has loaded a checkpoint to GPU 0.
+    // Rank 1 works on GPU 1; with `foreign`, it has also loaded a checkpoint to GPU 0.
     let run = |foreign: bool, extra: i64| {
         let trace = |rank: i32| {
             let device =
@@ -589,15 +590,15 @@ fn ranks_and_ledger_name_the_processes_that_fill_another_ranks_gpu() {
         (&json!(100 * MIB), &json!("aten::copy_"))
     );
     let text = answer.text();
-    assert!(text.contains("200.00 MiB on GPUs where their processes do not work"), "{text}");
+    assert!(text.contains("200.00 MiB on GPUs that their processes do not work on"), "{text}");
     assert!(text.contains("map_location"), "{text}");
     let ledger = answer_on_ranks(&run(true, 0), "ledger", &[]).text();
     assert!(
         ledger.contains("other processes: rank 1 of this run (pid 2), 200.00 MiB by aten::copy_"),
         "{ledger}"
     );
-    // Of the 300 MiB that rank 0 sees in other processes, rank 1 has 200. The other 100 MiB are less than a
-    // context.
+    // Rank 0 sees 300 MiB in other processes, and rank 1 has 200 MiB of it. The remaining 100 MiB are not
+    // reported, because they are less than a context.
     assert_eq!(answer.json["unnamed_others"], json!([]), "less than a context");
     let alone = answer_on_ranks(&run(false, 0), "ranks", &[]);
     assert_eq!(alone.json["shared_devices"], json!([]));
@@ -772,7 +773,8 @@ fn ranks_and_oom_name_contexts_and_worker_processes_on_another_ranks_gpu() {
         }
         trace.finish()
     };
-    // Rank 0 uses 6000 MiB of GPU 0. Others hold 1200: rank 1 a context of 500, its worker a context and 200.
+    // Rank 0 uses 6000 MiB of GPU 0. Others hold 1200 MiB there: the context of rank 1 (500), and the context
+    // and memory of its worker (500 + 200).
     let run = [
         trace(0, &[7], &[(0, 6000)], 1200, true),
         trace(1, &[7], &[(0, 0), (1, 300)], 7200, false),
@@ -896,7 +898,7 @@ fn plain_tensors() -> Vec<u8> {
     let script = |step| Row { op: "aten::empty", step, ..Row::default() };
     let [first, second] = [0, 1].map(|_| trace.alloc(8 * KIB, script(-1)));
     for step in 0..5 {
-        // The first forward comes before any sign of training, so it has no step.
+        // Nothing shows yet that the program trains, so the first forward has no step.
         let forward = script(if step == 0 { -1 } else { step });
         let backward = Row { phase: "backward", category: Category::Temporary, ..script(step) };
         let batch = trace.alloc(KIB, forward);
@@ -986,8 +988,8 @@ fn ledger_and_summary_mean_the_same_by_device_used_and_name_it_apart_without_sam
             format!("total={} free={} process={process} others={others}", 100 * MIB, 95 * MIB - process);
         trace.raw(Row { event: EventName::Sample, device: 0, name: &name, ..Row::default() });
     };
-    // The first sample follows the first segment, the second sample has a larger context, and the peak is
-    // between them.
+    // Writes the trace with 0 to 3 samples. The peak is between the first sample, after the first segment,
+    // and the second one, which has a larger context.
     for samples in [0, 1, 2, 3] {
         let mut trace = TraceBuilder::new(meta.clone());
         trace.segment(20 * MIB);
@@ -1060,7 +1062,8 @@ fn host_trace_of(meta: Meta, parts: bool, anon: i64) -> TraceBuilder {
     trace
 }
 
-/// At an OOM, the allocator returns segments of earlier steps. These rows have the step of the segment's allocation.
+/// An OOM in a later step returns segments of this step. Their rows have the step in which they were
+/// allocated, and must not count for the peak of that step.
 #[test]
 fn peak_of_a_step_leaves_out_frees_of_its_segments_in_later_steps() {
     const MIB: i64 = 1 << 20;
@@ -1095,7 +1098,7 @@ fn peak_of_a_program_without_a_gpu_is_that_of_its_cpu_tensors() {
     let by_itself = answer_on(trace.finish(), "peak", &[]);
     assert_eq!((&by_itself.json["device"], &by_itself.json["peak"]["bytes"]), (&json!(-1), &json!(5 * MIB)));
     assert!(by_itself.text().contains("Net.fc"), "{}", by_itself.text());
-    // Without CPU tensors nothing is known of the program's memory by owner.
+    // Without rows of CPU tensors, `peak` has nothing to list for the host.
     let nothing = answer_on(host_trace(true).finish(), "peak", &[]).text();
     assert!(nothing.contains("No memory tracked."), "{nothing}");
 }
@@ -1108,7 +1111,8 @@ fn ledger_of_the_host_sums_to_the_process_and_says_what_is_unknown() {
     let first = at("1.5s");
     let host = &first.json["host"][0];
     assert_eq!((&host["pss_bytes"], &host["rss_bytes"]), (&json!(95 * MIB), &json!(100 * MIB)));
-    // The peak has no full sample, so a row of its own has the change since the last one.
+    // At the peak there is no full sample. The rows are those of the last full sample, and an additional row
+    // `change` must hold the difference.
     let peak = at("used-peak");
     let host = &peak.json["host"][0];
     assert_eq!((&host["pss_bytes"], &host["rss_bytes"]), (&json!(275 * MIB), &json!(280 * MIB)));
@@ -1123,7 +1127,8 @@ fn ledger_of_the_host_sums_to_the_process_and_says_what_is_unknown() {
     {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // Without `/proc/self/smaps` the ledger has no parts, and without `/proc` it has nothing.
+    // Without `/proc/self/smaps` the ledger must say that it has no rows, and without `/proc` that it has no
+    // sample.
     let hidden = answer_on(host_trace(false).finish(), "ledger", &[("host", "")]);
     assert!(hidden.text().contains("No full sample of the host"), "{}", hidden.text());
     let none = answer_on(TraceBuilder::default().finish(), "ledger", &[("host", "")]);
@@ -1217,8 +1222,8 @@ fn leaks_split_the_growth_of_what_nvidia_smi_shows() {
     let answer = run(12, 5);
     let growth = &answer.json["processes"][0]["growth"][0];
     let parts = &growth["growth_parts_bytes"];
-    // The last step has no successor, so steps 1 and 10 are compared. Each step keeps 1 MiB, which makes 9
-    // MiB.
+    // Steps 1 and 10 are compared, because the last step has no successor. In between, 9 steps keep 1 MiB
+    // each.
     assert_eq!(growth["from"]["step"], 1, "{growth}");
     assert_eq!(growth["to"]["step"], 10, "{growth}");
     assert_eq!(parts["kept"], 9 * MIB, "{growth}");
@@ -1236,8 +1241,8 @@ fn leaks_split_the_growth_of_what_nvidia_smi_shows() {
     ] {
         assert!(text.contains(wanted), "{wanted}\n{text}");
     }
-    // What is kept fits into the existing segment: the memory in use does not grow, but the report names the
-    // cause.
+    // The kept memory fits into segments that exist already: the memory in use must not grow, but the report
+    // must still name the cause.
     let answer = run(12, 1);
     let growth = &answer.json["processes"][0]["growth"][0];
     assert_eq!((&growth["growth_bytes"], &growth["cause"]), (&json!(0), &json!("kept")), "{growth}");
@@ -1264,7 +1269,7 @@ fn leaks_show_growth_of_the_host_by_part() {
             trace.raw(Row { event, api, device: -1, step: -1, ts_ns, name: &name, ..Row::default() });
         }
     }
-    // The program ends and gives its memory back.
+    // The last two samples: the program ends, and gives its memory back.
     for (second, rss) in [(13, 40), (14, 20)] {
         let name = format!("rss={} anon={} file=0 shmem=0 swap=0", rss * MIB, rss * MIB);
         let (event, ts_ns) = (EventName::Sample, second * 1_000_000_000);
@@ -1304,13 +1309,14 @@ fn summary_and_oom_name_the_rank_that_the_kernel_killed_and_no_other() {
         };
         verdicts.iter().map(|one| one["by"].as_str().unwrap_or("-").to_owned()).collect()
     };
-    // The kernel killed only one process, so only the largest of the killed ranks counts as its victim.
+    // The count of kills (`kills=`) rose by one, so only the largest of the killed ranks is the kernel's
+    // victim. If it rose by two, both are.
     let (once, twice) = ("killed kills=2 machine_kills=5 lost=0", "killed kills=3 machine_kills=6 lost=0");
     for report in ["summary", "oom"] {
         let of = |ranks: &[(i64, &str, &str)]| killed(ranks, report);
         assert_eq!(of(&[(200, "a", once), (260, "a", once)]), ["after_rank", "container_oom"]);
         assert_eq!(of(&[(200, "a", twice), (260, "a", twice)]), ["container_oom", "container_oom"]);
-        // Another machine has kills of its own.
+        // On different machines (`a`, `b`) the counts are separate, so both ranks are victims.
         assert_eq!(of(&[(200, "a", once), (260, "b", once)]), ["container_oom", "container_oom"]);
         assert_eq!(
             of(&[(200, "a", once), (260, "a", "killed signal=15 kills=2 lost=0")]),
@@ -1356,7 +1362,7 @@ fn summary_and_oom_say_who_killed_a_process() {
         let summary = answer_on(ended(text), "summary", &[]);
         assert!(summary.json["processes"][0]["killed"].is_null(), "{text}");
     }
-    // A program that ends because a request was refused was not killed, and no container ran out of memory.
+    // Ends after a refused request for memory: the answer must not say that the program was killed.
     for (name, part) in [
         (
             "limit=3000000000 size=2900000000 peak=2990000000 what=MemoryError",
@@ -1459,7 +1465,8 @@ fn serving_adds_the_processes_of_each_host_and_says_when_they_exceed_a_card() {
     let warning = "This is more than the device has";
     assert_eq!(text.matches(warning).count(), 1, "{text}");
     assert!(text.find("of alpha").unwrap() < text.find(warning).unwrap());
-    // For one process alone the report omits the host's name. The process fits on its card.
+    // For one process alone, the report must omit the name of the host, and must not warn, because the
+    // process fits on its card.
     let one = serving(&folder.path().join("host.r2.3.csv"));
     assert!(!one.text().contains(" of be") && !one.text().contains(warning), "{}", one.text());
     assert_eq!(one.json["devices"][0]["processes"], 1);
@@ -1477,7 +1484,7 @@ fn ranks_that_ran_among_stand_ins_are_in_one_list() {
     let input = Input::open(folder.path()).unwrap();
     let answer = reports::find("summary").unwrap().run(&[input], &options(&[])).unwrap();
     let text = answer.text();
-    assert!(text.contains("ranks 0,2,4-6,10 of 512 ran, each among stand-ins"), "{text}");
+    assert!(text.contains("ranks 0,2,4-6,10 of 512 ran, each with stand-ins"), "{text}");
     assert_eq!(answer.to_json("summary")["phantom"]["ranks"], json!([{ "ran": "0,2,4-6,10", "of": 512 }]));
 }
 
@@ -1627,11 +1634,12 @@ fn peak_mem_tracker_and_modules_have_the_numbers_of_mem_tracker_in_the_same_proc
         let ours = modules.as_array().unwrap().iter().find(|ours| ours["module"] == module.as_str()).unwrap();
         for (state, calls) in states.as_object().unwrap() {
             let Some(found) = ours["states"][state].as_array() else {
-                // Under a dispatch mode, backward ops are not linked to the modules of forward.
+                // Only states of the backward may be missing: under a dispatch mode, memtrace cannot link
+                // backward ops to the modules of the forward.
                 assert!(state.ends_with("Backward"), "{module} {state}");
                 continue;
             };
-            // The tracker recorded the second step only.
+            // Compares the last call, because the tracker recorded only the second step.
             let last = &found.last().unwrap()["cuda:0"];
             assert_mem_trackers(last, &calls[0]["cuda:0"], &format!("{module} {state}"));
             compared += 1;
@@ -1655,11 +1663,12 @@ fn ops_series_equals_memory_trackers_in_the_same_process() {
         .collect();
     assert_eq!(allocated, theirs);
     for marker in ["fw_start", "fw_bw_boundary"] {
-        // The tracker keeps only the last value of each marker.
+        // Compares the last value of each marker, because the tracker keeps only that one.
         assert_eq!(found["series"][marker].as_array().unwrap().last(), Some(&wanted["markers"][marker]));
     }
     assert_eq!(found["num_alloc_retries"], wanted["retries"]);
-    // `mm.default` in the tracker's name is `aten::mm` here; the number counts the calls of that name.
+    // The tracker calls an op `mm.default_3`, and memtrace `aten::mm_3`. The number counts the earlier calls
+    // of the same name.
     for op in found["top"].as_array().unwrap() {
         let index = op["index"].as_u64().unwrap();
         let name = wanted["allocated"][index.to_string()][0].as_str().unwrap();

@@ -58,7 +58,7 @@ fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_scrip
         let line = text.lines().nth(found["line"].as_u64().unwrap() as usize - 1).unwrap();
         let name = found["name"].as_str().unwrap().rsplit('.').next().unwrap();
         assert!(line.contains(name), "{mistake}: {line}");
-        // The line must be the one that fills the container or adds to the total.
+        // The named line must be the line that fills the container or adds to the total.
         let filled = match mistake {
             "losses" | "function" => "total = total + ",
             "outputs" => "outputs.append(output)",
@@ -69,7 +69,7 @@ fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_scrip
         };
         assert!(line.contains(filled), "{mistake}: {line}");
         assert_eq!(found["line_is"] == "filled", !filled.is_empty(), "{mistake}: {found}");
-        // The rows of the search have no phase and no module.
+        // The marks that the search writes must have no phase and no module.
         let rows = run.rows();
         let marks: Vec<_> = rows.iter().filter(|row| row.api == "retained").collect();
         assert!(marks[0].name.contains("\"begins\": \"call\""), "{mistake}: {}", marks[0].name);
@@ -78,8 +78,7 @@ fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_scrip
         assert!(bytes >= per_step * 7 && bytes <= 40 << 20, "{mistake}: {found}");
         if per_step > 0 {
             assert_eq!(found["verdict"], "grows", "{mistake}: {found}");
-            // Blocks of the first forward can have step -1, because memtrace does not know yet that the
-            // program trains.
+            // Accepts step -1, too: memtrace does not know during the first forward that the program trains.
             assert!(found["first_step"].as_i64().unwrap() <= 0, "{mistake}: {found}");
             assert_eq!(found["last_step"], 7, "{mistake}: {found}");
         } else {
@@ -98,7 +97,7 @@ fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_scrip
             assert!(report.contains(&shown), "docs/retained.md has {shown:?}; memtrace printed\n{report}");
         }
         let leaks = run.report("leaks", &[]);
-        // First the report says who keeps the memory, then what it is.
+        // `leaks` must name the holder before it lists the memory that was never freed.
         assert!(leaks.find(holder).unwrap() < leaks.find("never freed").unwrap(), "{mistake}: {leaks}");
         let answer = run.json("leaks --holders", &[]);
         let in_trace = &answer["processes"][0]["searches"][0]["holders"][0];
@@ -157,7 +156,8 @@ fn retained_does_not_report_a_bounded_window_or_a_lookup_table(torch: &Torch) {
         assert!(run.stdout().lines().any(|found| found == line), "{line}: {}", run.stdout());
     }
     let searches = &run.json("leaks --holders", &["--all"])["processes"][0]["searches"];
-    // The list grows, so memtrace also searches without being asked.
+    // The list of the script grows, so memtrace itself starts searches, too. Exactly one search must be
+    // incomplete, because there are too many objects.
     let mut cut = searches.as_array().unwrap().iter().filter(|search| search["is_whole"] == false);
     let reason = cut.next().unwrap_or_else(|| panic!("{searches}"))["reason"].as_str().unwrap();
     assert!(reason.contains("20 million objects") && cut.next().is_none(), "{searches}");
@@ -175,7 +175,8 @@ fn retained_reports_the_growth_that_has_no_holder(torch: &Torch) {
         let of = |name: &str| process[name].as_i64().unwrap_or_else(|| panic!("{way}: {process}"));
         let (growth, named) = (of("growth_bytes_per_step"), report.contains(" keeps "));
         assert!(growth > 900 << 10, "{way}: {process}");
-        // Another version may find the holder's name, which is as good as reporting the bytes.
+        // Either the holder is named, or the bytes are reported as unnamed: another version may find the
+        // name.
         assert_ne!(named, of("unnamed_bytes_per_step") > growth / 2, "{way}: {report}");
         let reason = if way == "optimizer" {
             "does the program keep"
@@ -205,8 +206,8 @@ fn retained_is_found_while_memory_grows_and_when_the_program_ends() {
     });
 }
 
-/// With a minute a search of a million objects is complete. With 2 ms it is not: the report says so, and the
-/// program goes on.
+/// Searches a heap of a million objects. With a limit of a minute the search must be complete. With 2 ms it
+/// must not be: the report must say so, and the program must go on.
 #[test]
 fn retained_search_of_a_million_objects_ends_when_its_time_is_over() {
     Torch::run("2.11.0", |torch| {

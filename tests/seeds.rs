@@ -28,8 +28,8 @@ fn written(folder: &TempDir, bytes: &[u8]) -> PathBuf {
 
 const MIB: i64 = 1 << 20;
 
-/// Returns a trace with four marks `loaded` at 1, 3, 6 and 11 MiB, one in each step. The range `epoch` is
-/// around the third mark and 1 MiB more.
+/// Returns a trace of four steps. Each has a mark `loaded`: at 1, 3, 6 and 11 MiB. In the third step, the
+/// range `epoch` begins before the mark and ends 1 MiB later.
 fn marked() -> Vec<u8> {
     let mut trace = TraceBuilder::default();
     for step in 0..4 {
@@ -44,7 +44,7 @@ fn marked() -> Vec<u8> {
             trace.alloc(MIB, Row { op: "aten::mm", module: "N", ..row });
             trace.raw(Row { event: EventName::RangeEnd, ..range });
         }
-        // memtrace's own marks and ranges, which must not count as the program's.
+        // Adds a mark and a range of memtrace itself, which must not count as the program's.
         trace.raw(Row { event: EventName::Mark, api: "detail", name: "detail off", ..row });
         trace.raw(Row { event: EventName::RangeEnd, api: "module", name: "N", ..row });
     }
@@ -103,7 +103,7 @@ fn a_mark_that_is_not_in_the_trace_is_refused_with_those_that_are() {
     assert!(refused(&["peak", "--at", "mark:epoch#2"], &path).contains("its marks and ranges: epoch"));
     assert!(refused(&["peak", "--at", "mark:"], &path).contains("mark:NAME"));
     assert!(refused(&["peak", "--at", "mark:epoch", "--step", "3"], &path).contains("--at mark:epoch"));
-    // A module's range is no mark.
+    // The range of a module must not be accepted as a mark.
     assert!(refused(&["peak", "--at", "mark:N"], &path).contains("no match"));
     let none = written(&folder, &TraceBuilder::default().finish());
     assert!(refused(&["peak", "--at", "mark:x"], &none).contains("its marks and ranges: none"));
@@ -135,12 +135,12 @@ fn ops() -> Vec<u8> {
     let owner = |op: &'static str| Row { op, ..row };
     let first = trace.alloc(MIB, owner("aten::empty"));
     trace.free(first, MIB, row);
-    // Memory that an op frees before its end counts, too: 3 MiB.
+    // The op allocates 3 MiB and frees them before its end. The bytes must count.
     let block = trace.alloc(3 * MIB, owner("aten::empty"));
     trace.free(block, 3 * MIB, row);
     trace.raw(op("aten::zeros", 1, 2500));
-    // A nested op with its own row allocates 4 MiB, and its outer op 5 MiB, while another thread's op
-    // allocates 2 MiB.
+    // A nested op with a row of its own allocates 4 MiB, then its outer op 5 MiB; meanwhile an op of another
+    // thread allocates 2 MiB.
     trace.alloc(4 * MIB, owner("aten::mm"));
     trace.alloc(2 * MIB, Row { tid: 2, ..owner("aten::relu") });
     trace.raw(op("aten::mm", 1, 2500));
@@ -198,10 +198,11 @@ fn ops_count_what_each_op_allocated_itself() {
     let said = printed(&["ops", "--top", "1"], &path);
     assert!(said.contains("4 more; --top N lists them") && said.contains("AddmmBackward0"), "{said}");
     assert!(!said.contains("evaluate_function"), "{said}");
-    // MemoryTracker's rule: growth from the end of one op to the end of the next.
+    // With `--legacy`, an op counts the growth from the end of one op to the end of the next, as in
+    // MemoryTracker.
     let said = printed(&["ops", "--legacy"], &path);
     assert!(said.contains("aten::mm_0: 6.0MB") && !said.contains("aten::zeros_0: 3"), "{said}");
-    // One device, and a trace without blocks.
+    // Selects one device; then reads a trace without blocks.
     assert_eq!(calls(&json(&["ops", "--device", "0"], &path)).len(), 5);
     let none = written(&folder, &TraceBuilder::default().finish());
     assert!(printed(&["ops"], &none).contains("No memory tracked."));
@@ -285,7 +286,7 @@ fn workspaces_have_their_category_with_every_setting() {
                 .filter(is_workspace)
                 .map(|row| row.delta_bytes)
                 .sum();
-            // Without caching torch has no statistics, so `freed` cannot be compared.
+            // Without caching, `freed` is not compared, because torch has no statistics then.
             assert!(tagged == freed || settings == [no_caching], "{settings:?}: {tagged}, {freed}");
             assert!(tagged >= 33 << 20, "{settings:?}: {tagged}: of cuBLAS and of cuBLASLt");
             if settings[0].1 == "io" {
@@ -317,7 +318,7 @@ fn what_is_loaded_without_an_op_has_its_line_and_a_category() {
         let rows = run.rows();
         let loaded: Vec<_> = rows.iter().filter(|row| row.event == "alloc" && row.phase == "load").collect();
         assert!(loaded.iter().all(|row| row.category == "loaded" && row.module == "(script)"));
-        // Four parameters, three state tensors of each, and two storages.
+        // 18 blocks: four parameters, three state tensors of each parameter, and two storages.
         assert_eq!(loaded.len(), 18);
         let lines = run.report("peak", &["--at", "step:1", "--by", "line"]);
         for line in ["load.py:25 resume", "load.py:29 copy_storage", "load.py:46 main"] {
@@ -345,7 +346,8 @@ fn modules_have_a_backward_for_each_call_of_a_block_in_a_row() {
                     assert_eq!(count, calls, "{mode}: {name}, {state}");
                 }
             }
-            // Each call frees its activations, so each later call of the step begins with less.
+            // In the backward, each call frees its activations, so each later call of the step must begin
+            // with less.
             let activations: Vec<i64> = states("Shared.block")["Pre-Backward"]
                 .as_array()
                 .unwrap()

@@ -164,7 +164,7 @@ fn rotate_writes_parts_that_replay_alone_and_read_as_one() {
     let count = |events: &[EventName]| new.iter().filter(|event| events.contains(event)).count() as i64;
     assert_eq!(count(&[EventName::Alloc, EventName::ExtAlloc, EventName::HostAlloc]), taken);
     assert_eq!(count(&[EventName::Free, EventName::ExtFree, EventName::HostFree]), given);
-    // `check` accepts each part and the whole trace.
+    // `check` must accept each part by itself, and the whole trace.
     for file in ran.files() {
         memtrace(&["check"], &file);
     }
@@ -203,8 +203,8 @@ fn rotate_and_compress_lose_nothing_when_the_process_is_killed() {
         assert_eq!(ran.status(), 128 + 9);
         let [taken, given] = ran.numbers()[..] else { panic!("{}", ran.stdout()) };
         let folder = ran.files()[0].parent().unwrap().to_owned();
-        // Another process removes orphaned journals. The first part of this trace is already compressed, but
-        // its journal must stay.
+        // Another process removes orphaned journals. It must leave the journal of this trace, although the
+        // first part is compressed already.
         traced_by_others();
         memtrace(&["check", "--repair"], &folder);
         let parts = parts(&ran);
@@ -253,7 +253,8 @@ fn trace_replays_over_removed_parts_to_the_same_end() {
         ran.files().iter().filter(|file| file.extension().is_some_and(|end| end == "csv")).count() as u64;
     assert!(count > 8, "{:?}", ran.files());
     let name = |part| if part == 1 { ran.files()[0].clone() } else { part_of(&ran.files()[0], part) };
-    // Remove the first part, one in the middle, several, and all but the first and the last.
+    // Copies the trace without some parts: without the first one, one in the middle, several, or all but the
+    // first and the last.
     for gone in [vec![1], vec![4], vec![2, 3, 6], (2..count).collect()] {
         let copy = tempfile::tempdir().unwrap();
         for part in (1..=count).filter(|part| !gone.contains(part)) {
@@ -261,8 +262,8 @@ fn trace_replays_over_removed_parts_to_the_same_end() {
         }
         let (live, totals, _) = replayed(copy.path());
         assert_eq!((&live, &totals), (&whole.0, &whole.1), "{gone:?}");
-        // Nobody asked memtrace to remove these parts, so `check` reports them. Parts before the first one
-        // that is there are not reported, because a file may be read alone.
+        // `check` must report the parts that are missing after the first one that is there. It must not
+        // report missing parts before that, because a file may be read alone.
         let missing = gone.iter().filter(|part| **part > 1).count() as u64;
         let mut check = Command::new(env!("CARGO_BIN_EXE_memtrace"));
         let checked = check.args(["check", "--json"]).arg(copy.path()).output().unwrap();
@@ -312,7 +313,8 @@ fn disk(files: &[PathBuf]) -> u64 {
 
 #[test]
 fn keep_counts_the_rows_that_every_part_repeats() {
-    // 2,500 live blocks take 0.5 MB at the start of each part.
+    // The program holds 2,500 blocks, whose rows take 0.5 MB at the start of each part. They must count for
+    // MEMTRACE_KEEP.
     for rotate in ["64k", "0"] {
         let traced = traced("hold", "60000").env("MEMTRACE_KEEP", "8m").env("MEMTRACE_ROTATE", rotate);
         let ran = traced.run();
@@ -330,7 +332,8 @@ fn keep_counts_the_rows_that_every_part_repeats() {
 
 #[test]
 fn keep_bounds_what_is_left_when_the_program_ends() {
-    // The program is faster than the writer, so most of its rows (5 MB) are written when it ends.
+    // The program is faster than the writer, so most of its 5 MB of rows are written at its end. The bound of
+    // 1 MiB must hold for them, too.
     let ran = traced("burst", "30000").env("MEMTRACE_KEEP", "1m").run();
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
     let bytes = disk(&ran.files());
@@ -361,7 +364,7 @@ fn reports_go_on_while_keep_removes_the_parts_that_they_read() {
             let said = String::from_utf8(output.stdout).unwrap();
             assert!(!said.contains("damaged: "), "{said}");
         }
-        // Parts must have been removed meanwhile, or the rounds above test nothing.
+        // Checks that parts were removed during the rounds above; otherwise the rounds test nothing.
         assert!(first().iter().all(|part| !before.contains(part) || *part < before[before.len() / 2]));
         running.end();
         memtrace(&["check"], &out);
@@ -380,12 +383,12 @@ fn kept(folder: &Path) -> Vec<u32> {
 fn recovery_leaves_a_live_process_of_another_container_alone() {
     use std::process::Stdio;
     let folder = tempfile::TempDir::new().unwrap();
-    // The process has its own PID namespace and shares the folder of journals.
+    // Starts a process in a PID namespace of its own, which shares the folder of journals with this one.
     let mut container =
         common::untraced(Path::new("unshare"), &["--map-root-user", "--pid", "--fork", "env"]);
     container.arg(format!("LD_PRELOAD={}", common::library("libmemtrace.so").display()));
     container.arg(parts_program("parts")).args(["wait", "10"]).env("MEMTRACE_OUT", folder.path());
-    // Nothing is flushed while the test moves the trace.
+    // Prevents flushes while the test moves the trace.
     container.env("MEMTRACE_FLUSH_MS", "60000");
     let mut child = container.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut ready = [0; 6];
@@ -396,12 +399,12 @@ fn recovery_leaves_a_live_process_of_another_container_alone() {
     let before = std::fs::read(&trace).unwrap();
     let journal = RowReader::open(&trace).unwrap().meta().journal.clone();
     assert!(Path::new(&journal).exists(), "{journal}");
-    // The check reports an incomplete trace, and must not complete it.
+    // `check --repair` must report the trace as incomplete, and must not complete it.
     let mut check = Command::new(env!("CARGO_BIN_EXE_memtrace"));
     let status = check.args(["check", "--repair"]).arg(folder.path()).output().unwrap().status;
     assert_eq!(status.code(), Some(1));
     assert_eq!(std::fs::read(&trace).unwrap(), before);
-    // Another process removes orphaned journals while the trace of this process is elsewhere.
+    // Moves the trace away while another process removes orphaned journals.
     let moved = tempfile::TempDir::new_in(folder.path()).unwrap();
     let elsewhere = moved.path().join("trace.csv");
     std::fs::rename(&trace, &elsewhere).unwrap();
@@ -455,7 +458,8 @@ fn flush_ms_brings_the_trace_up_to_date_while_the_program_runs() {
             trace().find(|path| path.extension().is_some_and(|extension| extension == "csv")).unwrap();
         std::fs::read_to_string(trace).unwrap().lines().count()
     };
-    // Ten rounds of allocations after the header and the meta row.
+    // More than the header, the meta row and ten rounds of allocations must be in the file before the program
+    // ends.
     assert!(rows() > 12, "{} rows", rows());
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
@@ -477,7 +481,8 @@ fn host_tensors_records_cpu_tensors() {
         rows.map(|row| (row.event, row.delta)).collect()
     };
     let ran = traced("exit", "1000").env("MEMTRACE_HOST_TENSORS", "1").run();
-    // The free of an unknown tensor has no row.
+    // The program also frees a tensor of 79 bytes whose allocation it never reported: that free must have no
+    // row.
     let expected = [(EventName::HostAlloc, 77), (EventName::HostAlloc, 78), (EventName::HostFree, -77)];
     assert_eq!(of_cpu(&ran), expected);
     assert_eq!(of_cpu(&traced("exit", "1000").run()), []);
@@ -509,7 +514,8 @@ fn meta_row_names_the_capabilities_that_this_torch_lacks() {
     let ran = traced("exit", "10").run();
     let file = &ran.files()[0];
     let degraded = RowReader::open(file).unwrap().meta().degraded.clone();
-    // The stand-ins for torch's libraries report blocks and OOMs, and export nothing else.
+    // The stand-ins for torch's libraries export only reports of blocks and of OOMs, so the trace must note
+    // what is missing.
     let expected = ["this torch: no streams: stream is 0", "this torch: requested sizes are unknown"];
     for what in expected {
         assert!(degraded.iter().any(|line| line == what), "{degraded:#?}");

@@ -15,7 +15,8 @@ use harness::{Run, Torch, on_every_torch};
 
 /// Runs `memtrace ARGUMENTS` with little memory and little time.
 fn memtrace(arguments: &[&str], place: &Path) -> Output {
-    // 768 MiB of address space: for the stacks of its threads, the program itself, and what it reads.
+    // Limits the address space to 768 MiB, which must be enough for the stacks of the threads, the program,
+    // and the data that it reads.
     let script = "ulimit -v 786432; exec timeout -s KILL 60 \"$0\" \"$@\"";
     let mut command = Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_memtrace")]).args(arguments).arg(place);
@@ -112,7 +113,8 @@ fn a_snapshot_of_an_oom_observer_has_the_memory_of_its_trace_and_a_verdict(torch
     assert!(text.contains("oom.py:18 fill\n"), "{text}");
 }
 
-/// If a snapshot keeps only a few events, its history begins with memory that was there before.
+/// Keeps only the last events in a snapshot, so that its history begins with memory that already exists. The
+/// memory at its end must equal the memory of the trace.
 fn a_snapshot_whose_history_begins_in_the_middle_ends_with_the_memory_of_its_trace(torch: &Torch) {
     for settings in ["", "expandable_segments:True"] {
         for entries in ["7", "300"] {
@@ -134,7 +136,7 @@ fn a_snapshot_whose_history_begins_in_the_middle_ends_with_the_memory_of_its_tra
     }
 }
 
-/// The stacks in a snapshot give lines, ops and phases; its annotations give steps.
+/// From a snapshot, lines, ops and phases must follow from the stacks, and steps from the annotations.
 fn a_snapshot_has_the_lines_ops_phases_and_steps_of_its_stacks(torch: &Torch) {
     let (run, file, _folder) = recorded(torch, "amp", "1000000", "");
     let of = |place: &Path| {

@@ -54,7 +54,7 @@ const OBSERVERS: [&str; 7] =
 
 fn profilers_debuggers_and_coverage_see_the_same_events_as_without_memtrace(torch: &Torch) {
     const SCRIPT: &str = "observers/observers.py";
-    // A fixed hash seed, because the order of sets would differ otherwise.
+    // Fixes the hash seed, so that sets have the same order in all runs.
     let fixed = ("PYTHONHASHSEED", "0");
     let expected = torch.untraced_on(CARD, &[], SCRIPT, &OBSERVERS, &[fixed]).expect_success().stdout();
     for settings in [[fixed; 2], [fixed, ("MEMTRACE_OPS", "io")], [fixed, ("MEMTRACE_STACKS", "python")]] {
@@ -128,7 +128,7 @@ fn trace_of_graphs_and_pools_agrees_with_torch_to_the_byte(torch: &Torch) {
     let run = torch.trace("truth/graph.py", &[]).expect_success();
     torch.verify_file(&run.file(), &run.checkpoints);
     torch.check(memtrace().arg("check").arg(run.file()));
-    // Without pool ids the checker would not compare the pools.
+    // The trace must have pool ids, because without them the checker does not compare the pools.
     let meta = run.rows().into_iter().find(|row| row.event == "meta").unwrap();
     assert!(!meta.name.contains("pools are not distinguished"), "{}", meta.name);
 }
@@ -176,7 +176,8 @@ fn trace_of_the_cuda_malloc_async_pool_agrees_with_torchs_statistics(torch: &Tor
         .collect();
     assert_eq!(expected.len(), 12);
     assert_eq!(points, expected);
-    // A captured allocation has 0 bytes: the graph owns its memory, and torch's statistics do not include it.
+    // Allocations during a capture must have 0 bytes: the graph owns the memory, and torch's statistics do
+    // not include it.
     let rows = run.rows();
     let captured: Vec<(i64, i64)> = rows
         .iter()
@@ -203,7 +204,7 @@ fn trace_of_a_pluggable_allocator_has_its_blocks(torch: &Torch) {
     assert_eq!(sizes, (1..=20).map(|i| 1000 * i).collect::<Vec<_>>());
     assert!(blocks.iter().all(|row| row.op.starts_with("aten::empty") || row.delta_bytes < 0), "{blocks:?}");
     assert!(rows.iter().all(|row| row.event != "ext_alloc" && row.event != "segment_alloc"));
-    // The script prints its own count after ten frees.
+    // The script prints its own count of live bytes after ten of its frees.
     let after_ten: i64 = blocks.iter().take(30).map(|row| row.delta_bytes).sum();
     assert_eq!(text(&run.output.stdout), format!("{after_ten} 20010\n"));
     assert_eq!(blocks.iter().map(|row| row.delta_bytes).sum::<i64>(), 0);
@@ -277,12 +278,13 @@ fn ledger_adds_up_to_the_devices_own_figure(torch: &Torch) {
     assert_eq!(of("library"), (300 + 40 + 10 + 64 + 8) << 20);
     assert_eq!(held("CUDA graphs' own memory"), 8 << 20);
     assert_eq!(held("the driver's pool: cached and free"), 22 << 20);
-    // The context is the card's figure and a 2 MiB page for the instantiated graph. Nothing is unexplained.
+    // The context is the card's figure plus a page of 2 MiB for the instantiated graph. Nothing may be
+    // unexplained.
     assert_eq!((of("context"), of("unexplained")), ((612 + 2) << 20, 0), "{device:#}");
     for category in ["parameter", "gradient"] {
         assert_eq!(held(&format!("torch: {category}")), (2048 * 2048 + 2048) * 4, "{device:#}");
     }
-    // The text of the report names other processes.
+    // The report as text must name other processes.
     let shown = memtrace().arg("ledger").arg(out.path()).output().unwrap();
     assert!(text(&shown.stdout).contains("other processes"), "{}", text(&shown.stdout));
 }
@@ -303,7 +305,8 @@ fn trace_without_caching_has_the_exact_request(torch: &Torch) {
     }
 }
 
-/// A checker that cannot fail proves nothing: `verify` must notice each of these small changes.
+/// Changes a trace slightly in several ways. `verify` must notice each change: a checker that cannot fail
+/// proves nothing.
 fn verify_rejects_a_doctored_trace(torch: &Torch) {
     let run = torch.trace("truth/gpt.py", &[]).expect_success();
     let text = std::fs::read_to_string(run.file()).unwrap();
@@ -346,7 +349,8 @@ fn nvtx_ranges_give_phase_module_and_step(torch: &Torch) {
     let rows = run.rows();
 
     let owner = |count| owner(&rows, count);
-    // Only the step is checked here: op and module of a block outside every range have their own tests.
+    // Only the step of 101 is checked: other tests check the op and the module of a block outside of all
+    // ranges.
     assert_eq!(owner(101).3, -1);
     assert_eq!(owner(102).0, "forward");
     assert_eq!((owner(103).0, owner(103).1), ("forward", "encoder.layer.0"));
@@ -358,7 +362,7 @@ fn nvtx_ranges_give_phase_module_and_step(torch: &Torch) {
     assert_eq!((phase, op, step), ("warm up", "fused_thing", 7));
     assert_ne!(owner(109).0, "warm up");
 
-    // Each range opens and closes; a mark's text survives its comma and quotes.
+    // Each range must open and close, and the text of a mark must keep its comma and its quotes.
     let mut open: BTreeMap<&str, i64> = BTreeMap::new();
     for row in &rows {
         match row.event.as_str() {
@@ -373,7 +377,7 @@ fn nvtx_ranges_give_phase_module_and_step(torch: &Torch) {
         rows.iter().filter(|row| row.event == "mark").map(|row| row.name.as_str()).collect();
     assert!(marks.contains(&"here: a mark, with a comma and \"quotes\""), "{marks:?}");
 
-    // Blocks that autograd's thread allocates in the backward range belong to `backward` and step 8.
+    // Blocks that autograd's own thread allocates must have the phase and the step of the backward range.
     let main_thread = rows.iter().find(|row| row.event == "mark").unwrap().tid;
     let backward: Vec<&Rec> =
         rows.iter().filter(|row| row.event == "alloc" && row.tid != main_thread).collect();
@@ -440,8 +444,8 @@ fn exit_of_every_kind_equals_that_of_the_untraced_program(torch: &Torch) {
         let run = torch.trace("processes/ends.py", &[how]);
         assert_eq!(exit_of(&run.output), exit_of(&untraced), "{how}: {}", text(&run.output.stderr));
         assert_eq!(text(&run.output.stdout), text(&untraced.stdout), "{how}");
-        // memtrace may add lines to stderr (the owners at an OOM), so this checks only that every line of the
-        // untraced run is there.
+        // Checks only that stderr has every line of the untraced run, because memtrace may add lines (the
+        // owners at an OOM).
         let messages = text(&run.output.stderr);
         for line in text(&untraced.stderr).lines() {
             assert!(messages.lines().any(|other| other == line), "{how}: stderr lacks {line:?}:\n{messages}");
@@ -515,9 +519,9 @@ fn ranks_of_torchrun_have_traces_of_their_own(torch: &Torch) {
         assert_eq!((taken[0].device, taken[0].rank), (rank as i64, rank as i64));
         assert_eq!(taken[0].delta_bytes, 512 * (rank as i64 + 1));
         assert!(rows[0].name.contains(r#""world_size":2"#), "{}", rows[0].name);
-        // NCCL keeps its own memory until the communicator is destroyed: a ring of 24 channels with 10 and 2
-        // MiB each, three allocations for each of 32 channels and two for the communicator. NCCL 2.28 adds
-        // allocations for multicast, NCCL 2.21 a shared buffer of 256 MiB.
+        // Until the communicator is destroyed, NCCL keeps a ring of 24 channels with 10 and 2 MiB each, three
+        // allocations for each of 32 channels, and two for the communicator. NCCL 2.28 adds allocations for
+        // multicast, and NCCL 2.21 (torch 2.6) a shared buffer of 256 MiB.
         let (count, mib) = if torch.version == "2.6.0" { (147, 740) } else { (163, 518) };
         let nccl: Vec<&Rec> = rows.iter().filter(|row| row.source == "libnccl.so.2").collect();
         let taken: Vec<i64> = nccl.iter().map(|row| row.delta_bytes).filter(|bytes| *bytes > 0).collect();
@@ -546,7 +550,7 @@ fn ipc_tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
         let opened: Vec<&Rec> =
             rows.iter().filter(|row| row.event == "ext_alloc" && row.source == "libc10_cuda.so").collect();
         assert!(opened.iter().all(|row| (row.delta_bytes, row.requested_bytes) == (0, 0)), "{opened:?}");
-        // The peaks of the process's own memory must equal torch's figures.
+        // The peaks of the process's own memory, without the opened tensors, must equal torch's figures.
         let most = |events: [&str; 2]| {
             let own = rows.iter().filter(|row| events.contains(&row.event.as_str()));
             let totals = own.scan(0, |total, row| {
@@ -558,7 +562,7 @@ fn ipc_tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
         seen.push((opened.len(), most(["alloc", "free"]), most(["segment_alloc", "segment_free"])));
     }
     seen.sort_unstable();
-    // The process that sent two tensors received one back.
+    // One process sent two tensors and received one; the other received two.
     assert_eq!(seen, [(1, kept, kept_reserved), (2, allocated, reserved)]);
 }
 
@@ -576,7 +580,8 @@ fn sigkill_loses_no_event(torch: &Torch) {
         let rows = read(file.unwrap_or_else(|| panic!("process {pid} left no trace: {files:?}")));
         let taken: Vec<i64> =
             rows.iter().filter(|row| row.event == "alloc").map(|row| row.delta_bytes).collect();
-        // The process may have allocated one block more than it could report.
+        // The process may have been killed between an allocation and its report, so the trace may have one
+        // block more.
         assert!((count..=count + 1).contains(&taken.len()), "process {pid}: {count}, {}", taken.len());
         for (index, bytes) in taken.iter().enumerate() {
             assert_eq!(*bytes, 512 * (index as i64 % 1000 + 1), "process {pid}, block {index}");
@@ -599,7 +604,7 @@ fn faults_of_the_file_system_cost_the_trace_and_not_the_program(torch: &Torch) {
         assert!(text(&output.stdout).contains(&untraced), "{what}:\n{}", text(&output.stdout));
         assert!(stderr.lines().any(|line| line.starts_with("memtrace:")), "{what}: not a word:\n{stderr}");
     };
-    // Paths at which no folder can be made, and a file system that accepts no files.
+    // Two paths where no folder can be created, and a file system that accepts no files.
     for out in [file.join("below"), PathBuf::from("/proc/memtrace"), PathBuf::from("/sys")] {
         let mut command = torch.preloaded_command(&out);
         let output = command.arg(scripts().join("processes/faults.py")).arg("none").output().unwrap();
@@ -609,7 +614,7 @@ fn faults_of_the_file_system_cost_the_trace_and_not_the_program(torch: &Torch) {
         let mut command = torch.preloaded_command(&dir.path().join(how));
         unharmed(how, &command.arg(scripts().join("processes/faults.py")).arg(how).output().unwrap());
     }
-    // A full disk: 256 KiB of tmpfs in a new mount namespace. With a full /dev/shm, the journal needs another place.
+    // Simulates a full disk: a tmpfs of 256 KiB in a new mount namespace. With a full /dev/shm, the journal needs another place.
     let full_disk = "mount -t tmpfs -o size=256k tmpfs \"$MEMTRACE_OUT\"";
     let full_memory = "mount -t tmpfs -o size=64k tmpfs /dev/shm && head -c 65536 /dev/zero >/dev/shm/all";
     for (name, fault) in [("full disk", full_disk), ("full shared memory", full_memory)] {
@@ -661,7 +666,7 @@ fn out_file_never_overwrites_a_file_of_somebody_else(torch: &Torch) {
             command.arg(scripts().join("processes/faults.py")).arg(how).arg(&victim).output().unwrap();
         assert!(output.status.success(), "{how}: {}", text(&output.stderr));
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious\n");
-        // The planted file is unchanged, and only the user can read the trace next to it.
+        // The planted file must be unchanged, and the trace next to it must be readable by the user alone.
         let (planted, ours): (Vec<_>, Vec<_>) = traces(&out).into_iter().partition(|file| {
             file.is_symlink() || std::fs::read_to_string(file).unwrap() == "somebody else's\n"
         });

@@ -41,7 +41,7 @@ fn tune_predicts_the_reserved_bytes_of_runs_with_other_settings() {
         let reserved = reserved_with(torch, "", &here.join("out"));
         let python = torch.python.to_str().unwrap();
         let output = tune(here, &["out", "--json", "--python", python]);
-        // One request is larger than the card, so no settings make the program fit.
+        // The script requests more than the card has, once, so no settings can make it fit.
         assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(answer["replay_differences"], 0, "{answer:#}");
@@ -79,8 +79,8 @@ fn tune_names_the_python_or_library_that_it_lacks() {
         refused(&[fixture, "--python", "/usr/bin/python3"], "has no PyTorch for CUDA");
         refused(&[fixture, "--device", "7", "--python", python], "device");
         refused(&["nothing-here", "--python", python], "no such file");
-        // No settings help a request that is larger than the card. A setting that torch refuses has no
-        // answer.
+        // The fixture requests more than the card has, so no settings help. A setting that torch refuses must
+        // be listed without an answer.
         let output = tune(here, &[fixture, "--python", python, "--conf", "no_such_setting:1"]);
         assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
         let said = text(&output.stdout);

@@ -131,8 +131,8 @@ fn setuid_program_writes_no_file_that_its_user_names() {
         return eprintln!("skipped: only root can make a setuid program of another user");
     }
     let tracer = library("libmemtrace.so");
-    // The loader ignores LD_PRELOAD for such a program. So the program links the library, which has the
-    // effect of /etc/ld.so.preload.
+    // The loader ignores LD_PRELOAD for a setuid program, so the program is linked with the library, which
+    // loads it as /etc/ld.so.preload would.
     let link = [tracer.to_str().unwrap(), "-Wl,--no-as-needed"];
     let program = folder.path().join("privileged");
     copy_program(&compiled("processes/empty.c", "privileged", &[link[1], link[0]]), &program);
@@ -178,11 +178,13 @@ fn out_folder_may_have_a_name_of_any_bytes() {
 #[test]
 fn library_that_contains_nccl_gets_its_own_answers() {
     let source = "lookups/contains_nccl.c";
-    // `-fsemantic-interposition`, so that the calls go through the loader.
+    // Compiles with `-fsemantic-interposition`, so that calls between functions of the same library go
+    // through the loader.
     let library = |name: &str, answer: &str| {
         compiled(source, name, &[&format!("-DANSWER={answer}"), "-fsemantic-interposition"])
     };
-    // A library links libnccl.so.8; libnccl.so.9 is loaded by its path.
+    // Builds a library with its own NCCL functions, libnccl.so.8, which another library links, and
+    // libnccl.so.9, which is loaded by its path.
     let libraries =
         [library("libcontains-nccl.so", "40"), library("libnccl.so.8", "50"), library("libnccl.so.9", "60")];
     let user = compiled(source, "libuses-nccl.so", &["-DUSER", "libnccl.so.8"]);
@@ -200,12 +202,12 @@ fn library_that_contains_nccl_gets_its_own_answers() {
         &[user, other],
         &[contains, user, other],
         &[other, user, contains],
-        // A library that becomes global first serves all libraries that are loaded later. A library that
-        // becomes global later does not serve those loaded before it.
+        // A library that becomes global before others are loaded serves their calls; one that becomes global
+        // later does not serve libraries that are loaded already.
         &[&global_user, contains, other],
         &[contains, &global_user, other],
         &[contains, other, &global_other, user],
-        // After a library is closed, the next one is loaded at its address.
+        // Closes a library before it opens the next one, which is then loaded at the same address.
         &[&closed[0], &closed[1], &closed[2], &closed[0], other],
     ];
     for arguments in cases {
@@ -259,10 +261,11 @@ fn library_that_contains_the_cuda_runtime_gets_its_own_answers() {
 #[test]
 fn function_that_only_another_library_has_is_found() {
     let program = compiled(COPIES, "copies", &[]);
-    // A tail call, so the return address is in the program.
+    // The library ends with a tail call, so the return address that memtrace sees is in the program.
     let tail = copy("libtail-nccl.so", &["-DANSWER=40", "-DTAIL", "-O2"]);
     answers(&program, &[&tail, "fn=tail", "fn=tail"], &["fn=tail 40", "fn=tail 40"]);
-    // The caller does not name the library that has the function; a third library needs both.
+    // The caller is not linked against the library that has the function; only the root library is linked
+    // against both.
     copy("libunder-nccl.so", &["-DCALLS=1"]);
     copy("libbeside-nccl.so", &["-DANSWER=40", "-Wl,--hash-style=sysv"]);
     let root = copy("libroot-nccl.so", &["-DNOTHING", "libunder-nccl.so", "libbeside-nccl.so"]);
@@ -277,7 +280,8 @@ fn library_that_called_nccl_is_unloaded_as_without_the_hook() {
     let once = ["fn=nccl", "fn=count", "close"];
     let arguments = [&[&leaves[..]], &once[..], &[&other, "fn=nccl", "close", &leaves], &once].concat();
     let told = ["fn=nccl 41", "fn=count 1", "unloaded", "closed 0"];
-    // Each library is loaded at the address that the one before left.
+    // Each library is loaded at the address where the previous one was unloaded. memtrace must not answer
+    // from the previous one.
     answers(&program, &arguments, &[&told[..], &["fn=nccl 61", "closed 0"], &told].concat());
     copy("libleaves-needed.so", &["-DANSWER=40", "-DLEAVES"]);
     let user = copy("libuses-needed.so", &["-DCALLS=1", "libleaves-needed.so"]);
@@ -290,17 +294,18 @@ fn library_gets_the_copy_that_its_other_calls_are_bound_to() {
     let contains = copy("libcontains-copy.so", &["-DANSWER=40", "-DCALLS=1"]);
     let user = copy("libuses-copy.so", &["-DCALLS=1", "libnccl.so.7"]);
     let program = compiled(COPIES, "copies", &[]);
-    // The loader searches the libraries of the program, or of a root library, in their order.
+    // The loader searches the libraries of the program in the order of its dependencies, and the libraries of
+    // a root library in the same way.
     let link = ["-DSTART", "-Wl,--no-as-needed", "libuses-copy.so", "libcontains-copy.so"];
     answers(&compiled(COPIES, "copies-start", &link), &[], &["start 4040"]);
     let root = copy("libroot-copy.so", &["-DNOTHING", "libuses-copy.so", "libcontains-copy.so"]);
     answers(&program, &[&root, "fn=nccl_after"], &["fn=nccl_after 4040"]);
-    // A copy that becomes global later does not serve calls that were made before.
+    // A copy becomes global after the first call: calls must still reach the copy that served them before.
     let (global, call) = (format!("+{contains}"), "fn=nccl_after");
     let early = [&contains, &user, call, &global, &user, call];
     answers(&program, &early, &["fn=nccl_after 5050", "fn=nccl_after 5050"]);
     answers(&program, &[&contains, &user, &global, &user, call, call], &["fn=nccl_after 4040"; 2]);
-    // The version of a name decides the library, too.
+    // Two versions of a library have the same names. The version that the caller was linked with must decide.
     let versioned = |name: &str, answer: &str| copy(name, &[answer, "-Wl,--default-symver"]);
     versioned("libcublas.so.12", "-DANSWER=12");
     let other = format!("+{}", versioned("libcublas.so.13", "-DANSWER=13"));
@@ -321,6 +326,6 @@ fn new_thread_that_a_constructor_waits_for_does_not_wait_for_the_loader() {
     command.env("LD_PRELOAD", library("libmemtrace.so")).env("MEMTRACE_OUT", folder.path().join("out"));
     let output = ends(command);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n7070\n".repeat(3), "{output:?}");
-    // The thread's allocation has a trace.
+    // The allocation of the thread must be in a trace.
     assert_eq!(fs::read_dir(folder.path().join("out")).unwrap().count(), 1);
 }

@@ -102,7 +102,7 @@ fn advise_predicts_a_checkpoint_of_each_layer_inside_one_around_all_layers() {
         let predicted = found["after"]["bytes"].as_i64().unwrap();
         let error = (predicted - real).abs() * 10_000 / real;
         assert!(error <= BOUND, "{predicted} predicted, {real} real, {before} before");
-        // In that run each layer already has a checkpoint of its own, so nothing is saved.
+        // In the run `each`, every layer has a checkpoint already, so the change must save nothing.
         assert_eq!(answer(&["--checkpoint", "GPT.h.*"], &each)["saved_bytes"], 0);
     });
 }
@@ -139,7 +139,7 @@ fn advise_predicts_other_optimizers_of_a_diffusion_transformer() {
     });
 }
 
-/// The trace has no types, so the bound is wider than for other changes.
+/// Predicts autocast. The bound is wider than for other changes, because the trace has no types.
 #[test]
 fn advise_predicts_autocast_of_a_language_model_and_of_convolutions() {
     Torch::run("2.11.0", |torch| {
@@ -151,7 +151,8 @@ fn advise_predicts_autocast_of_a_language_model_and_of_convolutions() {
             let predicted = found["after"]["bytes"].as_i64().unwrap();
             let error = (predicted - real).abs() * 10_000 / real;
             assert!(error <= bound, "{model}: {predicted} predicted, {real} real, {before} before");
-            // The changed run uses autocast already, so autocast saves nothing.
+            // The changed run uses autocast already: autocast must save nothing there, and `--dtype` must
+            // predict nothing.
             let again = answer(&["--autocast", "bf16"], &folder.path().join("changed"));
             assert_eq!(again["saved_bytes"], 0, "{model}");
             // It is unknown which blocks of that run are float32, so `--dtype` predicts nothing.
@@ -184,7 +185,8 @@ fn advise_reserved_asks_the_allocator_of_torch() {
         for (asked, made, bound) in [
             (&["--batch", "x2"][..], &["--batch", "2"][..], BOUND),
             (&["--optimizer", "sgd"], &["--optimizer", "sgd"], 0),
-            // The prediction requests the blocks of the second forward at once, so its bound is wider.
+            // The bound is wider here, because the prediction requests all blocks of the second forward at
+            // once.
             (&["--checkpoint", "GPT.h.*"], &["--checkpoint"], 1200),
         ] {
             let changed = folder.path().join("changed");
@@ -201,8 +203,8 @@ fn advise_reserved_asks_the_allocator_of_torch() {
             assert!(error <= bound, "{asked:?}: {predicted} predicted, {real} real");
             assert_eq!(found["is_lower_bound"], asked[0] == "--checkpoint");
         }
-        // Memory that is reduced after the last allocation of a step is freed with the step, so further steps
-        // reserve no more.
+        // Sharded memory must not add up over the steps: memory that is reduced after the last allocation of
+        // a step is freed with that step.
         let shards = |more: &[&str]| {
             let words = [&["--shard", "8", "--optimizer", "sgd"], more].concat();
             answer(&words, &base)
@@ -211,7 +213,7 @@ fn advise_reserved_asks_the_allocator_of_torch() {
         let (allocated, reserved) = (&found["after"]["bytes"], &found["reserved"]["peak_bytes"]);
         let (allocated, reserved) = (allocated.as_i64().unwrap(), reserved.as_i64().unwrap());
         assert!((allocated..allocated * 5 / 4 + (64 << 20)).contains(&reserved), "{reserved} of {allocated}");
-        // A hundred times the batch is more than the card has.
+        // A hundred times the batch needs more than the card has.
         let words = ["--batch", "x100", "--reserved", "--python", &python];
         assert!(answer(&words, &base)["reserved"]["out_of_memory_bytes"].as_i64().unwrap() > 0);
         let said = text(&whatif(&words, &base).stdout);
@@ -241,7 +243,7 @@ fn advise_shard_changes_nothing_without_parameters() {
         let said = text(&whatif(&["--shard", asked], &path).stderr);
         assert!(said.contains(&format!("--shard {asked}: expected a number of ranks")), "{said}");
     }
-    // A trace without tags has no parameters to divide.
+    // A trace without tags: the parameters to divide are unknown.
     let said = text(&whatif(&["--shard", "8"], &fixture("oom-big")).stderr);
     assert!(said.contains("has no tags"), "{said}");
 }
@@ -285,7 +287,8 @@ fn advise_names_changes_that_make_a_script_fit_on_a_t4() {
         let impossible = advise(&["--fit", "100m"]);
         assert_eq!(impossible.status.code(), Some(3), "{}", text(&impossible.stderr));
         assert!(text(&impossible.stdout).contains("of these changes reaches 100.00 MiB"));
-        // The need after the OOM is unknown, so changes are named without a promise.
+        // The run ended out of memory, so its whole need is unknown: the report must name changes without
+        // saying that they suffice.
         let unknown = advise(&["--fit", "13g"]);
         assert!(text(&unknown.stdout).contains("is unknown: it needs at least"), "{}", text(&unknown.stdout));
         let output = advise(&["--fit", "13g", "--json"]);
@@ -304,7 +307,7 @@ fn advise_names_changes_that_make_a_script_fit_on_a_t4() {
             text(&oom.stdout)
         );
 
-        // Make the named changes with the options of the script.
+        // Makes the changes that the report named, by options of the script.
         let mut options = model("5");
         for change in changes.iter().map(|change| change.as_str().unwrap()) {
             match change.split_once(' ').unwrap() {
@@ -352,7 +355,7 @@ fn advise_without_blocks_takes_them_out_of_the_peak() {
     assert_eq!(found["saved_bytes"], 0);
     let said = text(&whatif(&["--without", "category=kv_cache"], &gpt).stdout);
     assert!(said.contains("nothing changes: no block matches"), "{said}");
-    assert!(said.contains("sure: high, because blocks only disappear"), "{said}");
+    assert!(said.contains("sure: high, because the change only removes blocks"), "{said}");
 }
 
 /// Writes a trace into its own file.
@@ -367,7 +370,8 @@ const MIB: i64 = 1 << 20;
 
 #[test]
 fn advise_knows_the_blocks_that_a_part_of_a_rotated_trace_begins_with() {
-    // A later part is read alone: the parameter and its state are in opening rows, before any allocation.
+    // A later part of a trace, read alone: the parameter and its state are in opening rows, before any
+    // allocation.
     let mut trace = TraceBuilder::new(Meta { part: 2, opening_rows: 2, ..Meta::default() });
     for (alloc_id, category) in [(1, Category::Parameter), (2, Category::OptimizerState)] {
         let live = Row { event: EventName::Live, device: 0, alloc_id, category, ..Row::default() };
@@ -427,7 +431,7 @@ fn of_calls(modules: &[&str]) -> Vec<u8> {
 #[test]
 fn advise_answers_for_lists_of_modules_in_lists_and_any_name() {
     for (modules, pattern) in [
-        // From lucidrains' transformers: ModuleList([ModuleList([attention, feed_forward]), ...]).
+        // Paths as in lucidrains' transformers: ModuleList([ModuleList([attention, feed_forward]), ...]).
         (["Net.h.0.0", "Net.h.0.1", "Net.h.1.0", "Net.h.1.1"], "Net.h.*.*"),
         (["Net.a,b.0", "Net.a,b.1", "Net.a,b.2", "Net.a,b.3"], "Net.a*b.*"),
         (["Net.it's.0", "Net.it's.1", "Net.it's.2", "Net.it's.3"], "Net.it*s.*"),
@@ -446,8 +450,8 @@ fn advise_answers_for_lists_of_modules_in_lists_and_any_name() {
     }
 }
 
-/// Returns three steps of a model; the first has many more ops. Of its three groups of modules, `Net.tiny`
-/// keeps little, and `Net.stem` is a sequence of single ops.
+/// Returns a trace of three steps. The first step has many more ops than the others. There are three groups
+/// of modules: `Net.tiny` keeps little memory, and `Net.stem` is a sequence of single ops.
 fn of_steps() -> Vec<u8> {
     let mut trace = TraceBuilder::default();
     for step in 0..3 {
@@ -463,11 +467,11 @@ fn of_steps() -> Vec<u8> {
             let row = Row { module, phase: "forward", step, ..Row::default() };
             let range = Row { api: "module", name: module, source: class, ..row };
             trace.raw(Row { event: EventName::RangeBegin, ..range });
-            // The call keeps one block for its backward, and its result.
+            // Allocates the block that the call keeps for its backward, and its result.
             for _ in 0..2 {
                 live.push((trace.alloc(bytes, Row { op, ..row }), bytes, module));
             }
-            // Each call runs one op, and 50 in the first step.
+            // Each call runs one op; in the first step it runs 50.
             for _ in 0..if step == 0 { 50 } else { 1 } {
                 trace.raw(Row { event: EventName::Op, op, device: 0, latency_ns: 1500, api: "op", ..row });
             }
@@ -478,7 +482,7 @@ fn of_steps() -> Vec<u8> {
             trace.free(id, bytes, row);
             trace.raw(Row { event: EventName::Op, device: 0, latency_ns: 1500, api: "op", ..row });
         }
-        // The optimizer's ops do not count in the share.
+        // Ops of the optimizer, which must not count in the share of recomputed ops.
         let row = Row { phase: "optimizer", step, op: "aten::add_", ..Row::default() };
         for _ in 0..100 {
             trace.raw(Row { event: EventName::Op, device: 0, latency_ns: 1500, api: "op", ..row });
@@ -533,7 +537,7 @@ fn advise_names_memory_that_is_kept_before_any_change() {
     assert!(kept.is_some() && kept < peak, "{printed}");
     assert!(printed.contains("  try: keep numbers, not tensors: .item()"), "{printed}");
     assert_eq!(json["devices"][0]["kept"]["verdict"], "memory grows");
-    // 1 MiB is too little to be named.
+    // With only 1 MiB of kept memory, the report must not name a holder.
     let (printed, json) = advised(MIB);
     assert!(!printed.contains("losses") && json["devices"][0]["kept"].is_null(), "{printed}");
 }

@@ -180,7 +180,7 @@ def _insert(database: Any, files: list[Path], loaded: Loaded) -> None:
     for file in files:
         count = rows.get(str(file), 0)
         if count > MOST_ROWS:
-            loaded.failed[file] = f"{count} rows: a digest has at most {MOST_ROWS}"
+            loaded.failed[file] = f"it has {count} rows; a digest has at most {MOST_ROWS}"
     patterns = {pattern: file for pattern, file in patterns.items() if file not in loaded.failed}
     if not patterns:
         return
@@ -191,7 +191,7 @@ def _insert(database: Any, files: list[Path], loaded: Loaded) -> None:
     others = [source for (source,) in database.execute(empty, {"files": sources}).fetchall()]
     database.execute("delete from digests where list_contains($files, source)", {"files": others})
     for source in others:
-        loaded.failed[Path(source)] = "no digest: it has no row of a process"
+        loaded.failed[Path(source)] = "not a digest: it has no row of a process"
     accepted = [pattern for pattern, file in patterns.items() if file not in loaded.failed]
     if accepted:
         database.execute(_COUNT_STEPS, {"files": accepted})

@@ -182,17 +182,17 @@ def show(
         place_of = {(rank, device): n for n, (rank, device, _) in enumerate(grid.devices)}
         first = [place_of[row["rank"], row["device"]] for row in parted["list"][:FURTHEST]]
         steps = f"up to {at_once} steps" if at_once > 1 else "step"
-        title = f"largest distance from the median, by {steps}"
+        title = f"largest difference from the median, by {steps}"
         lines += ["", title, *_heat_map.text(grid, first, width or 100, BANDS, plain)]
     if parted["devices"]:
         rows = parted["list"][: FURTHEST if top is None else top]
         least = _heat_map.percent(_heat_map.PARTED)
-        lines += ["", f"different by more than {least}: {_counted(parted['devices'], 'device')}"]
+        lines += ["", f"more than {least} from the median: {_counted(parted['devices'], 'device')}"]
         lines += [
             f"  rank {row['rank']:>5}  {_difference(row['difference_bytes'])} "
-            f"since {_since(row)}, at {row['step']}: "
+            f"since {_since(row)}, most at step {row['step']}: "
             f"{printable(row['module'], 'no module')}, {printable(row['phase'], 'no phase')}; "
-            f"{'at most ' if at_once > 1 else ''}{_counted(row['steps'], 'step')}"
+            f"in {'at most ' if at_once > 1 else ''}{_counted(row['steps'], 'step')}"
             for row in rows
         ]
     else:
@@ -236,7 +236,7 @@ def _facts(result: dict[str, Any]) -> list[str]:
     ]
     if peaks["runs"] > 1:
         lines.append(
-            f"  {peaks['runs']} runs are compared as one: name the folder of one run to keep them apart"
+            f"  {peaks['runs']} runs are compared as one job; for one run alone, name its folder"
         )
     return lines
 
@@ -280,7 +280,7 @@ def main(arguments: list[str]) -> int:
 
     parser = argparse.ArgumentParser(
         prog="python -m memtrace ranks",
-        description="Compare the ranks of a job from digests of their traces, made where the traces are.",
+        description="Compare the ranks of a job from digests, made where the traces are.",
     )
     parser.add_argument(
         "--engine", choices=_digests.ENGINES, default="local", help="the engine that makes the digests"
@@ -288,7 +288,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--every-node",
         action="store_true",
-        help="each node of the Ray cluster looks for PATH on its own disk",
+        help="read PATH on the disk of each node of the Ray cluster",
     )
     parser.add_argument(
         "--top", type=int, metavar="N", help=f"lines per list [default: {LINES} lines in all]"

@@ -36,14 +36,14 @@ def _refuse(why: str) -> NoReturn:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m memtrace.kernel",
-        description="Add a Jupyter kernel of this Python that is traced, or remove it.",
+        description="Add or remove a Jupyter kernel that runs this Python with memtrace.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True)
     install = actions.add_parser("install", help="add a kernel: Jupyter shows it as Python (memtrace)")
     install.add_argument(
-        "--phantom", metavar="CARD", help="on this simulated GPU; memtrace run --phantom list lists the cards"
+        "--phantom", metavar="CARD", help="simulate this GPU; memtrace run --phantom list lists the cards"
     )
     install.add_argument("--name", help="the kernel's name (default: memtrace, or memtrace-CARD)")
     install.add_argument("--display-name", help="its name in the menu (default: Python (memtrace))")

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The system's allocator, except that a failed allocation ends the command instead of returning null.
 pub struct EndsWhenFull;
 
-/// True once [`end`] runs. If memory runs out again during [`end`], nothing can be printed.
+/// True once [`end`] has started. If memory runs out again inside [`end`], the process aborts without a
+/// message.
 static ENDS: AtomicBool = AtomicBool::new(false);
 
 #[cold]

@@ -30,8 +30,8 @@ pub(crate) fn phantom_args() -> [Arg; 3] {
             .requires("phantom")
             .value_parser(PossibleValuesParser::new(["full", "half", "empty"]))
             .help(
-                "Result sizes that depend on values (nonzero, unique, masks), which a simulated GPU does not \
-                 compute [default: full]",
+                "Assumed size of results that depend on computed values (nonzero, unique, masks) [default: \
+                 full]",
             ),
         Arg::new("phantom-fault")
             .long("phantom-fault")
@@ -202,7 +202,7 @@ pub(crate) fn options(flags: &[Flag], matches: &ArgMatches, to_stdout: bool) -> 
     }
     let mut options = Options {
         device: matches.get_one("device").copied(),
-        // `memtrace report` does not take `--top`.
+        // Not every command has this option: `memtrace report` does not.
         top: matches.try_get_one("top").ok().flatten().copied(),
         units: text("units").unwrap_or("auto").parse().map_err(|why: String| anyhow!(why))?,
         window,

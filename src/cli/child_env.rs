@@ -65,7 +65,7 @@ impl<'a> PhantomArgs<'a> {
             let (text, count) = (&fault.text, counted(u64::from(spec.count), "card"));
             bail!("--phantom-fault `{text}`: --phantom {card} has {count}; their numbers start at 0");
         }
-        // Only `run` has these options.
+        // Only `run` has these two options, so a missing option is not an error here.
         let is_set = |name| matches.try_get_one(name).ok().flatten().is_some_and(|is_set| *is_set);
         Ok(PhantomArgs {
             card,
@@ -94,7 +94,8 @@ impl<'a> PhantomArgs<'a> {
     }
 }
 
-/// The free memory in bytes at the start of a run on a simulated GPU.
+/// The free memory at the start of a run, in bytes: `here` on this simulated GPU, and the range on a real
+/// card.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeAtStart {
     pub(crate) here: u64,
@@ -152,8 +153,8 @@ pub(crate) fn traced_command(
             .with_context(|| format!("cannot link nvidia-smi in {}", commands.display()))?;
         let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
         let paths = std::iter::once(commands).chain(std::env::split_paths(&path));
-        // PATH cannot name a folder with a colon. In that case, only `memtrace live --nvidia-smi` shows the
-        // run.
+        // PATH cannot contain a folder with a colon in its name. The program then has no `nvidia-smi`, but
+        // `memtrace live --nvidia-smi` still shows the run.
         if let Ok(path) = std::env::join_paths(paths) {
             child.env("PATH", path);
         }
@@ -260,7 +261,7 @@ impl Scratch {
         let place = std::env::temp_dir();
         abandoned::sweep(&place);
         let folder = place.join(format!("memtrace-{run_id}"));
-        // This fails if the name exists, so another user cannot have placed a link there.
+        // Creating the folder fails if its name exists, so another user cannot have placed a link there.
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&folder)

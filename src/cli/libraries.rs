@@ -38,13 +38,13 @@ fn places(folder: &Path) -> Vec<PathBuf> {
     let mut places = vec![folder.to_owned(), lib.clone(), lib.join("memtrace")];
     let mut packages = Vec::new();
     for python in subfolders(&lib, "python3") {
-        // On Debian, the folder is called `dist-packages`.
+        // On Debian, the folder is called `dist-packages`, elsewhere `site-packages`.
         packages.extend(["site-packages", "dist-packages"].map(|name| python.join(name)));
     }
     // `pip install --target` puts the packages next to `bin`.
     packages.push(folder.join(".."));
-    // Several Pythons that share this command may have different versions of the package, so the matching
-    // version comes first.
+    // Several Pythons may share this command and have different versions of the package. Put the matching
+    // version first.
     let info = concat!("gpu_memtrace-", env!("CARGO_PKG_VERSION"), ".dist-info");
     packages.sort_by_key(|packages| !packages.join(info).exists());
     places.extend(packages.iter().map(|packages| packages.join(IN_PACKAGE)));

@@ -41,7 +41,8 @@ fn main() -> ExitCode {
                 Some(path) => Err(anyhow::anyhow!(
                     "{path} is a path, not a command; show its trace with: memtrace summary {path}"
                 )),
-                // A text without this prefix is a help page or the version.
+                // If the text does not begin with `error: `, it is a help page or the version, which `exit`
+                // prints.
                 None => match error.render().to_string().strip_prefix("error: ") {
                     Some(text) => Err(anyhow::anyhow!("{}", text.trim_end())),
                     None => error.exit(),
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
     recovery::remove_temporary_files();
     match result {
         Ok(code) => code,
-        // It is not an error if the reader closes the pipe: `memtrace peak out | head`.
+        // A closed pipe is no error: in `memtrace peak out | head`, the reader ends first.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             terminal::say(&message(&error));
@@ -68,7 +69,8 @@ fn is_called(name: &str) -> bool {
     called.is_some_and(|path| path.file_name().is_some_and(|file| file == name))
 }
 
-/// Returns the file or folder that the user gave instead of a command, if this is the cause of `error`.
+/// Returns the word that the user gave instead of a command if it is an existing path. Returns `None` if
+/// `error` has another cause.
 fn named_trace(error: &clap::Error) -> Option<String> {
     if error.kind() != clap::error::ErrorKind::InvalidSubcommand {
         return None;

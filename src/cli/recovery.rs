@@ -23,7 +23,8 @@ use crate::terminal;
 /// The folder of the temporary files of this command; `None` until the first file is needed.
 static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
 
-/// The recovered last rows of a trace file that cannot be written. The rows are in a temporary file instead.
+/// The last rows of a trace that could not be written to its file. They are in the temporary file `file`
+/// instead.
 struct Beside {
     trace: PathBuf,
     rest: Rest,
@@ -91,8 +92,7 @@ fn complete_each(
     let mut rests = Vec::new();
     let files = input.traces.iter().flat_map(|trace| trace.files().map(move |path| (trace, path)));
     for (trace, path) in files {
-        // A file may have disappeared, because completing one part of a rotated trace removes the empty part
-        // that follows.
+        // The file may be gone: completing a part of a rotated trace removes the next part if it is empty.
         changed |= !path.exists();
         if let Some(rest) = complete_file(path, &trace.meta, fate, &mut changed, &report)? {
             rests.push(rest);
@@ -136,7 +136,7 @@ fn finished(path: &Path, rest: Rest) -> String {
     format!("{}: {end}; recovered {} from its journal{lost}", path.display(), counted(rows, "row"))
 }
 
-/// Describes how the process left its trace.
+/// Returns the words for how the process left its trace, for the message.
 fn end_of(ending: Ending) -> &'static str {
     match ending {
         Ending::Stopped => "its process could not finish writing it",
@@ -165,13 +165,13 @@ fn complete_file(
         Ok(Repaired::ByAnother) => *changed = true,
         Ok(Repaired::NoJournal) => report(format!("{name}: {}", without_journal(meta))),
         Ok(Repaired::Refused(why)) => report(format!(
-            "{name}: no end row, and the last rows are missing: the file that it names as its journal was not used, \
-             because {why}"
+            "{name}: no end row, and the last rows are missing: its journal was not used, because {why}"
         )),
         Ok(Repaired::Complete | Repaired::Running) => {}
         Err(error) => {
             let beside = complete_beside(path, fate, &error);
-            // The trace's recorder may have removed or compressed the part in the meantime.
+            // If the file is gone, the recorder has removed or compressed the part in the meantime, so this
+            // is no error.
             if path.exists() {
                 return beside.with_context(|| format!("{name}: {CANNOT}: {error}"));
             }

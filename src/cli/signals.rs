@@ -58,18 +58,17 @@ impl Forwarder {
                     asked.store(origin.signal, Ordering::Release);
                 }
                 // A signal from the terminal comes from the kernel, which sends it to the whole process
-                // group.
+                // group: the program gets it, too.
                 if matches!(origin.cause, Cause::Kernel) {
                     continue;
                 }
-                // While the child is being started, the signal is held back until the child's process id is
-                // known.
+                // Hold the signal back until the child's process id is known.
                 while target.load(Ordering::Acquire) == 0 {
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
                 let Some(signal) = Signal::from_named_raw(origin.signal) else { continue };
-                // The list stays locked until the signal is sent. So `reap_children` cannot reap a child
-                // meanwhile, and the child's process id cannot be reused.
+                // Keep the list locked while the signal is sent. Then `reap_children` cannot reap a child, so
+                // no other process can get its id.
                 let others = more_targets.lock().unwrap_or_else(PoisonError::into_inner);
                 let first = target.load(Ordering::Acquire);
                 let pids = others.iter().map(|pid| pid.cast_signed()).chain([first]);

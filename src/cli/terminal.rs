@@ -83,11 +83,11 @@ impl Progress {
         let stop = Arc::clone(&done);
         let watch = move || {
             let mut shown = false;
-            // A short read ends during this pause, before a line is shown.
+            // If reading ends during this pause, no line is shown.
             std::thread::park_timeout(Duration::from_millis(500));
             while !stop.load(Ordering::Acquire) {
                 let read: u64 = counts.iter().map(|count| count.load(Ordering::Relaxed)).sum();
-                // Some reports read a trace twice, so the count can exceed the total.
+                // Some reports read a trace twice, so start again at 0 % after 100 %.
                 let percent = read % total.max(1) * 100 / total.max(1);
                 show_progress(&format!("reading {:.1} GB: {percent} % ", total as f64 / 1e9));
                 shown = true;

@@ -19,8 +19,8 @@ pub const SCHEMA_VERSION: &str = "memtrace/1";
 /// values fits in 64 bits. The writer clamps larger values, so every reader accepts whatever was written.
 pub const MAX_NUMBER: u64 = 1 << 62;
 
-/// The maximum absolute value of an amount of existing memory in bytes (64 PiB). Sums over a trace fit in 64
-/// bits. The writer clamps larger values.
+/// The maximum absolute value of a size or a total of allocated memory, in bytes: 64 PiB. Sums over a trace
+/// fit in 64 bits. The writer clamps larger values.
 pub const MAX_BYTES: u64 = 1 << 56;
 
 /// The maximum absolute value of a device ordinal: an event stores it in one signed byte. A reader rejects
@@ -194,7 +194,7 @@ pub enum Reading {
     Owner,
 }
 
-/// One column of the CSV.
+/// The declaration of a column, for the documentation, the scanner and the Parquet export.
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
     /// The name in the header.

@@ -133,7 +133,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// Returns the extension that is appended to the file name, including its dot.
+    /// Returns the ending that is appended to the file name, such as `.gz`; empty without compression.
     #[must_use]
     pub fn suffix(self) -> &'static str {
         match self {
@@ -402,9 +402,9 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_DETAIL",
         "full",
-        "the steps with ops, modules, tags and stacks: full (every step), steps:A-B, every:N, peak (only the \
-         step after a new peak or an OOM; steps and every include it too), several joined by commas, or off; the \
-         other steps have memory and phases only",
+        "the steps with ops, modules, tags and stacks: full (every step), steps:A-B, every:N, peak (only \
+         the step after a new peak or an OOM; steps and every add these, too), several joined by commas, or \
+         off; the other steps have memory and phases only",
         |s, v| {
             s.detail = Detail::parse(v)?;
             Ok(())

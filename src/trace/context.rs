@@ -5,11 +5,11 @@
 
 use crate::stacks::FrameKind;
 
-/// The id of a text; 0 is no text.
+/// The id of a text; 0 means no text.
 pub type TextId = u32;
-/// The id of a context; 0 is no context.
+/// The id of a context; 0 means the default context, which has no owner.
 pub type ContextId = u32;
-/// The id of a stack; 0 is no stack.
+/// The id of a stack; 0 means no stack.
 pub type StackId = u32;
 
 /// The maximum number of contexts and of stacks per process. Without a limit, a program that gives each batch

@@ -26,7 +26,7 @@ pub enum Detail {
     Scheduled(Vec<Part>),
 }
 
-/// A part of a schedule.
+/// One of the comma-separated parts of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// From the first to the second step, inclusive.

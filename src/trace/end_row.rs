@@ -85,8 +85,8 @@ pub const SIGNAL: &str = "signal";
 /// The key for the signal with which `memtrace run` was asked to end the program, before the kill.
 pub const ASKED: &str = "asked";
 
-/// The key for the number of processes in the container that the kernel has killed for lack of memory, at the
-/// time when a command completed the trace.
+/// The key for the number of processes that the kernel has killed in the container for lack of memory. A
+/// command reads this number when it completes the trace.
 pub const KILLS: &str = "kills";
 
 /// The key for the number of processes on the whole machine that the kernel has killed for lack of memory

@@ -18,12 +18,12 @@ use std::path::{Path, PathBuf};
 use crate::config::Compression;
 
 const TRACE: &str = ".csv";
-/// Not a `.csv` file, so that `*.csv` in a folder matches only traces.
+/// The ending of a stacks file. It is not `.csv`, so that `*.csv` in a folder matches only traces.
 const STACKS: &str = ".stacks";
-/// The ending that older versions use.
+/// The ending of a stacks file in older versions.
 const OLD_STACKS: &str = ".stacks.csv";
 const UNFINISHED: &str = ".unfinished";
-/// Precedes the part number.
+/// The word before the part number in the name of a later part.
 const PART: &str = "part";
 
 /// Returns the file name of the trace `name`. `suffix` makes it unique, and is usually empty.
@@ -133,7 +133,7 @@ pub fn part(any: &Path, part: u64) -> PathBuf {
     with_ending(&first_stem(any), &format!(".{PART}{part}{TRACE}"))
 }
 
-/// Returns the path of the part before the one numbered `part` (2 or more), next to it.
+/// Returns the path of the part before part number `part` (2 or more), which is in the same folder.
 #[must_use]
 pub fn part_before(any: &Path, part: u64) -> PathBuf {
     if part > 2 { self::part(any, part - 1) } else { with_ending(&first_stem(any), TRACE) }

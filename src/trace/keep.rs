@@ -41,8 +41,8 @@ impl Keep {
     }
 
     /// Returns the bytes and the seconds after which a part ends; 0 means no limit. `bytes` and `secs` are
-    /// the values of `MEMTRACE_ROTATE` and `MEMTRACE_ROTATE_SECS`. The result is small enough that the kept
-    /// amount spans at least four parts, because only whole parts can be removed.
+    /// the values of `MEMTRACE_ROTATE` and `MEMTRACE_ROTATE_SECS`. If `MEMTRACE_KEEP` sets a bound, the
+    /// result is at most a quarter of it, because only whole parts can be removed.
     pub(crate) fn rotation(self, bytes: u64, secs: u64) -> (u64, u64) {
         match self {
             Keep::All => (bytes, secs),
@@ -55,8 +55,8 @@ impl Keep {
 
     /// Returns the maximum size in bytes of the rows after the opening rows of a part. `rotation` is the size
     /// from [`Keep::rotation`], and `opening` is the size of the opening rows. Opening rows only repeat data
-    /// of other parts. So with a limit in bytes, the new rows of a part may take up to three times `opening`.
-    /// This rule never raises the result above the size of a part without `MEMTRACE_ROTATE`.
+    /// of other parts. So if `MEMTRACE_KEEP` is in bytes, a part may have new rows of three times `opening`,
+    /// even if `rotation` is smaller. This rule does not raise the result above the default size of a part.
     #[must_use]
     pub fn part_bytes(self, rotation: u64, opening: u64) -> u64 {
         match self {

@@ -118,7 +118,8 @@ mod tests {
         assert_eq!(container.total(), rest.total());
         let unified = Sample { others: None, bar1: None, cache: Some(100), host: Some(50), ..sample };
         let rest = Rest::of(&unified, accounted);
-        // 1000 minus 300 free, 100 of page cache, 500 of the process on the device and 50 on the host.
+        // 1000 bytes in all, minus 300 free, 100 of page cache, 500 of the process on the device and 50 of
+        // the process on the host -> 50 are unexplained.
         assert_eq!((rest.host, rest.unexplained), (Some(50), Some(50)));
         assert_eq!(rest.parts().last(), Some(&("the system and other programs", 50)));
     }

@@ -36,7 +36,7 @@ pub enum Effect {
 }
 
 impl MemoryKind {
-    /// Returns the event of an allocation.
+    /// Returns the event that records an allocation of this kind of memory.
     #[inline]
     #[must_use]
     pub const fn alloc_event(self) -> EventName {
@@ -49,7 +49,7 @@ impl MemoryKind {
         }
     }
 
-    /// Returns the event of a free.
+    /// Returns the event that records a free of this kind of memory.
     #[inline]
     #[must_use]
     pub const fn free_event(self) -> EventName {
@@ -138,7 +138,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Returns one of the totals.
+    /// Returns the total that a metric shows, in bytes.
     #[must_use]
     pub const fn get(&self, metric: Metric) -> i64 {
         match metric {
@@ -232,16 +232,16 @@ pub trait DeviceTotals {
 pub trait LiveMemory {
     /// The key of a piece of memory: an address, or the id of its allocation.
     type Key: Copy;
-    /// The data that is kept about a piece of memory.
+    /// The data that the user keeps about live memory.
     type Block;
     /// The result of an insertion, such as the memory that was live under the same key.
     type Replaced;
-    /// The circumstances of a free.
+    /// What the user wants to know about a free, passed to [`LiveMemory::remove`].
     type Cause;
-    /// The data about freed memory.
+    /// The result of a removal, such as the data about the freed memory.
     type Freed;
 
-    /// Adds memory.
+    /// Adds live memory. Returns what it replaced.
     fn insert(&mut self, key: Self::Key, block: Self::Block) -> Self::Replaced;
 
     /// Removes memory. Returns `None` if no memory is live under the key.
@@ -265,7 +265,8 @@ impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
         self.live.insert(key, block)
     }
 
-    /// Frees memory. `extent` returns the freed amount, which for some users depends on the removed memory.
+    /// Frees memory. `extent` computes the freed amount. It gets the removed memory, or `None` if no memory
+    /// was live under `key`.
     #[inline]
     pub fn free(
         &mut self,
@@ -297,8 +298,8 @@ impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
         self.devices.totals_mut(extent.device).add(extent);
     }
 
-    /// Replaces the allocated total by the total that the allocator reported. Returns the difference, which
-    /// comes from lost reports.
+    /// Replaces the allocated total by the total that the allocator reported. Returns the difference. It is
+    /// not 0 if reports were lost.
     #[inline]
     pub fn correct_allocated(&mut self, device: i32, reported: i64) -> i64 {
         let totals = self.devices.totals_mut(device);
@@ -308,8 +309,8 @@ impl<L: LiveMemory, D: DeviceTotals> MemoryState<L, D> {
         gap
     }
 
-    /// Replaces the reserved total by the total that the allocator reported. Returns the difference, which
-    /// comes from calls that were not seen.
+    /// Replaces the reserved total by the total that the allocator reported. Returns the difference. It is
+    /// not 0 if calls were not seen.
     #[inline]
     pub fn correct_reserved(&mut self, device: i32, reported: i64) -> i64 {
         let totals = self.devices.totals_mut(device);
@@ -325,7 +326,7 @@ mod tests {
 
     use super::*;
 
-    /// Two devices and the host.
+    /// The totals of two devices and of the host.
     #[derive(Default)]
     struct Devices([Totals; 3]);
 

@@ -1,9 +1,9 @@
 //! Functions that open a file for writing, such as a trace, a journal or a log, at a path that cannot be
 //! trusted.
 //!
-//! The path may come from an environment variable that another user has set, and others may have access to
-//! the folder. Therefore, a link is never followed, opening a FIFO never blocks, and an existing file is used
-//! only if it belongs to this user.
+//! The path may come from an environment variable that another user has set, and other users may have access
+//! to the folder. Therefore, a link is never followed, opening a FIFO never blocks, and an existing file is
+//! used only if it belongs to this user.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -62,7 +62,7 @@ fn refused(why: &str) -> io::Error {
 }
 
 fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    // Without NONBLOCK, opening a FIFO would wait for a reader.
+    // `NONBLOCK`, because opening a FIFO would otherwise wait for a reader or a writer.
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = options.mode(0o600).custom_flags(flags.bits() as i32).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(refused("it is not a regular file")) }

@@ -23,7 +23,8 @@ pub const NO_OWNER: &str = "(no owner)";
 /// The module of an op that runs outside every module.
 pub const SCRIPT: &str = "(script)";
 
-/// The phase of memory that Python allocates outside every op and every phase other than `init`.
+/// The phase of memory into which data is loaded: Python code allocates it outside every op, before the first
+/// forward or outside every phase.
 pub const LOAD: &str = "load";
 
 /// The op and the module of memory that was allocated outside the detailed steps.

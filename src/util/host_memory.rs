@@ -16,7 +16,7 @@ fn value(text: &str, name: &str) -> Option<i64> {
 }
 
 fn read(proc: &Path, pid: &str, file: &str) -> Option<String> {
-    // The name of a process may contain any bytes.
+    // A file may contain invalid UTF-8, because the name of a process may contain any bytes.
     fs::read(proc.join(pid).join(file)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -54,7 +54,8 @@ pub fn descendants(proc: &Path, pid: &str, most: usize) -> Option<Vec<u32>> {
     let mut found = children(proc, pid)?;
     let mut next = 0;
     while next < found.len() && found.len() < most {
-        // A new process may reuse the id of a process that has ended, and would then be listed twice.
+        // A process may end during the search and a new process reuse its id, so an id that is already listed
+        // is skipped.
         for child in children(proc, &found[next].to_string()).unwrap_or_default() {
             if !found.contains(&child) {
                 found.push(child);
@@ -102,7 +103,8 @@ mod tests {
             "MemTotal: 1000 kB\nBuffers: 3 kB\nCached: 200 kB\nShmem: 20 kB\nSReclaimable: 7 kB\n",
         );
         assert_eq!(page_cache(&proc), Some(190 << 10));
-        // If the values contradict each other, the result is 0; if `Cached` is missing, it is unknown.
+        // Setup: more shared memory than cached memory -> the page cache is 0. Without `Cached` -> it is
+        // unknown.
         write("meminfo", "Cached: 20 kB\nShmem: 200 kB\n");
         assert_eq!(page_cache(&proc), Some(0));
         write("meminfo", "MemTotal: 1000 kB\n");

@@ -1,6 +1,7 @@
 //! Measures the similarity of names.
 
-/// The maximum length of a compared name, in bytes. Only a hostile trace or a mistake contains a longer name.
+/// The maximum length of a compared name, in bytes. Longer names occur only in damaged or hostile traces, and
+/// comparing them would take too long.
 const LONGEST: usize = 256;
 
 /// Returns the number of edits between two names. Returns 256 without comparing them if one is longer than

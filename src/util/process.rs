@@ -5,7 +5,7 @@ use std::fs;
 /// A process that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// The id of the parent process.
+    /// The id of the parent process, which may have adopted the process.
     pub parent: i32,
     /// The id of the process group.
     pub group: i32,
@@ -18,8 +18,8 @@ impl Process {
     /// Reads the process with this id.
     ///
     /// Returns `None` if there is no such process, or if it is a zombie: it has ended, but its parent has not
-    /// yet read its status. A process whose main thread has ended while others run is also shown as a zombie,
-    /// but counts as running.
+    /// yet read its status. The kernel also shows a process as a zombie if its main thread has ended but
+    /// other threads run. Such a process counts as running.
     #[must_use]
     pub fn read(pid: u32) -> Option<Process> {
         // Reads bytes, because the kernel cuts the name of a process to 15 bytes, possibly inside a
@@ -81,7 +81,7 @@ mod tests {
         let found = Process::read(child.id()).unwrap();
         assert_eq!(found.parent.cast_unsigned(), std::process::id());
         child.kill().unwrap();
-        // The process is a zombie now, or becomes one soon.
+        // The process ends as a zombie, because its parent has not waited for it -> `None` within a second.
         let ended = (0..1000).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(5));
             Process::read(child.id()).is_none()

@@ -25,7 +25,7 @@ pub fn parse(text: &str) -> Option<u64> {
         Ok(whole) => whole.checked_mul(factor)?,
         Err(_) => {
             let bytes = number.parse::<f64>().ok().filter(|n| *n >= 0.0)? * factor as f64;
-            // `as` saturates, and values of 2⁶³ or more are rejected below.
+            // `as` saturates, so a value that is too large stays too large and is rejected below.
             bytes as u64
         }
     };

@@ -21,11 +21,11 @@ pub(crate) const VERSIONS: [&str; 2] = ["2.11.0", "2.6.0"];
 /// Prefixes of variables that change how memtrace or torch behaves; a test sets its own.
 const OUTSIDE_SETTINGS: [&str; 4] = ["MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_"];
 
-/// Defines one test per function and version of torch; each function takes the [`Torch`] to run on. A reason
-/// says why what a function tests depends on the version. On the older version, `scripts/test` runs only the
-/// functions with a reason; `--include-ignored`, which `scripts/check --deep` passes, runs all. With
-/// `and_of_the_matrix`, each function is also an ignored test on the version that `scripts/test-matrix`
-/// names.
+/// Defines one test per function and version of torch; each function takes the [`Torch`] to run on. The
+/// reason after a function's name states why its result depends on the version. On the older version,
+/// `scripts/test` runs only the functions with a reason; `--include-ignored`, which `scripts/check --deep`
+/// passes, runs all. With `and_of_the_matrix`, each function is also an ignored test on the version that
+/// `scripts/test-matrix` names.
 macro_rules! on_every_torch {
     ($($name:ident $(: $reason:literal)?),* $(,)?) => {
         mod torch_2_11_0 {

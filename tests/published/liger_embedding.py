@@ -17,7 +17,8 @@ def kept(width, copies):
     return [torch.empty(V, width, device="cuda") for V in SIZES for _ in range(copies)]
 
 
-# Width 4096: weights of the forward benchmark, weights and gradients of the benchmark of both passes.
+# Width 4096: the weights of the forward benchmark, and the weights and gradients of the benchmark of both
+# passes.
 HELD = kept(4096, 3)
 
 

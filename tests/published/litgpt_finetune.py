@@ -33,7 +33,7 @@ with torch.no_grad():
         chunked_cross_entropy(logits[..., :-1, :], ids[..., 1:], chunk_size=0).item()
 model.train()
 for _ in range(3):
-    logits = model(ids, lm_head_chunk_size=128)  # the logits of the step before live until here
+    logits = model(ids, lm_head_chunk_size=128)  # frees the logits of the previous step
     logits[-1] = logits[-1][..., :-1, :]
     loss = chunked_cross_entropy(logits, ids[..., 1:])
     fabric.backward(loss / 8)

@@ -10,7 +10,7 @@ import os
 import sys
 
 import torch
-import torch._inductor.compile_fx  # first: flex_attention alone fails with a circular import
+import torch._inductor.compile_fx  # before flex_attention, which alone fails with a circular import
 from harness import figure
 from torch._inductor.kernel import flex_attention
 from torchtune import modules, training
@@ -24,7 +24,8 @@ name, packs, length = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 setting = SETTINGS.index("lora" if name == "qlora" else name)
 lora = setting == SETTINGS.index("lora")
 compiled, chunked, checkpointing, in_backward, offloading = (setting >= number for number in range(1, 6))
-# 2.6.0 has no tile for this head on an A100 (pytorch/pytorch#141603); the tensors do not depend on it.
+# torch 2.6.0 has no tile size for this head on an A100 (pytorch/pytorch#141603). Any size works, because the
+# tensors do not depend on it.
 flex_attention._get_default_config_bwd = lambda query: (32, 64, 4, 3)
 
 device = torch.device("cuda")
@@ -42,7 +43,7 @@ offload = training.get_act_offloading_ctx_manager(model, offloading)
 
 make = torch.optim.AdamW
 if name == "adam8bit":
-    # As in a first run: with no kernel in Inductor's cache, autotuning needs memory, too.
+    # Starts with an empty cache of Inductor, as a first run does, because autotuning needs memory, too.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath("inductor")
     from torchao.prototype.low_bit_optim import AdamW8bit as make
 trained = [weight for weight in model.parameters() if weight.requires_grad]

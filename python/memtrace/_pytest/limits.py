@@ -201,7 +201,7 @@ def left_behind(use: _blocks.Use, limit: int) -> str:
         [
             f"The test left {_sizes.show(use.left_bytes)} of GPU memory behind, more than its limit of "
             f"{_sizes.show(limit)}.",
-            "After its end, memory that it allocated was still in use, allocated for:",
+            "Memory that it allocated and that was still in use after its end, by owner:",
             "",
             *_blocks.table(use.left, use.left_bytes),
             *more(),

@@ -82,7 +82,8 @@ impl Export for Csv {
     }
 }
 
-/// The texts of the symbols seen so far, escaped as in the file.
+/// The texts of the symbols seen so far, by the index of the symbol, escaped as in the file. `None` for a
+/// symbol that no row has used yet.
 #[derive(Default)]
 struct Texts(Vec<Option<Arc<str>>>);
 

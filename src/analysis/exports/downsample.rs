@@ -50,8 +50,8 @@ impl<T> Largest<T> {
         Largest { most, entries: BinaryHeap::new(), dropped: 0 }
     }
 
-    /// Adds an entry. Two entries with the same `number` and `weight` are both kept or both dropped, except
-    /// for one pair at the limit.
+    /// Adds an entry. Two entries with the same `number` and `weight`, such as an allocation and its free,
+    /// are both kept or both dropped. Only one pair, at the limit, may be split.
     pub(super) fn add(&mut self, weight: i64, number: i64, entry: T) {
         self.entries.push(Reverse(HeapEntry { weight, number: Reverse(number), item: entry }));
         if self.entries.len() > self.most {
@@ -66,7 +66,8 @@ impl<T> Largest<T> {
     }
 }
 
-/// A point of a curve with two lines: the time, and the value of each line.
+/// A point of a curve with two lines: the time `at`, and the values `low` and `high` of the lines at that
+/// time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Point {
     pub(super) at: i64,
@@ -74,12 +75,13 @@ pub(super) struct Point {
     pub(super) high: i64,
 }
 
-/// A curve, reduced to its local extrema. All stretches have the same number of points. Of each stretch, the
-/// curve keeps the first and the last point, the lowest and the highest point of the low line, and the
-/// highest point of the high line. While there are few points, all are kept.
+/// A curve that is reduced to at most `most` stretches. A stretch is a run of consecutive points, and all
+/// stretches except the last have the same number of points. Of each stretch, the curve keeps the first and
+/// the last point, the points with the lowest and the highest `low`, and the point with the highest `high`. A
+/// curve of few points keeps them all.
 pub(super) struct DownsampledCurve {
     most: usize,
-    /// The number of points per stretch.
+    /// The number of points per stretch. It doubles whenever there are more than `most` stretches.
     every: usize,
     /// The number of points in the last stretch.
     filled: usize,

@@ -16,7 +16,8 @@ use crate::state::replay_trace::Replayed;
 pub enum OutputKind {
     /// One file for all processes.
     OneFile(&'static str),
-    /// One file for each process. If there are several, each name has the rank or the name of the trace.
+    /// One file for each process. If there are several processes, each file name contains the rank or, if
+    /// ranks are not unique, the name of the trace.
     FileEach(&'static str),
     /// One file per process, named after the process's trace, so that one folder can hold the files of all
     /// machines of a job.
@@ -51,10 +52,10 @@ pub trait Export: Sync {
     /// for the written paths.
     fn open_with(&self) -> &'static str;
 
-    /// Reads the traces of `job` and writes to its output place.
+    /// Reads the traces of `job` and writes the output to [`Job::place`].
     ///
     /// # Errors
-    /// When a trace cannot be read, the place cannot be written, or the request is invalid.
+    /// When a trace cannot be read, the output cannot be written, or the request is invalid.
     fn write(&self, job: &mut Job<'_>) -> Result<()>;
 }
 
@@ -67,10 +68,10 @@ pub(super) const MAX_EVENTS: Flag = Flag {
     help: "Write at most N events; 0 for all",
 };
 
-/// Returns the value of [`MAX_EVENTS`].
+/// Returns the value of [`MAX_EVENTS`], or `usize::MAX` if the value is 0.
 ///
 /// # Errors
-/// When it is not a number.
+/// When the value is not a number.
 pub(super) fn max_events(options: &Options) -> Result<usize> {
     Ok(match options.number(MAX_EVENTS.name)? {
         Some(0) => usize::MAX,

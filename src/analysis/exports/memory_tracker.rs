@@ -68,7 +68,8 @@ impl Export for MemoryTracker {
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
         let trace = job.trace()?;
         let options = job.options;
-        // A dispatch mode restarts the numbering of ops, and only the last numbering counts.
+        // Each dispatch mode of the program restarts the numbering of ops at 0. `first` becomes the row of
+        // the last call with number 0, because only the last numbering is exported.
         let (mut calls, mut first) = (OpCalls::new(options.device), 0);
         let replayed = each(trace, options, &mut calls, |seq, call, _| {
             if call.index == 0 {
@@ -93,7 +94,7 @@ impl Export for MemoryTracker {
     }
 }
 
-/// Visits the calls of ops, with the `seq` of their rows.
+/// Replays the trace. Calls `visit` with each op call in the window and with the `seq` of the call's row.
 fn each(
     trace: &TraceFile,
     options: &Options,
@@ -120,7 +121,7 @@ fn each(
 struct OpCallRun<'a> {
     trace: &'a TraceFile,
     options: &'a Options,
-    /// The `seq` of the first call of the last numbering.
+    /// The `seq` of the row of the first exported call. Earlier calls belong to earlier numberings.
     first: i64,
     calls: OpCalls,
 }

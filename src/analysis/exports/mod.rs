@@ -108,7 +108,7 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
     Ok(Answer { body: printer, json: Value::Object(json), footer, ..Answer::default() })
 }
 
-/// Returns the path of each file to write, with the processes that it contains.
+/// Returns the path of each file or folder to write, with the processes whose data it gets.
 fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(Input, PathBuf)>> {
     let (OutputKind::OneFile(ending)
     | OutputKind::FileEach(ending)

@@ -162,8 +162,7 @@ impl Write for Out {
         Ok(bytes.len())
     }
 
-    /// Never fails, because [`Out::finish`] returns the first failure. After a failure, nothing more is
-    /// written.
+    /// Always returns `Ok`. The first failure is stored for [`Out::finish`], and nothing is written after it.
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.failed.is_none() {
             let result = match &mut self.sink {

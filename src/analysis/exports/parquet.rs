@@ -140,12 +140,12 @@ fn is_export(file: &Path) -> bool {
     is_file && read().is_some_and(|found| found.file_metadata().created_by().is_some_and(has_our_name))
 }
 
-/// Reads the value of a column.
+/// A function that returns the value of one column of a row.
 #[derive(Clone, Copy)]
 enum Get {
     Int(fn(&Record) -> i64),
     Text(fn(&Record) -> Symbol),
-    /// Returns the text of an enum value.
+    /// For a column with an enum, whose values are written as texts.
     Word(fn(&Record) -> &'static str),
 }
 

@@ -196,7 +196,7 @@ impl Figure {
     }
 }
 
-/// Renders an SVG file as a PNG file.
+/// Renders the text of an SVG file, and returns the bytes of a PNG file.
 pub(super) fn png(svg: &str) -> Result<Vec<u8>, String> {
     static FONT: LazyLock<Arc<Database>> = LazyLock::new(|| {
         let mut fonts = Database::new();

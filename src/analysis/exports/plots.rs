@@ -185,7 +185,7 @@ fn title(trace: &TraceFile) -> String {
     title
 }
 
-/// Returns the profiler's title, which has the peaks of a device.
+/// Returns the two lines of the profiler's title: the peaks of allocated and of reserved memory on `device`.
 pub(super) fn maxima(replayed: &Replayed, device: i32) -> Vec<String> {
     let peak =
         |metric| replayed.replay.find(device).map_or(0, |device| device.peak(metric).bytes) as f64 / GIB;

@@ -13,7 +13,7 @@ use crate::whatif::{Change, Prediction, Predictor, advice, sureness};
 
 /// The maximum number of changes per track.
 const MOST: usize = 5;
-/// The number of time buckets of the measured curve in one bucket of a predicted curve.
+/// One bucket of a predicted curve covers this many time buckets of the measured curve.
 pub(super) const CURVE: usize = 8;
 /// The maximum number of rows of one step that are kept at once: about 100 MB.
 const MOST_ROWS: usize = 500_000;

@@ -14,7 +14,8 @@ const MOST: usize = 12;
 /// The name of the part of all other modules.
 pub(super) const REST: &str = "(other)";
 
-/// A cut through the tree of modules.
+/// The division of a tree of modules into parts. A part is one module, with or without its submodules. All
+/// modules outside these parts form the part [`REST`].
 pub(super) struct ModuleCut {
     /// The parts, largest first, and [`REST`] as the last.
     pub(super) names: Vec<String>,

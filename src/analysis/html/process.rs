@@ -35,7 +35,7 @@ pub(super) struct FirstReading {
     sizes: Vec<(i32, SizeHistogram)>,
     /// The last OOM of each device.
     ooms: Vec<(i32, Option<LastOom>)>,
-    /// The time span of the window.
+    /// The time span of the window, in ns since the start of the trace.
     time_ns: (i64, i64),
     /// The changes that could lower a peak.
     changes: Vec<Change>,
@@ -101,7 +101,7 @@ impl FirstReading {
         let whole = options.window == replay::Window::default();
         let (start, end) = time.unwrap_or((0, 0));
         let time_ns = (if whole { start.min(0) } else { start }, end);
-        // A program without torch has nothing to change.
+        // The changes apply to torch's allocations, so a program without torch gets no advice.
         let changes =
             if metric == Metric::Allocated { contents.candidates(&replayed.symbols) } else { Vec::new() };
         let host = host.unwrap_or_default();
@@ -204,8 +204,9 @@ impl FirstReading {
         )
     }
 
-    /// The second reading of one of the traces `among` a run: fills a track for each device that was used.
-    /// `size` returns the number of time buckets and of allocations for a device.
+    /// Reads the trace a second time, and fills a track for each device that was used. `among` has all traces
+    /// of the run. `size` returns the number of time buckets and the maximum number of allocations for a
+    /// device.
     pub(super) fn second_reading(
         self,
         trace: &TraceFile,
@@ -222,7 +223,8 @@ impl FirstReading {
         let host_memory = host::timeline(&self.host, self.time_ns, pack);
         let killed = host::killed(trace, &self.host, among, options)?;
         for (ordinal, metric) in self.devices(options) {
-            // The replay does not know a device that has only samples from the kernel.
+            // If the trace has only the kernel's samples of host memory, the replay has no entry for the
+            // host.
             let mut without_blocks = replay::Device::default();
             without_blocks.ordinal = ordinal;
             let device = self.replayed.replay.find(ordinal).unwrap_or(&without_blocks);

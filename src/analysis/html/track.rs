@@ -19,13 +19,13 @@ use crate::state::replay_trace::Replayed;
 use crate::state::series::{Series, TimeGrid};
 use crate::state::stacked_series::StackedSeries;
 
-/// The number of time buckets of the lines in one bucket of the stacked curve.
+/// One bucket of the stacked curve covers this many time buckets of the lines.
 const STACK: usize = 8;
 /// The number of rows kept on each side of the peak and of the OOM.
 const AROUND: i64 = 8192;
 /// The maximum number of segment changes that are kept.
 const MOST_MARKS: usize = 20_000;
-/// The maximum number of OOMs, and of failed calls, that are kept. Each gets a pin.
+/// The maximum number of OOMs, and of failed calls, that are kept. The page shows each as a pin.
 const MOST_PINS: usize = 500;
 
 /// The results of the first reading that a track needs.

@@ -108,7 +108,8 @@ impl Profile {
         }
         if !self.has_tags {
             notes.push(
-                "no tags in the trace: parameters, gradients and optimizer state follow the rule above"
+                "no tags in the trace: the note above also applies to parameters, gradients and optimizer \
+                 state"
                     .to_owned(),
             );
         }
@@ -152,8 +153,8 @@ fn needs_flow(trace: &TraceFile) -> bool {
 }
 
 /// The note on a trace without io records.
-pub const NO_IO: &str = "no io records in the trace (MEMTRACE_OPS=io writes them): INCREMENT_VERSION is \
-                         missing, and categories are copied from the rows";
+pub const NO_IO: &str = "without MEMTRACE_OPS=io, changes in place (INCREMENT_VERSION) are missing, and \
+                         categories are copied from the rows";
 /// The note on a trace with io records.
 pub const RULE: &str =
     "* inferred from the flow of data between ops, by torch.profiler's passes (MEMTRACE_OPS=io)";

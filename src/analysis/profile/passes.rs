@@ -95,7 +95,8 @@ pub(super) fn classify(reading: &BlocksAndFlow) -> Categories {
     found
 }
 
-/// Applies the tags of category `recorded`.
+/// Sets the category of the blocks whose `tag` row has the category `recorded`. Replaces an inferred
+/// category.
 fn apply_tags(found: &mut Categories, reading: &BlocksAndFlow, recorded: TraceCategory, category: Category) {
     for (place, block) in reading.blocks.iter().enumerate() {
         if block.tagged && block.recorded == recorded {

@@ -46,7 +46,7 @@ pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<BlocksAndFlow
     Ok(reading)
 }
 
-/// The symbols that the texts of rows are compared with.
+/// The symbols of the texts that rows are compared with. Symbols are compared because that is faster.
 struct KnownSymbols {
     operator: Symbol,
     backward_function: Symbol,
@@ -94,7 +94,7 @@ impl FlowReader {
                 before.sort_by_key(|block| block.id);
                 for block in before.into_iter().filter(|block| block.id != row.alloc_id) {
                     let (addr, recorded) = (block.addr, block.owner.category);
-                    // No allocation has any other category, so any other category is from a tag.
+                    // An allocation has one of these categories, so any other category is from a `tag` row.
                     let at_alloc = matches!(
                         recorded,
                         TraceCategory::None

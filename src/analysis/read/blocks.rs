@@ -90,7 +90,7 @@ impl FileRange {
         let own = (self.end - from) as usize;
         let mut filled: usize = 0;
         loop {
-            // Read past the range to find the end of its last line, twice as far each time.
+            // Read past the range to find the end of its last line. Each try reads more than twice as far.
             let behind = filled.saturating_sub(own) * 2 + TAIL;
             let wanted = ((self.file_end - from) as usize).min(own + behind);
             if bytes.len() < wanted {

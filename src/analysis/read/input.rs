@@ -25,9 +25,9 @@ pub struct Input {
 }
 
 impl Input {
-    /// Opens the file or folder at `path`. If a folder has no trace, this searches it for PyTorch's memory
-    /// snapshots, and then opens its newest subfolder with a trace. If a folder has several runs, this opens
-    /// the newest.
+    /// Opens the file or folder at `path`. If a folder has no trace, this opens its PyTorch memory snapshots
+    /// or, if it has none, its newest subfolder with a trace. If a folder has several runs, this opens the
+    /// newest.
     ///
     /// # Errors
     /// When there is no trace, or when one cannot be read.
@@ -103,7 +103,7 @@ fn opened(files: &[PathBuf]) -> Result<Vec<TraceFile>> {
     let (mut traces, mut gone) = (Vec::<TraceFile>::new(), Vec::new());
     for file in files {
         match TraceFile::open(file) {
-            // The folder may have been listed with both the plain and the compressed file of the part.
+            // The list has both the plain and the compressed file of this part. The other entry opens it.
             Ok(trace) if trace.path != *file && files.binary_search(&trace.path).is_ok() => {}
             Ok(trace) => traces.push(trace),
             Err(error) if error.is_no_file() => gone.push((file, error)),

@@ -93,7 +93,8 @@ struct PoolState<J> {
     stopped: bool,
 }
 
-/// The next job to take.
+/// The state of the next job to take: finished, not finished yet, or there is none because the jobs have
+/// ended.
 enum Front<J> {
     Ready(J),
     NotYet,
@@ -136,7 +137,7 @@ impl<J: Default, N: FnMut(&mut J) -> bool> OrderedPool<J, N> {
         None
     }
 
-    /// Stores a finished job.
+    /// Stores a finished job, and wakes the taking thread if it waits for this job.
     fn deliver(&self, number: u64, job: J) {
         let mut state = self.state();
         let place = (number - state.taken) as usize;
@@ -149,7 +150,7 @@ impl<J: Default, N: FnMut(&mut J) -> bool> OrderedPool<J, N> {
         }
     }
 
-    /// Takes the next finished job.
+    /// Takes the next job in order, if it is finished.
     fn front(&self) -> Front<J> {
         let mut state = self.state();
         if let Some(Some(_)) = state.done.front()
@@ -177,7 +178,8 @@ impl<J: Default, N: FnMut(&mut J) -> bool> OrderedPool<J, N> {
     }
 }
 
-/// Stops the other threads on drop, if the taking thread is done (`always`) or the current thread panics.
+/// Stops the other threads on drop. With `always`, each drop does so. Without it, only a drop during a panic
+/// of the current thread does.
 struct StopOnDrop<'a, J: Default, N: FnMut(&mut J) -> bool> {
     pool: &'a OrderedPool<J, N>,
     always: bool,

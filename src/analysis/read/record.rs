@@ -126,7 +126,8 @@ impl Wanted {
         self
     }
 
-    /// Removes the columns that a file with `width` columns lacks.
+    /// Removes the columns with an index of `width` or more. A file from an older version has only the first
+    /// `width` columns.
     #[must_use]
     pub(crate) fn within(mut self, width: usize) -> Wanted {
         for columns in &mut self.0 {
@@ -142,7 +143,7 @@ impl Wanted {
     }
 }
 
-/// The type of a field of [`Record`].
+/// The Rust type of a field of [`Record`], from the type of its column.
 macro_rules! field_type {
     (bytes) => {
         i64

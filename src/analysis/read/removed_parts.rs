@@ -51,7 +51,8 @@ pub(super) struct OpeningRows {
 }
 
 impl OpeningRows {
-    /// Starts before the meta row and the `opening_rows` rows that the meta row announces.
+    /// Expects the meta row of a part, then the `opening_rows` rows that the meta row announces. With
+    /// `is_needed`, the rows are kept for [`OpeningRows::add`] to return.
     pub(super) fn new(opening_rows: u64, is_needed: bool) -> OpeningRows {
         OpeningRows { left: opening_rows.saturating_add(1), rows: is_needed.then(Vec::new), beyond: 0 }
     }
@@ -61,8 +62,8 @@ impl OpeningRows {
         self.left == 0
     }
 
-    /// Processes the next row, which is the meta row or an opening row. After the last one, returns all of
-    /// them if they are needed.
+    /// Processes the next row, which is the meta row or an opening row. Returns all of these rows after the
+    /// last one if they are needed, and otherwise `None`.
     pub(super) fn add(&mut self, row: &Record) -> Option<Vec<Record>> {
         self.left -= 1;
         let rows = self.rows.as_mut()?;
@@ -74,12 +75,12 @@ impl OpeningRows {
         if self.left == 0 { self.rows.take() } else { None }
     }
 
-    /// Describes the problem with the opening rows, if any, at the end of the part at `path`.
+    /// Describes the problem with the opening rows, if there is one. Called at the end of the part at `path`.
     pub(super) fn problem(&self, path: &Path) -> Option<String> {
         let name = path.file_name().unwrap_or(path.as_os_str()).display();
         if self.left > 0 {
             let rows = counted(self.left, "opening row");
-            return Some(format!("{name}: {rows} that its meta row names are missing"));
+            return Some(format!("{name}: {rows} missing, by the count in its meta row"));
         }
         let rows = counted(self.beyond, "opening row");
         (self.beyond > 0).then(|| {
@@ -97,7 +98,7 @@ pub(super) struct LivePieces {
     /// The reserved bytes of each device that have no allocation row, because the recorder did not see the
     /// calls that allocated these segments.
     unseen: FxHashMap<i32, i64>,
-    /// The last row, and the last row with a phase, whose step and phase are used for the new rows.
+    /// The last row, and the last row with a phase. New rows get the step and the phase of the second one.
     last: (Record, Record),
     caching_allocator: Symbol,
 }
@@ -147,7 +148,7 @@ impl LivePieces {
     pub(super) fn changes(&self, opening: &[Record]) -> Vec<Record> {
         let Some((meta, opening)) = opening.split_first() else { return Vec::new() };
         let effect = |row: &Record| MemoryKind::of(row.event).map(|(_, effect)| effect);
-        // A freed block that a stream still uses has two opening rows: an allocation and its free.
+        // If a stream still uses a freed block, the block has two opening rows: an allocation and its free.
         let freed: FxHashSet<i64> =
             opening.iter().filter(|row| effect(row) == Some(Effect::Free)).map(|row| row.alloc_id).collect();
         let is_live = |row: &&Record| {
@@ -182,7 +183,8 @@ impl LivePieces {
         rows
     }
 
-    /// Returns a row for each device whose unseen segments changed.
+    /// Returns a row for each device whose unseen reserved bytes have changed: a `segment_map` or a
+    /// `segment_unmap` row with the difference.
     fn unseen_changes(&self, opening: &[Record]) -> Vec<Record> {
         let mut now: FxHashMap<i32, i64> = FxHashMap::default();
         let is_unseen = |row: &&Record| {
@@ -205,7 +207,8 @@ impl LivePieces {
         changes.filter(|row| row.delta_bytes != 0).collect()
     }
 
-    /// Returns the memory that a row describes. The bytes of a free are negative.
+    /// Returns the memory that a row adds or, with negative bytes, frees. Returns `None` if the row is not
+    /// about memory.
     fn extent(&self, row: &Record) -> Option<Extent> {
         let (kind, _) = MemoryKind::of(row.event)?;
         let in_segment = row.api == self.caching_allocator;
@@ -213,7 +216,7 @@ impl LivePieces {
     }
 }
 
-/// Returns the row that frees an allocation.
+/// Returns the row that frees the memory of the allocation row `alloc`.
 fn free_of(alloc: &Record) -> Option<Record> {
     let (kind, _) = MemoryKind::of(alloc.event)?;
     Some(Record { event: kind.free_event(), delta_bytes: alloc.delta_bytes.wrapping_neg(), ..*alloc })
@@ -282,7 +285,7 @@ mod tests {
     #[test]
     fn more_opening_rows_than_are_kept_are_counted_once_and_noted() {
         // Part 1 allocates one block. Part 5 opens with this block and seven new ones, and then allocates one
-        // more.
+        // more: the reading has 9 allocations and no wrong opening.
         let (events, summary) = read("few", 8, 8);
         let summary = summary.unwrap();
         assert_eq!((allocs(&events), &summary.wrong_openings[..]), (1 + 7 + 1, &[][..]));
@@ -298,7 +301,7 @@ mod tests {
         let (events, summary) = read("lies", 3, u64::MAX);
         assert_eq!(allocs(&events), 1);
         let [told] = &summary.unwrap().wrong_openings[..] else { panic!("nothing is told") };
-        assert!(told.ends_with("that its meta row names are missing"), "{told}");
+        assert!(told.ends_with("missing, by the count in its meta row"), "{told}");
     }
 
     #[test]
@@ -308,7 +311,7 @@ mod tests {
         assert_eq!((allocs(&events), summary.unwrap().removed), (1, vec![]));
         let (_, summary) = read_and("lost", 3, 3, "", remove);
         assert!(summary.unwrap_err().is_no_file());
-        // If a part was compressed, the reader opens the compressed copy.
+        // Part 5 is compressed after it is opened: the reader opens the compressed copy.
         let compress = |part: &Path| {
             let copy = std::fs::File::create(files::compressed(part, Compression::Zst)).unwrap();
             zstd::stream::copy_encode(std::fs::File::open(part).unwrap(), copy, 1).unwrap();

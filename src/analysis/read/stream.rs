@@ -329,7 +329,7 @@ impl TraceFile {
         let mut blocks = Blocks::open(&self.path, self.limit, may_grow).map_err(io)?;
         let mut failed = false;
         let next = move |job: &mut BlockJob| {
-            // Deliver an error as a job of its own, so that the rows before the error are visited first.
+            // Deliver a read error as a separate job, so that the rows before the error are visited first.
             let more = !failed && blocks.next(job).unwrap_or_else(|error| job.fail(error));
             failed = job.error.is_some();
             more

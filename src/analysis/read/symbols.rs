@@ -23,7 +23,8 @@ impl Symbol {
     /// `(without detail)`: the owner is unknown, see [`memtrace_trace::detail`].
     pub const WITHOUT_DETAIL: Symbol = Symbol(3);
 
-    /// Returns the number of the symbol, as an index for a list with an entry for each symbol.
+    /// Returns the number of the symbol. The numbers start at 0 without gaps, so a list can have one element
+    /// for each symbol.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize

@@ -65,7 +65,7 @@ impl PartTail {
     /// Passes the rows of the next block to `visit`. Returns `None` if nothing new was written.
     pub(crate) fn read_block(&mut self, mut visit: impl FnMut(&Record)) -> Option<BlockRead> {
         let old = self.rest.len();
-        // An unreadable file has nothing new.
+        // Treat a read error as if nothing new was written.
         let got = self.source.by_ref().take(BLOCK as u64).read_to_end(&mut self.rest).ok()?;
         if got == 0 {
             return None;

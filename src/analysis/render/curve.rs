@@ -41,8 +41,8 @@ pub struct CurveLine<'a> {
 }
 
 impl CurveLine<'_> {
-    /// Returns the color of the line, which is the same as on the HTML page. Reserved memory and device
-    /// memory in use have different colors.
+    /// Returns the color of the line, which is the color on the HTML page: one for reserved memory, another
+    /// for any other total.
     fn style(&self) -> Style {
         if self.name == "reserved" { VERMILION } else { PURPLE }
     }
@@ -72,7 +72,7 @@ impl Curve<'_> {
         self.grid.buckets.div_ceil(2)
     }
 
-    /// Returns the bucket with the highest value in a column, and that value.
+    /// Of the two buckets in a column of the terminal, returns the index and the value of the higher one.
     fn highest(values: &[i64], column: usize) -> (usize, i64) {
         let first = column * 2;
         let last = (first + 1).min(values.len().saturating_sub(1));
@@ -94,7 +94,7 @@ impl Curve<'_> {
         printer.fence();
         self.marks(printer, columns);
         for row in (0..height).rev() {
-            // The bytes at the lower edge of the line, and the bytes per line.
+            // The bytes at the lower edge of this line of the area, and the bytes per line.
             let (low, step) = (most as f64 * row as f64 / height as f64, most as f64 / height as f64);
             let label = match row {
                 _ if row + 1 == height => self.units.show(most).to_string(),
@@ -131,7 +131,7 @@ impl Curve<'_> {
         printer.fence();
     }
 
-    /// Returns the index of the band at height `at` (in bytes) in a bucket.
+    /// Returns the index of the band that is at the height of `at` bytes in a bucket whose total is `value`.
     fn band(&self, bucket: usize, value: i64, at: f64) -> usize {
         let sum: i64 = self.bands.iter().filter_map(|band| band.bytes.get(bucket)).sum();
         // The total also includes blocks whose category is not drawn, so it can be a little higher than the
@@ -289,7 +289,8 @@ impl Curve<'_> {
     }
 }
 
-/// Returns the color of a phase. The phases of a training step have fixed colors.
+/// Returns the color of a phase. The phases of a training step have fixed colors. All others take turns by
+/// `place`, their index.
 fn hue(name: &str, place: usize) -> Style {
     Style::Hue(match name {
         "forward" => 4,

@@ -42,7 +42,7 @@ impl Footer {
         footer
     }
 
-    /// Adds one replayed trace. `ordinal` is the device of the report, if it has one.
+    /// Adds the notes on one replayed trace. `ordinal` is the device whose peak the report shows, or `None`.
     pub fn add(&mut self, trace: &TraceFile, replayed: &Replayed, ordinal: Option<i32>) {
         self.add_reading(trace, replayed);
         if let Some(ordinal) = ordinal {
@@ -89,8 +89,8 @@ impl Footer {
         self.notes.extend(note.filter(|note| !self.notes.contains(note)));
     }
 
-    /// Adds the lost events and the damage of a trace. A report that stops before the end of the trace calls
-    /// this and [`Footer::add_share`] instead of [`Footer::add`].
+    /// Adds the lost events and the damage of a trace. For a report that stops before the end of the trace,
+    /// which must not call [`Footer::add`]: that method notes a missing end row.
     pub fn add_reading(&mut self, trace: &TraceFile, replayed: &Replayed) {
         self.lost += replayed.replay.counts.lost;
         let name = trace.path.file_name().unwrap_or(trace.path.as_os_str()).display();

@@ -77,7 +77,8 @@ impl PhantomRun {
         }
     }
 
-    /// Returns the ranks that ran, such as `0,2-4`, and the job's number of ranks, for each such number.
+    /// Returns one pair for each size of a job with stand-ins: the ranks that ran, such as `0,2-4`, and the
+    /// job's number of ranks.
     fn ranks(&self) -> impl Iterator<Item = (String, u64)> {
         self.ranks.iter().map(|(world, pieces)| {
             let pieces: Vec<&str> = pieces.iter().map(|(_, piece)| piece.as_str()).collect();
@@ -106,7 +107,7 @@ impl PhantomRun {
         let mut text = format!("simulated {gpus} {}: kernels did not run", list(&self.cards, 9));
         for (ranks, world) in self.ranks() {
             let (rank, rest) = if ranks.contains([',', '-']) {
-                ("; ranks", "ran, each among stand-ins for all others")
+                ("; ranks", "ran, each with stand-ins for all others")
             } else {
                 ("; only rank", "ran, the others were stand-ins")
             };

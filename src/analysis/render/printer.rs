@@ -176,7 +176,7 @@ impl Printer {
         }
     }
 
-    /// Adds a line as several lines. The second and later lines are indented by two more columns.
+    /// Adds a line, wrapped at `width` columns. The second and later lines are indented by two more columns.
     fn wrapped(&mut self, cells: &[Cell], width: usize) {
         let (start, words) = words(cells);
         let indent = (start + 2).min(width / 2);

@@ -6,8 +6,8 @@ use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 
 /// Returns the name of the process of `trace` among the processes of `input`, with its process id: `rank 1 of
-/// this run (pid 4711)`. The name has the script if the run has a single rank, or if another process of the
-/// run started this one.
+/// this run (pid 4711)`. The name has the rank if the run has several ranks. It has the script if the run has
+/// one rank, or if another process of the run started this one.
 pub(crate) fn process_name(trace: &TraceFile, input: &Input) -> String {
     let meta = &trace.meta;
     let is_worker = parent(trace, input).is_some();

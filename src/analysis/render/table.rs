@@ -65,7 +65,8 @@ impl Table {
         cells.fold(self.columns[column].0.chars().count(), usize::max)
     }
 
-    /// Returns true if a column has only bars, which repeat the share in the next column.
+    /// Returns true if a column has only bars. A bar repeats the share in the next column, so it can be left
+    /// out.
     fn is_bar(&self, column: usize) -> bool {
         let mut cells = self.rows.iter().filter_map(|row| row.get(column)).map(Cell::text).peekable();
         self.columns[column].0.is_empty()
@@ -195,7 +196,7 @@ impl Printer {
             let (head, side) = &table.columns[column];
             let cell = match side {
                 Side::Left => cell.clone(),
-                // A number and its head stay on one line.
+                // Keep a number and its head on one line.
                 Side::Right => {
                     let text = format!("{head} {}", cell.text());
                     cell.with_text(&text.replace(' ', &NO_BREAK.to_string()))

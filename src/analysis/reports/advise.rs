@@ -123,8 +123,8 @@ fn target(options: &Options) -> Result<Option<i64>> {
     }
 }
 
-/// Returns the size of the request that failed if [`Prediction::before`] includes it. Every other report
-/// shows the peak without this request.
+/// Returns the size of the failed request, or `None` if [`Prediction::before`] does not include it. Every
+/// other report shows the peak without this request.
 pub(super) fn failed_request(replayed: &Replayed, prediction: &Prediction) -> Option<i64> {
     let allocated = replayed.replay.find(prediction.device)?.peak(Metric::Allocated).bytes;
     Some(prediction.before.bytes - allocated).filter(|bytes| *bytes > 0 && replayed.replay.ended_in_oom())
@@ -212,8 +212,8 @@ impl Advised {
     fn beside(&self, prediction: &Prediction) -> i64 {
         let device = self.replayed.replay.find(prediction.device);
         let peak = |metric| device.map_or(0i64, |device| device.peak(metric).bytes);
-        // Unlike `Prediction::before`, none of these peaks includes a failed request, so neither does the
-        // difference.
+        // None of these peaks includes a failed request. `Prediction::before` may include one, so do not use
+        // it here.
         peak(Metric::Used).max(peak(Metric::Reserved)).saturating_sub(peak(Metric::Allocated)).max(0)
     }
 
@@ -261,7 +261,7 @@ struct Fit {
     /// The bytes that the run needs with the changes. If no tried set fits, this is the lowest need of all
     /// tried sets; `None` if no set was tried.
     needs: Option<i64>,
-    /// The indices of the changes; `None` if no tried set reaches the size.
+    /// The indices of the changes that make the run fit; `None` if no tried set does.
     set: Option<Vec<usize>>,
 }
 
@@ -294,11 +294,11 @@ impl Fit {
                     format!("No set of up to {MOST_CHANGES} of these changes reaches {target}"),
                     Style::Alarm,
                 ),
-                format!(": the least is {needs}, instead of {now}").into(),
+                format!(": it needs at least {needs}, instead of {now}").into(),
             ]),
         }
         printer.plain(format!(
-            "Both figures include {} in addition to the allocated blocks, as in this run: the allocator's \
+            "The needed memory includes {} beyond the allocated blocks, as in this run: the allocator's \
              cache, the CUDA context, libraries",
             units.show(self.beside)
         ));

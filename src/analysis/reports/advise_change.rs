@@ -30,9 +30,9 @@ pub(super) const CHANGES: &[Flag] = &[
     flag(
         "optimizer",
         "NAME",
-        "Use another optimizer: 8bit, adafactor, sgd or in-backward (8bit,in-backward)",
+        "Use this optimizer: 8bit, adafactor or sgd, in-backward, or both: 8bit,in-backward",
     ),
-    flag("offload", "WHAT", "Keep this in host memory: optimizer"),
+    flag("offload", "WHAT", "Offload to host memory: optimizer (its state and its step)"),
     flag("autocast", "TYPE", "Run the forward under torch.autocast to this type: bf16 or fp16"),
     flag("dtype", "TYPE", "Train in this type instead of float32: bf16 or fp16"),
     flag("chunk-loss", "N", "Run the head and the loss on N parts of the tokens, one after the other"),
@@ -65,8 +65,7 @@ impl Report for AdviseChange {
             &[
                 Flag::switch(
                     "reserved",
-                    "Also replay the changed requests with PyTorch's own allocator: the peak of reserved \
-                     memory",
+                    "Also predict reserved memory: replay the changed requests with PyTorch's own allocator",
                 ),
                 flag(
                     "python",
@@ -89,7 +88,7 @@ impl Report for AdviseChange {
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
             let changes = whatif::with_units(trace, &parsed, options)?;
-            // Predict all changes at once and, if there are several, each one alone.
+            // Predict the effect of all changes together and, if there are several, of each change alone.
             let mut lists = vec![changes.clone()];
             if changes.len() > 1 {
                 lists.extend(changes.iter().map(|change| vec![change.clone()]));
@@ -121,7 +120,8 @@ impl Report for AdviseChange {
     }
 }
 
-/// Adds the row of a peak to the table.
+/// Adds a row to the table: the peak in `moment`, the bytes that it saves compared with `before`, and its
+/// owner.
 fn row(
     table: &mut Table,
     name: String,
@@ -215,7 +215,7 @@ fn print(
 /// The text in place of a prediction for a change to 16 bits, if the run computes in 16 bits already.
 const HALF_ALREADY: &str = "not predicted: the run computes in 16 bits or fewer already, and which of its blocks are float32 is unknown";
 
-/// Returns a text that explains why a change has no effect.
+/// Returns the text for a change that changes no block of this trace, with the reason.
 fn nothing(change: &Change) -> &'static str {
     match change {
         Change::Checkpoint(_) => {

@@ -21,7 +21,7 @@ pub(super) struct FirstAdvice {
     pub(super) option: String,
     /// The number of bytes that the change saves.
     pub(super) saved: i64,
-    /// True if `saved` is a lower bound.
+    /// True if the change saves at least `saved` bytes; false if `saved` is the expected value.
     pub(super) is_least: bool,
     pub(super) costs: String,
 }
@@ -32,9 +32,10 @@ pub(super) struct Advised {
     /// The prediction for the device with the highest peak; `None` if no device has an allocated block.
     pub(super) prediction: Option<Prediction>,
     pub(super) changes: Vec<Change>,
-    /// The sets of changes that were tried, as indices of `changes`: first the sets of one change, in order.
+    /// The sets of changes that were tried, as indices of `changes`: first each change alone, in order, then
+    /// the larger sets.
     pub(super) sets: Vec<Vec<usize>>,
-    /// True if the trace has tags.
+    /// True if the trace has `tag` rows, from which the categories of blocks are known.
     pub(super) tags: bool,
 }
 

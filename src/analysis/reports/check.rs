@@ -97,7 +97,7 @@ impl Report for Check {
                 "examples": examples(&replayed).collect::<Vec<_>>(),
             }));
         }
-        // The body of the answer already lists the damage.
+        // The body of the answer already lists the damage, so do not print it in the footer again.
         footer.damage.clear();
         let json = json!({ "ok": verdict == Verdict::Fine, "files": files });
         let next = vec![next("summary", input, "")];
@@ -140,11 +140,11 @@ fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 13] {
         problem("missing_parts", "parts missing", missing),
         problem(
             "parts_with_other_opening_rows",
-            "parts whose opening rows differ from their meta row",
+            "parts with missing or too many opening rows",
             replayed.summary.wrong_openings.len() as u64,
         ),
         problem("gaps_in_seq", "gaps in seq", found.seq_gaps),
-        problem("missing_rows", "rows missing in these gaps", found.missing_rows),
+        problem("missing_rows", "rows missing in the gaps of seq", found.missing_rows),
         problem("totals_that_the_deltas_do_not_give", "totals that differ from the replay", found.totals),
         problem("frees_of_what_was_not_live", "frees of blocks that are not live", found.unmatched_frees),
         problem(

@@ -45,8 +45,8 @@ impl Report for CheckFiles {
                 if part.path.parent() != trace.path.parent() {
                     continue;
                 }
-                // Each part begins with the blocks that are live at its start. These rows are new in the
-                // first existing part; a later part repeats them.
+                // Each part begins with rows for the blocks that are live at its start. In a later part, a
+                // reader must skip these rows and the meta row, because they repeat the part before.
                 let repeated = if index == 0 { 0 } else { part.meta.opening_rows.saturating_add(1) };
                 let path = part.path.display().to_string();
                 printer.plain(printable(&path));

@@ -15,7 +15,7 @@ pub(super) struct DevicePeaks<const N: usize> {
 }
 
 struct ProcessPeaks<const N: usize> {
-    /// Unix ns of the first and the last row.
+    /// The times of the first and the last row, in ns since the Unix epoch.
     lifetime: (i64, i64),
     peaks: [i64; N],
 }
@@ -44,7 +44,8 @@ fn largest_sums<const N: usize>(processes: &[ProcessPeaks<N>]) -> [i64; N] {
         changes.push((process.lifetime.0, false, index));
         changes.push((process.lifetime.1, true, index));
     }
-    // A process that ends at the moment when another one begins counts as running at the same time.
+    // At equal times, a beginning sorts before an end, so a process that ends when another one begins counts
+    // as running at the same time.
     changes.sort_unstable();
     let (mut now, mut highest) = ([0_i64; N], [0_i64; N]);
     for (_, ends, index) in changes {
@@ -68,7 +69,7 @@ mod tests {
         assert_eq!(sums(&[process(0, 9, 5), process(10, 19, 7)]), [7, 14]);
         assert_eq!(sums(&[process(0, 10, 5), process(10, 19, 7)]), [12, 24]);
         assert_eq!(sums(&[process(0, 90, 5), process(10, 19, 7), process(20, 29, 6)]), [12, 24]);
-        // If the traces have no start times, all processes count as running at the same time.
+        // Without start times in the traces, all processes count as running at the same time.
         assert_eq!(sums(&[process(0, 0, 5), process(0, 0, 7)]), [12, 24]);
         assert_eq!(sums(&[]), [0, 0]);
     }

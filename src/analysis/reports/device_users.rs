@@ -143,7 +143,7 @@ impl DeviceUse {
     }
 }
 
-/// Reads the use of each GPU by every process of a run.
+/// Returns the memory of every process of a run on each GPU, with the home of each process.
 pub(super) fn read_users(input: &Input, options: &Options) -> Result<RunUsers> {
     let mut all = RunUsers::default();
     for trace in &input.traces {
@@ -190,19 +190,21 @@ pub(super) struct DeviceUser {
     sees_all: bool,
     rank: i32,
     pid: String,
-    /// The id of its nearest ancestor with a trace in the run; `None` if there is no such ancestor.
+    /// The id of the nearest ancestor process that has a trace in the run; `None` if there is no such
+    /// ancestor.
     parent: Option<String>,
     /// The name of the process, with its pid.
     name: String,
-    /// True if this is the GPU on which the process reserved the most memory. If the process has a `parent`,
-    /// the parent's GPU counts instead.
+    /// True if `device` is the home of the process: the GPU on which it reserved the most memory. The home of
+    /// a process with a `parent` is the home of the parent.
     is_home: bool,
     level: Level,
     /// Of the memory outside PyTorch, the most that NCCL took.
     nccl: i64,
     /// The op of the first allocation on this GPU.
     op: String,
-    /// The call that put the process there; `None` if the trace has no Python lines of it.
+    /// The call with which the process first used this GPU; `None` if the trace has no Python lines of the
+    /// call.
     call: Option<FirstCall>,
 }
 
@@ -224,12 +226,13 @@ impl DeviceUser {
         (self.host.clone(), self.device, (!self.sees_all).then(|| self.pid.clone()))
     }
 
-    /// The place of the first use: the call and line of Python, or the op.
+    /// Returns the first use of the GPU as text: the call and its Python line or, if they are unknown, the
+    /// op.
     fn first(&self) -> String {
         self.call.as_ref().map_or_else(|| self.op.clone(), FirstCall::text)
     }
 
-    /// The remedy, if the process works on another GPU.
+    /// Returns the remedy, or `None` if this GPU is the home of the process.
     fn remedy(&self) -> Option<&'static str> {
         let remedy = self.call.as_ref().map_or(UNKNOWN_CALL, |call| call.remedy);
         (!self.is_home).then_some(remedy)
@@ -255,9 +258,9 @@ pub(super) struct Unnamed {
     bytes: i64,
 }
 
-/// Returns the memory on each GPU that no trace of the run explains, according to a process that mainly works
-/// on the GPU. In a run of several processes, this memory may still belong to them, because a context that
-/// allocates nothing has no row in a trace.
+/// Returns the memory on each GPU that no trace of the run explains, as the process with its home on that GPU
+/// measured it. The memory may still belong to processes of the run, because a context that allocates nothing
+/// has no row in a trace.
 pub(super) fn unnamed(RunUsers { users, others }: &RunUsers) -> Vec<Unnamed> {
     let mut all: Vec<Unnamed> = Vec::new();
     for user in users.iter().filter(|user| user.is_home && user.level.others >= LEAST_UNNAMED) {
@@ -331,7 +334,8 @@ pub(super) fn to_json(users: &[DeviceUser]) -> Value {
 /// The processes of a run that have memory on the GPU of another one of its processes.
 #[derive(Clone, Debug)]
 pub(super) struct Neighbours {
-    /// Their names, each with its bytes and the call that put it there if it works on another GPU.
+    /// The names of the processes, each with its bytes. A process with its home on another GPU also has the
+    /// call with which it first used this one.
     pub(super) text: String,
     pub(super) remedy: &'static str,
 }
@@ -409,7 +413,10 @@ pub(super) fn print(users: &[DeviceUser], printer: &mut Printer, options: &Optio
     if !foreign.is_empty() {
         let sum: i64 = foreign.iter().map(|user| user.bytes()).sum();
         printer.line([
-            Cell::new(format!("{} on GPUs where their processes do not work", units.show(sum)), Style::Alarm),
+            Cell::new(
+                format!("{} on GPUs that their processes do not work on", units.show(sum)),
+                Style::Alarm,
+            ),
             ":".into(),
         ]);
     } else if !users.is_empty() {

@@ -94,8 +94,8 @@ impl Report for Diff {
         };
         let mut before = DiffSide::new(input_before, options_before, &by, &mut footer, limit.is_some())?;
         let mut after = DiffSide::new(input_after, options_after, &by, &mut footer, limit.is_some())?;
-        // If only one of the runs has an additional layer, all other layers must still get the same names in
-        // both runs.
+        // Join the layers of both runs, so that all layers get the same names even if only one run has an
+        // additional layer.
         let mut layers = before.layers();
         layers.extend(&after.layers());
         before.group(&by, &layers);
@@ -219,7 +219,7 @@ fn grown(
 fn limit(text: &str) -> Result<GrowthLimit> {
     if let Some(number) = text.strip_suffix('%') {
         return match number.trim().parse::<f64>() {
-            // An infinite share would let all growth pass.
+            // With an infinite share, no growth would exceed the limit.
             Ok(number) if number >= 0.0 && number.is_finite() => Ok(GrowthLimit::Share(number / 100.0)),
             _ => Err(Error::usage(format!("--fail-over {text}: expected a share such as 2%"))),
         };
@@ -423,7 +423,7 @@ fn steps(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, opt
     if let Some((step, old, new)) = first {
         printer.gap();
         printer.plain(format!(
-            "first step with another peak: step {step}, {} before, {} after ({})",
+            "first step whose peak differs: step {step}, {} before, {} after ({})",
             options.units.show(old),
             options.units.show(new),
             change(old, new)

@@ -7,7 +7,7 @@ use crate::state::stacks::Stacks;
 pub(super) struct FirstCall {
     /// The call of PyTorch, such as `torch.load`; empty for a direct use of the device.
     pub(super) what: &'static str,
-    /// The line of the program.
+    /// The line of the program that makes the call, as file, line and function.
     pub(super) line: String,
     /// The remedy, if the process works on another GPU.
     pub(super) remedy: &'static str,
@@ -52,7 +52,8 @@ const CALLS: &[(&str, Option<&str>, &str, &str)] = &[
         "torch/utils/data/_utils/worker.py",
         None,
         "a DataLoader worker",
-        "CPU tensors in the data set, which the training loop moves: each worker with CUDA has a context of its own",
+        "CPU tensors in the data set, moved by the training loop: each worker that uses CUDA has its own \
+         context",
     ),
     (
         "torch/cuda/__init__.py",
@@ -82,13 +83,13 @@ const CALLS: &[(&str, Option<&str>, &str, &str)] = &[
         "torch/cuda/__init__.py",
         Some("__enter__"),
         "torch.cuda.device",
-        "no torch.cuda.device(0) in other ranks: to enter a GPU creates a context there",
+        "no torch.cuda.device(0) in other ranks: entering it creates a context there",
     ),
     (
         "multiprocessing/process.py",
         Some("_bootstrap"),
         "a worker process",
-        "torch.cuda.set_device in each worker process; or no CUDA there, and CPU tensors go back to the parent",
+        "torch.cuda.set_device in each worker process; or no CUDA there: return CPU tensors to the parent",
     ),
 ];
 

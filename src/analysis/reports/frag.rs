@@ -102,8 +102,8 @@ pub(crate) struct Fragmentation {
     ts_ns: i64,
     pub(crate) reserved: i64,
     pub(crate) allocated: i64,
-    /// The sum of the requested bytes of the live blocks. If a request is unknown, the size of the block
-    /// counts.
+    /// The sum of the requested bytes of the live blocks. If the request of a block is unknown, its size is
+    /// added instead.
     pub(crate) requested: i64,
     /// Bytes freed but still in use by a stream.
     pub(crate) pending: i64,

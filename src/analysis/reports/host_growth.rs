@@ -27,7 +27,8 @@ pub(super) struct Growth {
     /// The growth in bytes, from the first to the last sample that counts.
     bytes: i64,
     per_second: f64,
-    /// The growth in bytes per step; `None` if too few samples are in steps, or if it does not grow by step.
+    /// The growth in bytes per step; `None` if too few samples were taken during steps, or if the growth does
+    /// not follow the steps.
     per_step: Option<f64>,
     r2: f64,
     advice: &'static str,
@@ -40,9 +41,10 @@ type Series = (String, &'static str, Vec<(When, i64)>);
 pub(super) struct HostGrowth {
     /// The growing parts, fastest first.
     all: Vec<Growth>,
-    /// The growth of the container's page cache in bytes, which is not a leak; 0 if it is small or unknown.
+    /// The growth of the container's page cache, in bytes; 0 if it is small or unknown. The kernel can
+    /// reclaim the page cache, so it is not a leak.
     page_cache: i64,
-    /// The number of seconds and the number of samples that were examined.
+    /// The length in seconds of the time that was examined. `samples` is the number of samples in it.
     seconds: f64,
     samples: usize,
 }
@@ -178,7 +180,8 @@ fn within_run<T>(samples: &[T], is_before_end: impl Fn(&T) -> bool) -> &[T] {
     &samples[samples.len() / WARM_UP..]
 }
 
-/// Returns the bytes at a time between two points, which may be far apart: a large process is sampled seldom.
+/// Returns the bytes at `ts_ns`, interpolated between the points before and after it. The points may be far
+/// apart, because a large process is sampled seldom.
 fn bytes_at(points: &[(When, i64)], ts_ns: i64) -> i64 {
     let next = points.partition_point(|(when, _)| when.ts_ns <= ts_ns);
     let Some((before, then)) = points.get(next.saturating_sub(1)) else { return 0 };
@@ -228,8 +231,8 @@ mod tests {
         assert!(of(&[100, 120, 140, 160, 160, 160]).is_none(), "a cache that fills slowly");
         assert!(of(&[100, 150, 100, 150, 100, 150]).is_none() && of(&[100, 101, 102, 103]).is_none());
         assert!(of(&[]).is_none() && of(&[5]).is_none() && of(&[200, 150, 100]).is_none());
-        // Samples at irregular times: the second half is a half of the time, not of the samples. So a steady
-        // rise is found, and a cache that fills early is not.
+        // Samples at irregular times: the middle is the middle of the time, not of the list. A steady rise is
+        // found, and a cache that fills early is not.
         let late = |levels: [(i64, i64); 4]| {
             let when = |seconds: i64| When { ts_ns: seconds * 1_000_000_000, ..When::default() };
             let points: Vec<_> = levels.iter().map(|(at, level)| (when(*at), level << 20)).collect();

@@ -38,8 +38,8 @@ pub(super) enum Killer {
     /// A launcher, after the kernel had killed another rank that held more memory. The fields are that rank
     /// and its resident memory.
     AfterRank(i64, i64),
-    /// Somebody sent SIGKILL: no counter of the kernel has risen, so the kernel did not. The field is the
-    /// signal that asked the program to end before, if there was one.
+    /// Another process sent SIGKILL: no counter of the kernel has risen, so the kernel did not. The field is
+    /// the signal that asked the program to end before, or `None` if there was no such signal.
     Sent(Option<i32>),
     /// The program ended with an error, because the system refused it memory.
     Refused,
@@ -72,7 +72,8 @@ pub(crate) fn killed_sentences(
     Ok(Killed::of(trace, memory, among, options)?.map(|killed| killed.sentences(options)))
 }
 
-/// Parts of a process's memory that grew between two full samples: their names and bytes, the most first.
+/// The parts of a process's memory that grew between two full samples: their names and growth in bytes, the
+/// largest growth first.
 struct GrownParts<'a> {
     from_ns: i64,
     to_ns: i64,
@@ -135,7 +136,8 @@ impl<'a> Killed<'a> {
         self.child.is_some() || self.killer.is_some_and(|killer| by_kernel.contains(&killer))
     }
 
-    /// Returns true if the process itself was killed or refused memory, and not only a child killed.
+    /// Returns true if the process itself was killed or refused memory. Returns false if only a child was
+    /// killed.
     pub(super) fn is_of_process(&self) -> bool {
         self.killer.is_some()
     }
@@ -227,7 +229,8 @@ impl<'a> Killed<'a> {
     fn evidence(&self, options: &Options) -> Vec<String> {
         let show = |bytes: i64| options.units.show(bytes).to_string();
         let mut all = Vec::new();
-        // A killed child is already missing in the sample that shows the kill.
+        // Use the time before the sample that shows the kill, because this sample no longer includes the
+        // killed child.
         let end = match (&self.child, self.killer) {
             (Some(child), None) => When { ts_ns: child.before_ns, ..child.when },
             _ => self.when,
@@ -300,7 +303,7 @@ impl<'a> Killed<'a> {
         let earlier = self.memory.quick.iter().rfind(|sample| sample.when.ts_ns <= from);
         let before = earlier.or(self.memory.quick.first())?;
         let kinds = ["memory without a file", "files", "shared memory"];
-        // A figure that was unknown before does not count as growth.
+        // A value of -1 is unknown. An unknown value before the growth does not count.
         let changes =
             last.kinds.iter().zip(before.kinds).map(|(now, then)| if then < 0 { 0 } else { now - then });
         let mut growth: Vec<(&'static str, i64)> = kinds.into_iter().zip(changes).collect();
@@ -377,8 +380,9 @@ impl<'a> Killed<'a> {
     }
 }
 
-/// Determines who ended a killed process, from the last sample, the signal, and the counts of kills after its
-/// end.
+/// Determines who ended a killed process. `last` is the last sample and `signal` the signal that ended the
+/// process. `asked` is a signal that asked it to end before. `kills` and `machine_kills` are the kernel's
+/// counts of OOM kills after the end, in the container and on the machine.
 fn killer(
     last: Option<&QuickSample>,
     signal: Option<i64>,
@@ -406,9 +410,11 @@ fn killer(
 }
 
 /// Returns the rank and the resident memory of the largest process that the kernel killed instead of the
-/// process of `trace`, whose resident memory is `rss`. The kernel kills the largest process first, and its
-/// counter rose by `risen`. So it killed this process, too, and the result is `None`, unless at least `risen`
-/// killed processes of the same container were larger.
+/// process of `trace`, whose resident memory is `rss`.
+///
+/// The kernel kills the largest process first, and its counter rose by `risen`. If at least `risen` killed
+/// processes of the same container were larger than this process, the kernel killed those instead. Otherwise
+/// it also killed this process, and the result is `None`.
 fn victim_instead(
     trace: &TraceFile,
     rss: i64,
@@ -438,16 +444,16 @@ fn is_nearly_full(sample: &QuickSample) -> bool {
         || (sample.machine.available >= 0 && sample.machine.available < sample.machine.total / NEARLY_FULL)
 }
 
-/// Finds the kill of a child: the container's count of kills rose while this process continued to run. The
-/// killed child is a listed child that is missing in the next list.
+/// Finds the kill of a child process: the container's count of OOM kills rose while this process continued to
+/// run. The killed child is in the list of children before the kill and missing in the next list.
 fn killed_child(memory: &HostMemory) -> Option<KilledChild> {
     let pair = memory.quick.windows(2).find(|pair| {
         let [before, after] = [pair[0].container.kills, pair[1].container.kills];
         before >= 0 && after > before
     })?;
     let (from, to) = (pair[0].when, pair[1].when);
-    // Children are listed less often than the counter is read. The lists to search start with the last list
-    // before the earlier sample and end with the last list before `to`.
+    // Children are listed less often than the counter is read. So compare each list with the next one, from
+    // the last list before the earlier sample to the last list before `to`, the latest list first.
     let until = |ns: i64| memory.children.partition_point(|sample| sample.when.ts_ns <= ns);
     let lists = until(from.ts_ns).saturating_sub(1)..until(to.ts_ns);
     let listed = memory.children.get(lists.clone())?;

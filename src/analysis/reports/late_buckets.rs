@@ -11,7 +11,8 @@ use memtrace_trace::units::Unit;
 use crate::read::symbols::SymbolTable;
 use crate::state::block::Owner;
 
-/// Second buckets below this part of the parameters, one in 10, are not reported.
+/// Buckets that a real run would have freed are reported only if they have at least this fraction of the
+/// parameters' bytes: one part in 10.
 const LEAST_PART: i64 = 10;
 
 /// Returns a sentence about the buckets that a real run would usually have freed by now, or `None` if there
@@ -29,7 +30,7 @@ pub(super) fn late_buckets(
         live.iter().filter(|(owner, _)| is_it(owner)).map(|(_, bytes)| bytes).sum()
     };
     let parameters = sum(&|owner| owner.category == Category::Parameter);
-    // The reducer allocates its buckets when it is made, and again before the second forward.
+    // The reducer allocates its buckets in its constructor, and again before the second forward.
     let is_bucket = |owner: &Owner| {
         owner.category == Category::Gradient
             && *symbols.get(owner.op) == *"aten::empty"
@@ -38,8 +39,8 @@ pub(super) fn late_buckets(
     let late = sum(&is_bucket) - parameters;
     (parameters > 0 && late * LEAST_PART >= parameters).then(|| {
         format!(
-            "{} are gradient buckets of DistributedDataParallel beyond one set, which NCCL's watchdog frees by the clock: a real run \
-             has usually freed them by then",
+            "{} are DistributedDataParallel's gradient buckets of the previous step, which NCCL's watchdog \
+             frees on a timer: a real run has usually freed them by then",
             units.show(late)
         )
     })
@@ -68,7 +69,7 @@ mod tests {
         let mut meta = Meta { world_size: 8, ..Meta::default() };
         assert_eq!(found(&meta, &all), None, "a real GPU");
         meta.phantom = serde_json::json!({ "card": "h100-80g" });
-        assert!(found(&meta, &all).unwrap().starts_with("100.00 MiB are gradient buckets"));
+        assert!(found(&meta, &all).unwrap().starts_with("100.00 MiB are Distributed"));
         assert_eq!(found(&meta, &all[..3]), None, "one set");
         meta.world_size = 1;
         assert_eq!(found(&meta, &all), None, "one rank");

@@ -154,7 +154,7 @@ pub(crate) fn findings(
     known: KnownCategories,
     mut visit: impl FnMut(&Record, &Replay),
 ) -> Result<Reading> {
-    // The first reading processes the whole trace, to find the last step and the blocks that are never freed.
+    // The first replay covers the whole trace. It finds the last step and the blocks that are never freed.
     let mut levels = Levels::new(options.device);
     let tracked = Metric::Allocated;
     let whole = replay_trace(trace, Columns::of(&[]), options, tracked, known.clone(), |row, replay| {
@@ -257,9 +257,9 @@ impl Findings {
                 if steps.len() < FEWEST_STEPS || expected < last {
                     return None;
                 }
-                // With distance 1, the range has at most twice as many steps as the leak, so all steps of the
-                // range count. Otherwise only the leak's own steps count, because a program may number its
-                // steps far apart.
+                // With distance 1, the leak has blocks from at least half of the steps in its range, so all
+                // steps of the range count as points of the line. Otherwise only the leak's own steps count,
+                // because a program may number its steps far apart.
                 let numbers: Vec<i64> =
                     if distance == 1 { (first..=newest).collect() } else { steps.keys().copied().collect() };
                 let mut sum = 0.0;

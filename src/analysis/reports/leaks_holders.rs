@@ -125,11 +125,12 @@ struct Unnamed {
     growth: Option<i64>,
     /// The part of the growth that no holder explains, in bytes per step; 0 if it is small.
     bytes: i64,
-    /// The category with most of the growth.
+    /// The category that grows fastest; empty if nothing grows.
     category: &'static str,
 }
 
-/// The categories that a search leaves out.
+/// The categories that a search for holders leaves out, because memory of these categories lives for the
+/// whole run.
 const NOT_SEARCHED: [&str; 4] = ["parameter", "buffer", "gradient", "optimizer_state"];
 
 impl Unnamed {
@@ -141,8 +142,8 @@ impl Unnamed {
             .filter_map(|holder| holder.bytes_per_step())
             .fold(0, i64::saturating_add);
         let bytes = growth.unwrap_or(0).saturating_sub(named);
-        // Both rates are estimates: `growth` is the slope of a line through the steps, and `named` is
-        // computed from the mean of the steps that are kept. So a small difference is ignored.
+        // Both rates are estimates, so a small difference is ignored. `growth` is the slope of a fitted line,
+        // and `named` is the sum of the holders' mean growth per step.
         let is_much = bytes >= 1024 && bytes > growth.unwrap_or(0) / 10;
         Unnamed { growth, bytes: if is_much { bytes } else { 0 }, category: found.growing_category() }
     }

@@ -39,8 +39,8 @@ pub(super) const ROUNDED: Flag =
 /// The bytes of each of [`TYPES`].
 pub(super) type Types = [i64; TYPES.len()];
 
-/// Returns the index in [`TYPES`] of a block of this category and phase. As in MemTracker, temporary memory
-/// of an optimizer's step counts as optimizer state.
+/// Returns the index in [`TYPES`] of a block of this category that was allocated in `phase`. As in
+/// MemTracker, temporary memory of an optimizer's step counts as optimizer state.
 pub(super) fn type_of(category: Category, phase: Symbol, phases: &Phases) -> usize {
     match category {
         Category::Temporary if phase == phases.optimizer => index_of(Category::OptimizerState),
@@ -60,7 +60,8 @@ pub(super) fn value(bytes: i64, units: Unit) -> String {
     }
     let text = units.show(bytes).to_string();
     match text.split_once('.') {
-        // Python drops trailing zeros: 1.50 is 1.5, 2.00 is 2.0.
+        // Python prints at least one decimal and drops a second one that is zero: 1.50 is `1.5`, 2.00 is
+        // `2.0`.
         Some((whole, rest)) => {
             let (decimals, unit) = rest.split_at(2);
             format!("{whole}.{}{unit}", decimals.strip_suffix('0').unwrap_or(decimals))

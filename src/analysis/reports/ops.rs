@@ -40,7 +40,7 @@ impl Report for OpsReport {
     }
 
     fn about(&self) -> &'static str {
-        "List the ops that allocated the most memory, by op and module and by call, and the retries"
+        "List the ops and the single calls that allocated the most memory, and the allocator's retries"
     }
 
     fn examples(&self) -> &'static [(&'static str, &'static str)] {
@@ -144,7 +144,8 @@ struct Ops {
     /// The largest deltas so far.
     largest: Vec<(i64, OpCall)>,
     series: Vec<Totals>,
-    /// The allocations by innermost op and by module, regardless of the options.
+    /// The allocations by innermost op and by module. Unlike the rest of the report, these sums do not depend
+    /// on the options.
     sums: FxHashMap<(Symbol, Symbol), Sum>,
     allocations: OpAllocations,
 }
@@ -182,8 +183,8 @@ impl Ops {
             self.series.clear();
         }
         if let Some(delta) = call.delta {
-            // As in MemoryTracker, which uses Python's stable sort, the earlier op comes first among equal
-            // deltas.
+            // Of equal deltas, the earlier op comes first. MemoryTracker has the same order, because Python's
+            // sort is stable.
             let place = self.largest.partition_point(|(other, _)| *other >= delta);
             if place < self.top {
                 self.largest.insert(place, (delta, call));

@@ -25,7 +25,7 @@ use crate::state::replay_trace::{Replayed, replay_trace};
 /// `memtrace peak`.
 pub(super) struct Peak;
 
-/// The option that ignores what later rows add to an owner.
+/// The option that shows owners as they were recorded at the moment, without what later rows add.
 pub(super) const AS_OF: Flag =
     Flag::switch("as-of", "Use the owners known at that moment, and ignore owners that later rows add");
 
@@ -147,7 +147,8 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     }
     let by = by.on_modules(&replayed.replay, &blocks);
     let mut groups = by.groups(&blocks, &replayed.symbols);
-    // Memory that the allocator caches belongs to no block, but the device counts it as in use.
+    // The device also counts memory in use that belongs to no block: the cache of torch's allocator, and
+    // memory that no call explains. Add a group for each.
     let listed: i64 = groups.values().map(|group| group.bytes).sum();
     if metric == Metric::Used {
         let untraced = peak.untraced.clamp(0, (peak.bytes - listed).max(0));
@@ -213,8 +214,8 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
 }
 
-/// Adds notes to the footer about what the groups by `by` lack: lines, classes, and the share of `total` that
-/// has no key.
+/// Adds notes to the footer about data that the grouping `by` needs and the trace lacks. Also stores the
+/// share of `total` whose blocks lack the key.
 pub(super) fn note_missing(
     footer: &mut Footer,
     by: &Key,

@@ -36,7 +36,7 @@ pub(super) const EACH: Flag = Flag {
            allocated memory at each mark",
 };
 
-/// The part of a run that a peak belongs to.
+/// The part of a run to which a peak belongs; the option `--each` selects its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Part {
     /// A phase or a module.
@@ -146,7 +146,7 @@ fn feed_mark(
     }
 }
 
-/// The name of a part. The derived order sorts steps by number.
+/// The name of a part. The derived order sorts steps by their numbers instead of as texts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Name {
     Step(i64),
@@ -227,7 +227,8 @@ fn print(printer: &mut Printer, kind: &str, rows: &[(Name, Moment)], replayed: &
         });
         return;
     }
-    // A column with the key of the rows would be a duplicate, and a mark is outside every op.
+    // Leave out the column that would repeat the name of each row. A mark is outside every op, so its table
+    // has no ops.
     let is_mark = kind == "mark";
     let others: Vec<&str> = ["step", "phase", "op", "module"]
         .into_iter()
@@ -237,7 +238,7 @@ fn print(printer: &mut Printer, kind: &str, rows: &[(Name, Moment)], replayed: &
     let mut columns = vec![(kind, Side::Left), (figure, Side::Right), ("at", Side::Right)];
     let side = |name: &str| if name == "step" { Side::Right } else { Side::Left };
     columns.extend(others.iter().map(|name| (*name, side(name))));
-    // A module's peak may be in a module below it.
+    // The peak of a module may be in a module below it, so a column names the owner.
     let is_by_module = kind == "module";
     if is_by_module {
         columns.push(("owner", Side::Left));

@@ -83,7 +83,8 @@ impl Report for Ranks {
             (rank.host_rss, rank.host) = (host.peak_rss(), host.peak_with_children(&traced));
             if let Some(first) = ranks.first() {
                 part = part.or_else(|| first_difference(first, &rank));
-                // Every rank is compared with the first one, so only the work of the first is kept.
+                // All other ranks are compared with the first one, so drop the work of every rank but the
+                // first.
                 rank.work = Vec::new();
             }
             if parent(trace, input).is_none() {
@@ -154,7 +155,8 @@ impl Report for Ranks {
     }
 }
 
-/// The allocations of each module in each phase, in the order of the first allocations.
+/// The number and bytes of the allocations of each module in each phase. `order` has the keys in the order of
+/// their first allocation.
 #[derive(Default)]
 struct Work {
     order: Vec<(Symbol, Symbol)>,
@@ -173,13 +175,13 @@ impl Work {
     }
 }
 
-/// The phases in which a script makes the model, and loads a batch.
+/// The phase in which a script makes the model. [`LOADER`] is the phase in which it loads a batch.
 const INIT: &str = "init";
 const LOADER: &str = "dataloader";
 
 impl Work {
-    /// Moves the block of a tagged batch from the phase [`INIT`] to [`LOADER`]. The first batch is made
-    /// before the first forward, so its row has the phase in which the model is made.
+    /// Moves a block that was tagged as a batch from the phase [`INIT`] to [`LOADER`]. The first batch is
+    /// loaded before the first forward, so its row has the phase `init`.
     fn tag_input(&mut self, row: &Record, symbols: &SymbolTable) {
         if *symbols.get(row.phase) != *INIT {
             return;

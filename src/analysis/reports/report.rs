@@ -28,12 +28,13 @@ pub trait Report: Sync {
         &[]
     }
 
-    /// Returns the other answers of the same command.
+    /// Returns the views of the command: its other answers, each of which options select.
     fn views(&self) -> &'static [View] {
         &[]
     }
 
-    /// Returns the names of the traces that the command takes, for the help.
+    /// Returns the placeholders of the traces that the command takes, for the help. Their number is the
+    /// number of traces.
     fn inputs(&self) -> &'static [&'static str] {
         &["TRACE"]
     }
@@ -49,7 +50,7 @@ pub trait Report: Sync {
         false
     }
 
-    /// Returns the work that the command must do before and after this report.
+    /// Returns what the command must do before this report runs or with its answer.
     ///
     /// # Errors
     /// If the value of an option is invalid.
@@ -123,14 +124,14 @@ pub struct Answer {
     pub body: Printer,
     /// The JSON object for `--json`, without the footer.
     pub json: Value,
-    /// Notes on how far the answer can be trusted.
+    /// Notes on how far the data can be trusted, such as lost events.
     pub footer: Footer,
     /// Commands that show more.
     pub next: Vec<String>,
     /// The verdict.
     pub verdict: Verdict,
-    /// True if this is a list for other programs: its text is the body alone, and its JSON has no figures of
-    /// the trace.
+    /// True if this is a list for other programs. Its text then has no footer, and its JSON has no figures
+    /// about the trace.
     pub is_list: bool,
 }
 
@@ -180,10 +181,10 @@ pub(super) fn next(report: &str, input: &Input, more: &str) -> String {
     format!("memtrace {report} {path} {more}").trim_end().to_owned()
 }
 
-/// Checks that a trace has everything that its process recorded, so that limits can be checked against it.
+/// Checks that a trace is complete, so that limits can be checked against it.
 ///
 /// # Errors
-/// If anything is missing.
+/// If the trace is unfinished or damaged, or if events or parts are missing.
 pub(super) fn vouch(trace: &TraceFile, replayed: &Replayed) -> Result<()> {
     let (problems, summary) = (&replayed.replay.problems, &replayed.summary);
     let why = if problems.unfinished {

@@ -48,7 +48,7 @@ const GRAPHS: usize = 3;
 const CACHE: usize = 6;
 const OTHERS: usize = 10;
 
-/// Returns the index of the line of [`HELD_BY`] to which a line of the ledger belongs.
+/// Returns the index in [`HELD_BY`] of the group to which a line of the ledger belongs.
 fn place(line: &LedgerLine) -> usize {
     let what = line.what.as_str();
     match line.group {
@@ -113,8 +113,8 @@ impl Report for Serving {
         let at: NamedMoment = options.text(moment::FLAG.name).parse()?;
         let tokens = options.count(TOKENS.name)?.map(|tokens| tokens as i64);
         let mut footer = Footer::new(input);
-        // The devices by host and ordinal. A process that numbers its cards differently from the others is
-        // not detected.
+        // The devices by host and ordinal. Assumes that all processes of a host number the GPUs in the same
+        // way, which is not checked.
         let mut devices: BTreeMap<(String, i32), Device> = BTreeMap::new();
         for trace in &input.traces {
             let (later, profile) = read_whole(trace, options)?;
@@ -184,11 +184,13 @@ struct Device {
     total: i64,
     used: i64,
     bytes: [i64; HELD_BY.len()],
-    /// Like `bytes`, for the memory that is unmapped while the server sleeps, which is not part of `used`.
+    /// Like `bytes`, for memory that is unmapped while the server sleeps. This memory is not included in
+    /// `used`.
     asleep: [i64; HELD_BY.len()],
     /// The number of the allocator's blocks that hold keys and values.
     kv_tensors: u64,
-    /// The number of blocks in the KV cache according to the server. `kv_tokens` is the number of its tokens.
+    /// The number of blocks in the KV cache, as the server reports it. `kv_tokens` is the number of its
+    /// tokens.
     kv_blocks: i64,
     kv_tokens: i64,
     /// The highest temporary memory of the forwards that ran before the KV cache was allocated.
@@ -210,7 +212,8 @@ impl Device {
         for line in &state.asleep {
             self.asleep[place(line)] += line.bytes;
         }
-        // Memory that a captured graph freed stays in its pool and serves the graph's replays only.
+        // Memory that a captured graph has freed stays in the graph's pool, and only replays of the graph can
+        // use it.
         let free = state.graphs_free.min(self.bytes[CACHE]);
         self.bytes[CACHE] -= free;
         self.bytes[GRAPHS] += free;
@@ -223,8 +226,8 @@ impl Device {
     /// Completes the sums once all processes are added.
     fn finish(&mut self, tokens: Option<i64>) {
         self.kv_tokens = tokens.unwrap_or(self.kv_tokens);
-        // Each process counts the other processes of this server as other processes, so their line is
-        // computed anew.
+        // For each process, the other processes of this server are other processes. So compute the memory of
+        // other processes as the rest of the memory in use.
         let own: i64 = self.bytes[..OTHERS].iter().sum();
         if self.processes > 1 {
             self.bytes[OTHERS] = (self.used - own).max(0);
@@ -236,8 +239,8 @@ impl Device {
         (self.total - self.used).max(0)
     }
 
-    /// Returns the bytes of one token, and how many sequences of [`SEQUENCE`] tokens fit into the KV cache.
-    /// Returns `None` if the number of tokens is unknown or there is no cache.
+    /// Returns the bytes of one token, and the number of sequences of [`SEQUENCE`] tokens that fit into the
+    /// KV cache. Returns `None` if the number of tokens is unknown or there is no cache.
     fn of_token(&self) -> Option<(i64, f64)> {
         let per_token = self.bytes[KV_CACHE].checked_div(self.kv_tokens).filter(|bytes| *bytes > 0)?;
         Some((per_token, self.kv_tokens as f64 / SEQUENCE as f64))
@@ -340,7 +343,7 @@ struct ProfileRun {
     /// allocation.
     candidates: FxHashMap<i64, i64>,
     before_cache: FxHashMap<i32, i64>,
-    /// The numbers of blocks and tokens in the KV cache, according to the server.
+    /// The number of blocks and the number of tokens in the KV cache, as the server reports them.
     room: (i64, i64),
 }
 

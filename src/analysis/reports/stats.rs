@@ -123,8 +123,8 @@ impl Distribution {
         }
     }
 
-    /// Returns the p50, p90 and p99. Each is the smallest value for which at least this share of all values
-    /// is at or below it.
+    /// Returns the quantiles p50, p90 and p99: the smallest value at or below which at least 50, 90 or 99% of
+    /// all values are.
     fn quantiles(&self) -> Quantiles {
         if let Some(histogram) = &self.histogram {
             let at = |quantile| {
@@ -190,8 +190,8 @@ struct RunStats {
     blocks: Distribution,
     lifetimes: Distribution,
     latencies: FxHashMap<(EventName, bool, Symbol), Distribution>,
-    /// For each power of two, by exponent: the number and bytes of the blocks of at most that size that are
-    /// larger than the power before.
+    /// The number and bytes of blocks by size. The key is an exponent: blocks of at most that power of two
+    /// that are larger than the next lower power.
     sizes: BTreeMap<u32, (u64, i64)>,
     born: FxHashMap<i64, Birth>,
     /// The step and phase of the last allocation. A free row has its block's step and phase instead.

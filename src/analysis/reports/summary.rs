@@ -70,8 +70,8 @@ impl Report for Summary {
             let mut levels = Levels::new(options.device);
             let replayed = replay_rows_knowing(
                 trace,
-                // `ts_ns` is read for every row, because the time of the last row is the end of a killed
-                // process.
+                // Read `ts_ns` of every row: for a killed process, the time of the last row is the end of the
+                // run.
                 replay::COLUMNS.and(Columns::of(&["ts_ns"])).plus(EventName::Sample, SAMPLE),
                 options,
                 Metric::Allocated,
@@ -126,7 +126,7 @@ impl Report for Summary {
                 let of_all = match all.len() {
                     1 => String::new(),
                     number => format!(
-                        "; the peaks of {number} processes sum to {} (what they share counts for each)",
+                        "; the peaks of {number} processes sum to {} (shared pages count once per process)",
                         options.units.show(all.iter().sum::<i64>())
                     ),
                 };

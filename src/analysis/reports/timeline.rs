@@ -150,7 +150,8 @@ impl FirstReading {
     ) -> Result<FirstReading> {
         let mut progress = Progress::new(TimeGrid::new(0, i64::MAX / 4, 1));
         let mut time: Option<(i64, i64)> = None;
-        // The time span includes op rows, which come before the first allocation of a step.
+        // The visitor also sees op rows, so the time span begins with the first op and not with the first
+        // allocation.
         let replayed = replay_trace(trace, Columns::of(&["ts_ns"]), options, metric, flow, |row, replay| {
             if replay.in_window() {
                 time = Some((time.map_or(replay.ts_ns, |time| time.0), replay.ts_ns));

@@ -40,10 +40,11 @@ struct DeviceRequests {
     outside_bytes: i64,
     /// The private pools that lost a segment since the last request.
     released: Vec<i64>,
-    /// True if a segment was freed since the last request while no allocation of a segment had failed.
+    /// True if the program freed segments since the last request. Segments that are freed after a failed
+    /// allocation were freed by the allocator and do not count.
     emptied: bool,
-    /// True if the allocation of a segment failed since the last request. After such a failure, the allocator
-    /// itself frees segments.
+    /// True if the allocation of a segment has failed since the last request. The allocator then frees
+    /// segments itself and tries again.
     retries: bool,
 }
 
@@ -105,7 +106,8 @@ impl DeviceRequests {
     fn feed(&mut self, row: &Record, collects_garbage: bool, capacity: i64) {
         match row.event {
             EventName::Alloc | EventName::Live if row.delta_bytes > 0 => self.alloc(row),
-            // A block that another stream still uses stays active until its `free_completed` row.
+            // While another stream uses a freed block, the block stays active. Its memory is free at its
+            // `free_completed` row.
             EventName::Free if row.active_bytes < self.active => self.free(row.alloc_id),
             EventName::FreeCompleted => self.free(row.alloc_id),
             EventName::Oom => self.oom(row),
@@ -117,7 +119,8 @@ impl DeviceRequests {
             }
             EventName::SegmentFree | EventName::SegmentUnmap => {
                 self.emptied |= !self.retries;
-                // The allocator keeps the segments of a private pool until the graph or `MemPool` is gone.
+                // The allocator frees a segment of a private pool only after the graph or `MemPool` is gone,
+                // so the pool was released.
                 if row.pool > 0 && !self.released.contains(&row.pool) {
                     self.released.push(row.pool);
                 }
@@ -188,7 +191,7 @@ impl DeviceRequests {
     }
 
     fn free(&mut self, alloc_id: i64) {
-        // A block that was allocated before the trace, or was already freed, has no slot.
+        // A block has no slot if it was allocated before the trace, or was already freed.
         if let Some(slot) = self.slots.remove(&alloc_id) {
             self.push(Kind::Free, [slot, 0, 0]);
             self.free_slots.push(slot);
@@ -207,7 +210,8 @@ impl DeviceRequests {
         if row.reserved_bytes != self.reserved {
             self.reserved = row.reserved_bytes;
             self.requests.peak_reserved = self.requests.peak_reserved.max(row.reserved_bytes);
-            // If the program freed segments, add nothing yet: the replay frees them only at the next request.
+            // The replay frees the segments only before the next request, so the reserved bytes are not yet
+            // comparable.
             if !self.emptied {
                 self.push(Kind::Reserved, [row.reserved_bytes, 0, 0]);
             }

@@ -107,7 +107,7 @@ impl Selectors {
             "" => None,
             text => Some(text.parse()?),
         };
-        // Every trace with memory has a peak and an end, so these moments need no check.
+        // Drop moments that exist in every trace with memory: a peak and the end.
         let is_in_any =
             |at: &NamedMoment| matches!(at, NamedMoment::Peak(_) | NamedMoment::End | NamedMoment::Exit);
         let at = at.filter(|at| !is_in_any(at));
@@ -271,7 +271,7 @@ struct Content {
 }
 
 impl Content {
-    /// Reads `trace` until it has seen everything that the selectors refer to.
+    /// Reads `trace` until all selectors have matched, or to its end.
     fn of(trace: &TraceFile, selectors: &Selectors) -> Result<Content> {
         const COLUMNS: Columns = Columns::of(&["step", "device", "ts_ns"]);
         let mut content = Content::default();
@@ -285,7 +285,7 @@ impl Content {
             Some(_) => COLUMNS.and(marks::COLUMNS),
             None => COLUMNS,
         };
-        // Damaged lines are skipped here, because the report itself reports them.
+        // Read leniently: the report itself reports damaged lines.
         trace.read(Wanted::all_events(wanted), true, &symbols, |row| {
             if has_current_step(row.event) {
                 step = row.step;

@@ -40,7 +40,7 @@ pub(super) struct Ranges(Vec<(i64, i64)>);
 
 impl Ranges {
     pub(super) fn add(&mut self, number: i64) {
-        // A full set still extends its ranges, but adds no further range.
+        // If the set is full, a number may extend a range, but adds no new one.
         let is_full = self.0.len() >= MOST_RANGES;
         let at = self.0.partition_point(|(_, last)| *last < number.saturating_sub(1));
         match self.0.get_mut(at) {

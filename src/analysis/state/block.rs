@@ -63,8 +63,8 @@ pub struct Block {
     pub stack: i64,
     /// The owner according to the rows so far.
     pub owner: Owner,
-    /// If a later row changed the owner of a block that was live at the peak: the owner at the peak, and the
-    /// `seq` of the peak's row.
+    /// The owner at the peak, and the `seq` of the peak's row. Set only if the block was live at the peak and
+    /// a later row changed its owner.
     pub(super) then: Option<(Owner, i64)>,
     /// The number of backward passes that had begun at the allocation.
     pub(super) pass: u32,

@@ -87,7 +87,7 @@ pub struct WorkedSteps {
 }
 
 impl WorkedSteps {
-    /// Updates the steps with a row.
+    /// Updates the highest steps with a row.
     pub(super) fn feed(&mut self, phases: &Phases, row: &Record) {
         if row.step < 0 {
             return;
@@ -109,9 +109,10 @@ impl WorkedSteps {
         self.ended = steps.and_then(|(_, steps)| steps.parse::<i64>().ok()?.checked_sub(1));
     }
 
-    /// Returns the last step with work, or `None` before the first. Without training, this is the last step
-    /// with a forward pass. In a program that trains, it is the last step with a backward pass or an
-    /// optimizer, but not a step after the last completed one, because only other optimizers worked there. A
+    /// Returns the last step with work, or `None` before the first.
+    ///
+    /// Without training, this is the last step with a forward pass. In a program that trains, it is the last
+    /// completed step with a backward pass or an optimizer: in later steps, only other optimizers worked. A
     /// later step that ran out of memory counts, too.
     pub(super) fn last(self) -> Option<i64> {
         let Some(trained) = self.trained else { return self.forward };
@@ -128,17 +129,18 @@ pub struct Passes {
     /// True if memory of a GPU was allocated outside backward since the last row in backward.
     outside: bool,
     in_backward: bool,
-    /// The lowest `alloc_id` of the blocks that were born outside backward and freed in the first pass. The
-    /// first forward begins at this block or earlier.
+    /// The lowest `alloc_id` of the blocks that were allocated outside backward and freed in the first
+    /// backward pass. The first forward begins at this block or earlier.
     pub(super) first_activation: Option<i64>,
 }
 
 impl Passes {
-    /// Updates the passes with a row and its phase.
+    /// Processes a row. `in_backward` is true if the phase of the row is a backward pass.
     pub(super) fn feed(&mut self, row: &Record, in_backward: bool) {
         if in_backward {
-            // After the first pass, this row begins a pass only if memory was allocated outside backward
-            // since the last row in backward. Otherwise, rows of other threads only interrupted the pass.
+            // This row begins a pass if it is in the first pass, or if memory was allocated outside backward
+            // since the last row in backward. Otherwise, rows of other threads have only interrupted the
+            // pass.
             self.begun += u32::from(self.begun == 0 || self.outside && !self.in_backward);
             self.outside = false;
         } else if row.event == EventName::Alloc {
@@ -147,7 +149,8 @@ impl Passes {
         self.in_backward = in_backward;
     }
 
-    /// Records a block that was allocated outside backward and freed in backward.
+    /// Records a block that was allocated outside backward and freed in backward. Only such blocks of the
+    /// first pass set `first_activation`.
     pub(super) fn add_activation(&mut self, block: &Block) {
         if self.begun == 1 && block.pass == 0 {
             self.first_activation = Some(self.first_activation.map_or(block.id, |first| first.min(block.id)));
@@ -248,7 +251,7 @@ impl InferenceState {
         self.phases.products.contains(&block.owner.op)
     }
 
-    /// Returns true if a block outlived the backward pass after its birth.
+    /// Returns true if a block outlived the first backward pass that ended after the block's allocation.
     fn stayed(&self, block: &Block) -> bool {
         self.death(block).is_none_or(|death| death.pass > block.pass + 1)
     }
@@ -289,7 +292,8 @@ fn is_parameter(block: &Block, state: &InferenceState) -> bool {
         let Some(first) = state.passes.first_activation else { return false };
         return is_from_outside(block, &state.phases) && block.id < first && state.stayed(block);
     };
-    // The first batch is also allocated before the first forward, but is freed in its step or in the next.
+    // The first batch is also allocated before the first forward, but it is freed in its step or in the next
+    // one. So a parameter must live longer.
     let stayed = state.death(block).is_none_or(|death| death.step > step + 1);
     block.owner.category.is_unclaimed() && block.id < first_forward && stayed
 }

@@ -39,14 +39,14 @@ pub struct DetailedSteps {
     has_more: bool,
     /// True if some step has no detail.
     has_off: bool,
-    /// The step in which detail began only after an OOM instead of at the start of the step. `stretches` does
-    /// not contain it.
+    /// The step in which an OOM turned detail on. Its start has no detail, so `stretches` does not contain
+    /// it.
     partly: Option<i64>,
 }
 
 impl DetailedSteps {
-    /// Processes the row of a mark. `step_before` is the highest step of the earlier rows. It shows whether
-    /// the step had already begun before detail began.
+    /// Processes the row of a mark. `step_before` is the highest step of the earlier rows; if it is the step
+    /// of the mark, the step had already begun without detail.
     pub fn feed(&mut self, row: &Record, step_before: i64, symbols: &SymbolTable) {
         if *symbols.get(row.api) != *Api::Detail.as_str() {
             return;
@@ -127,8 +127,9 @@ impl DetailedSteps {
         text
     }
 
-    /// Returns the detailed step that most likely resembles `step`, which is the next one or, if there is
-    /// none, the last one before `step`. Returns `None` if `step` is detailed or no step is detailed.
+    /// Returns a detailed step to look at instead of `step`, because it probably resembles `step`, and the
+    /// reason for its detail. This is the next detailed step or, without one, the last one before. Returns
+    /// `None` if `step` is detailed or no step is.
     fn instead_of(&self, step: i64) -> Option<(i64, Reason)> {
         let at = self.stretches.partition_point(|stretch| stretch.last < step);
         if let Some(next) = self.stretches.get(at) {
@@ -231,7 +232,7 @@ mod tests {
                 ..Record::default()
             };
             steps.feed(&row, *before, &symbols);
-            // A program's own mark with the same text is ignored.
+            // The same text in a mark of the program (with another api) must have no effect.
             steps.feed(&Record { api: symbols.intern("memtrace"), step: 77, ..row }, *before, &symbols);
         }
         steps

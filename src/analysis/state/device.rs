@@ -43,7 +43,8 @@ pub struct Device {
     pub ordinal: i32,
     /// The totals after the device's last row.
     pub totals: Totals,
-    /// The totals as sums of the deltas. The sums for torch's memory are exact only if every column is read.
+    /// The totals, computed as sums of the deltas. For torch's memory, the sums are exact only if every
+    /// column is read.
     pub summed: Totals,
     /// The peak of each metric, in the order of [`Metric::ALL`].
     pub peaks: [Moment; 4],
@@ -56,8 +57,8 @@ pub struct Device {
     pub(super) total_allocated: i64,
     /// The part of `total_allocated` that belongs to freed blocks without an owner.
     pub(super) unowned: Unowned,
-    /// The blocks that were live at the peak of the tracked metric and were freed since. They are a part of
-    /// the peak, so their number does not grow with the trace.
+    /// The blocks that were live at the peak of the tracked metric and were freed since. Only blocks of one
+    /// peak are kept, so their number does not grow with the length of the trace.
     pub(super) gone: Vec<Block>,
     /// The last sample of the device, or `None` before the first.
     pub(super) sampled: Option<Sampled>,
@@ -78,7 +79,7 @@ pub(super) struct Sampled {
     sample: Sample,
     /// The `seq` of the sample's row.
     seq: i64,
-    /// The memory beyond what traced calls account for, in bytes.
+    /// The bytes in use at the sample that no traced call explains.
     rest: i64,
 }
 
@@ -146,9 +147,9 @@ impl Device {
         if metric == Metric::Used && !self.is_sampled() { Metric::UNSAMPLED } else { metric.name() }
     }
 
-    /// Adds a sample. At a peak between two samples, the memory without a traced call is the larger of the
-    /// two samples' values. At a peak before the first sample, it is the value of the first sample. The
-    /// ledger uses the same rule.
+    /// Adds a sample. At a peak between two samples, the memory without a traced call is the larger value of
+    /// both samples. At a peak before the first sample, it is the value of the first sample. The ledger uses
+    /// the same rule.
     pub(super) fn add_sample(&mut self, new: Sample, seq: i64) {
         let last = self.sampled.filter(|_| new.total.is_none());
         let sample = last.map_or(new, |last| last.sample.updated(new));
@@ -171,7 +172,7 @@ impl Device {
         self.count_untraced();
     }
 
-    /// Returns the totals of the last row, with `outside` from the sum of the deltas.
+    /// Returns the totals of the last row, except `outside`, which is the sum of the deltas.
     fn summed_with_row(&self) -> Totals {
         Totals { outside: self.summed.outside, ..self.totals }
     }
@@ -199,7 +200,7 @@ pub(super) struct Devices {
     /// The index of the device of the last row.
     latest: usize,
     /// For each device on which the process has no memory so far: the last sample, and the `seq` of its row.
-    /// A device that the process only queries has nothing to report.
+    /// Such a device is not in `list`, because a process may only query it.
     early: Vec<(i32, Sample, i64)>,
 }
 

@@ -100,7 +100,8 @@ impl Key {
         Columns::of(if self.needs_stacks() { &["stack_id"] } else { &[] })
     }
 
-    /// Returns the key with the stacks of `trace`, if it needs stacks.
+    /// Returns this key with the stacks of `trace`. Only the keys `line` and `stack` need stacks; for any
+    /// other key, nothing is read.
     #[must_use]
     pub fn on(&self, trace: &TraceFile) -> Key {
         let stacks = self.needs_stacks().then(|| Arc::new(Stacks::read(trace)));
@@ -206,8 +207,8 @@ impl Key {
     /// Sums `blocks` by group.
     #[must_use]
     pub fn groups(&self, blocks: &[Block], symbols: &SymbolTable) -> FxHashMap<String, Group> {
-        // Group by owner first, which is cheap to hash, and then by name, because a trace has far fewer
-        // owners than blocks.
+        // A trace has far fewer owners than blocks. So group by owner first, which is cheap to hash, and
+        // compute the name of a group only once per owner.
         let mut owners: FxHashMap<(Owner, bool, i64), (Block, Group)> = FxHashMap::default();
         for block in blocks {
             let more = match self.name {
@@ -229,7 +230,8 @@ impl Key {
             *modules.entry(block.owner.module).or_default() += part.bytes;
         }
         if self.name == "module" {
-            // Count each layer by itself, including the modules that --depth joins into it.
+            // For the largest layer, count each layer separately. Modules that `--depth` joins into a layer
+            // count for it.
             let apart = Key { layers: None, ..self.clone() };
             let mut layers: FxHashMap<String, (Symbol, i64)> = FxHashMap::default();
             for (module, bytes) in modules {

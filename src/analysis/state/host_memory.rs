@@ -148,8 +148,8 @@ pub struct ChildrenSample {
 }
 
 impl ChildrenSample {
-    /// Returns the children's bytes: the sum of their shares, or the sum of their resident memory if the
-    /// shares are unknown.
+    /// Returns the memory of all children in bytes: the sum of their proportional shares or, if the shares
+    /// are unknown, the sum of their resident memory.
     #[must_use]
     pub fn bytes(&self) -> i64 {
         if self.pss >= 0 { self.pss } else { self.rss.max(0) }
@@ -182,7 +182,7 @@ pub struct HostMemory {
     pub children: Vec<ChildrenSample>,
     /// The end of the program, if the system refused it memory.
     pub refusal: Option<Refusal>,
-    /// The time, step and phase of the last row of the program's own work.
+    /// The time, step and phase of the last row that shows work of the program. Samples are not work.
     pub last: When,
     /// The time of the last OOM on a device.
     oom_ns: Option<i64>,
@@ -297,9 +297,10 @@ impl HostMemory {
         }
     }
 
-    /// Returns the quick sample at a moment, or `None` if there is no sample or no such moment. For a peak of
-    /// any metric, this is the sample with the highest resident memory. A mark has no sample, so pass the
-    /// time of the mark instead (`NamedMoment::without_mark`).
+    /// Returns the quick sample at a moment, or `None` if there is no sample or no such moment.
+    ///
+    /// For a peak of any metric, this is the sample with the highest resident memory. For a mark, the result
+    /// is always `None`: pass the time of the mark instead (`NamedMoment::without_mark`).
     #[must_use]
     pub fn quick_at(&self, at: &NamedMoment) -> Option<&QuickSample> {
         let before = |ns: i64| {
@@ -351,8 +352,8 @@ impl HostMemory {
         self.quick.iter().min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
     }
 
-    /// Returns the sample of the children that is nearest to a time. If the shares are unknown in that
-    /// sample, returns the nearest sample that has shares for the same number of children, if there is one.
+    /// Returns the sample of the children that is nearest to a time. If that sample has no shares, prefers
+    /// the nearest sample that has shares and the same number of children.
     #[must_use]
     pub fn children_near(&self, ts_ns: i64) -> Option<&ChildrenSample> {
         let distance = |sample: &&ChildrenSample| (sample.when.ts_ns - ts_ns).abs();
@@ -361,9 +362,9 @@ impl HostMemory {
         self.children.iter().filter(is_same).min_by_key(distance).or(Some(nearest))
     }
 
-    /// Returns the samples of the children in which the shares are known. If no sample with at least one
-    /// child has shares, returns all samples. A sample without children proves nothing, because its share is
-    /// always 0.
+    /// Returns the samples of the children that have shares. If no sample with at least one child has shares,
+    /// returns all samples. A sample without children always has the share 0, so it does not show whether
+    /// shares are recorded.
     pub fn children_with_shares(&self) -> impl Iterator<Item = &ChildrenSample> {
         let is_known = self.children.iter().any(|sample| sample.pss >= 0 && sample.processes > 0);
         self.children.iter().filter(move |sample| !is_known || sample.pss >= 0)
@@ -426,7 +427,7 @@ mod tests {
         assert_eq!(memory.quick_at(&NamedMoment::Time(15)), Some(first));
         assert_eq!(memory.quick_at(&NamedMoment::Time(0)), Some(first));
         assert_eq!(memory.quick_at(&NamedMoment::Oom), None);
-        // The second full sample lacks a part, and the third has only its total, so the first is returned.
+        // The second full sample lacks a part, and the third has only its total: both are ignored.
         assert_eq!(memory.full_with(second).map(|full| full.when.ts_ns), Some(12));
         assert_eq!(memory.full[0].parts[0].name, "heap");
         assert_eq!((memory.children[0].processes, memory.children[0].pss), (1, -1));
@@ -451,11 +452,10 @@ mod tests {
         ]);
         let near = |ts_ns| memory.children_near(ts_ns).map(|sample| (sample.when.ts_ns, sample.bytes()));
         assert_eq!([near(12), near(20), near(40)], [Some((10, 0)), Some((30, 50)), Some((30, 50))]);
-        // The sample at 60 has one child without a share, and no other sample has one child, so the child's
-        // resident bytes are returned.
+        // At 60, one child has no share, and no other sample has exactly one child: its resident bytes count.
         assert_eq!([near(45), near(99)], [Some((41, 0)), Some((60, 20))]);
         assert_eq!(memory.peak_with_children(&[]), 150);
-        // Without the sample that has shares, the resident bytes of the children are returned.
+        // No sample with children has shares: the resident bytes of the children count.
         let unknown = memory.children.iter().filter(|sample| sample.pss <= 0).cloned().collect();
         let memory = HostMemory { children: unknown, ..memory };
         assert_eq!(

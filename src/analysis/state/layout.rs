@@ -23,7 +23,8 @@ pub struct Layout {
     segments: BTreeMap<(i32, i64), SegmentRange>,
     /// The reserved bytes of segments whose address is unknown.
     pub unplaced: i64,
-    /// For each device and address: the bytes that were unmapped there and not mapped again since.
+    /// For each device and address, the bytes of a piece that was unmapped there and has not been mapped
+    /// again.
     unmapped: BTreeMap<(i32, i64), i64>,
 }
 
@@ -110,7 +111,8 @@ impl Layout {
         }
     }
 
-    /// Adds a mapped piece. Adjacent pieces form one expandable segment.
+    /// Adds a mapped piece. Joins it with the adjacent pieces before and after it into one expandable
+    /// segment.
     fn map(&mut self, key: (i32, i64), mut new: SegmentRange) {
         let mut start = key;
         if let Some((at, before)) = self.segments.range(..key).next_back()
@@ -130,7 +132,8 @@ impl Layout {
         self.segments.insert(start, new);
     }
 
-    /// Removes a mapped piece, which may split an expandable segment.
+    /// Removes a mapped piece, which may split an expandable segment in two. If no segment has the piece, it
+    /// is subtracted from `unplaced`.
     fn unmap(&mut self, key: (i32, i64), bytes: i64) {
         let found = self.segments.range(..=key).next_back().map(|(at, range)| (*at, *range));
         let Some((at, range)) = found.filter(|(at, range)| at.0 == key.0 && key.1 < at.1 + range.bytes)

@@ -14,9 +14,9 @@ use crate::state::block::Owner;
 use crate::state::device::Moment;
 use crate::state::replay::{HOST, Metric, Replay};
 
-/// At twice this many slices, adjacent slices are joined in pairs.
+/// When there would be twice this many slices, adjacent slices are joined in pairs.
 const MOST_SLICES: usize = 128;
-/// The width of the first slices, in ns.
+/// The width of a slice before any slices are joined, in ns.
 const FIRST_WIDTH: i64 = 1_000_000;
 /// The minimum size of blocks whose sizes are counted.
 const LARGE: i64 = 1 << 20;
@@ -104,12 +104,12 @@ pub struct DeviceLevels {
     slices: Vec<Level>,
     width_ns: i64,
     now: Level,
-    /// Live bytes of inputs that were allocated in this step and in the step before, because a data loader
-    /// prefetches.
+    /// The live bytes of inputs that were allocated in this step and in the step before. The step before
+    /// counts because a data loader prefetches.
     inputs: [i64; 2],
-    /// True if a sample contained the memory of other processes.
+    /// True once a sample has shown the memory of other processes.
     knows_others: bool,
-    /// True once a sample had memory without a traced call.
+    /// True once a sample has shown memory without a traced call.
     is_sampled: bool,
     /// For each large block size: its first and last step, and the op that first allocated it.
     sizes: FxHashMap<i64, (i64, i64, Symbol)>,
@@ -146,8 +146,8 @@ impl DeviceLevels {
         (after().count(), after().filter(|(first, last, _)| first == last).count())
     }
 
-    /// Returns the ops that allocated the most large sizes that occur in a single step, after `step`, with
-    /// the number of these sizes. At most `most` ops.
+    /// Returns the `most` ops that allocated the most sizes that occur in only one step after `step`. Each op
+    /// has the number of these sizes. Only blocks of at least 1 MiB count.
     #[must_use]
     pub fn ops_of_single_sizes(&self, step: i64, most: usize) -> Vec<(Symbol, usize)> {
         let mut ops: FxHashMap<Symbol, usize> = FxHashMap::default();
@@ -180,8 +180,8 @@ impl DeviceLevels {
         now.reserved = totals.reserved;
         now.outside = totals.get(Metric::Used).saturating_sub(totals.reserved);
         if row.event == EventName::Sample {
-            // Until a sample has the memory of other processes, that memory counts as `context`, so `highest`
-            // restarts here.
+            // Before the first sample that has the memory of other processes, that memory was counted as
+            // `context`. So discard `highest` and find it anew.
             if !self.knows_others && device.others().is_some() {
                 (self.knows_others, self.highest) = (true, Level::default());
             }
@@ -234,8 +234,8 @@ impl DeviceLevels {
         }
     }
 
-    /// Adds the untraced memory of the first sample to all levels before that sample. A later part of a
-    /// rotated trace may have steps before its first sample, although the process already had its context.
+    /// Adds the untraced memory of the first sample to all levels before that sample, because the process had
+    /// its context then, too. A later part of a rotated trace may begin with steps before its first sample.
     fn fill_before_sample(&mut self, untraced: i64) {
         let Level { others, context, .. } = self.now;
         for level in self.steps.iter_mut().chain(&mut self.slices).chain([&mut self.unfinished]) {
@@ -274,7 +274,8 @@ fn count_input(inputs: &mut [i64; 2], born: i64, step: i64, bytes: i64, sign: i6
     }
 }
 
-/// Returns true for an event that shows work. A program that only frees memory records no such event.
+/// Returns true for an event that shows work of the program. Frees and tags do not, because they also occur
+/// between steps and at the exit.
 fn is_work(event: EventName) -> bool {
     use EventName::{Alloc, ExtAlloc, Oom, Op, RangeBegin, SegmentAlloc, SegmentMap};
     matches!(event, Alloc | ExtAlloc | Oom | Op | RangeBegin | SegmentAlloc | SegmentMap)
@@ -310,9 +311,9 @@ impl Levels {
             self.ended += usize::from(self.step >= 0);
             self.step = row.step;
         }
-        // A step begins with its first work, not with its first row: between two steps the program frees what
-        // it no longer needs, memtrace writes tags and searches for holders, and at the exit Python frees
-        // everything.
+        // A step begins with its first work, not with its first row. Other rows come between two steps: the
+        // program frees what it no longer needs, and memtrace writes tags and searches for holders. At the
+        // exit, Python frees everything.
         if row.step > self.worked && is_work(row.event) {
             if self.worked >= 0 {
                 for device in &mut self.devices {
@@ -321,7 +322,7 @@ impl Levels {
             }
             self.worked = row.step;
         }
-        // A free counts for the device of the block that it freed.
+        // The memory of a free belongs to the device of the freed block.
         let ordinal = match MemoryKind::of(row.event) {
             None if row.event != EventName::Sample && row.event != EventName::Oom => return,
             Some((MemoryKind::Block, Effect::Free)) => replay.freed().map_or(HOST, |block| block.device),

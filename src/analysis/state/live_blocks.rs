@@ -9,14 +9,13 @@ use rustc_hash::FxHashMap;
 
 use crate::state::block::{Block, Death};
 
-/// The maximum and the initial number of entries in the direct-mapped index of recent ids. Both are powers of
-/// two.
+/// The maximum number of entries in `recent`. [`FIRST_RECENT`] is the initial number. Both are powers of two.
 const RECENT: usize = 1 << 14;
 const FIRST_RECENT: usize = 1 << 6;
 /// Marks an entry of `recent` without a block.
 const NO_SLOT: u32 = u32::MAX;
 
-/// Blocks by id.
+/// The live blocks, by id.
 pub struct LiveBlocks {
     /// The slots of recent blocks, by the low bits of the block's id. Ids are row numbers and most blocks are
     /// short-lived, so this vector finds nearly all blocks without hashing.

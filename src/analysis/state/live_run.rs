@@ -73,8 +73,9 @@ impl LiveRun {
     /// Reads the new rows of all processes. Returns the number of rows.
     pub fn update(&mut self) -> u64 {
         let rows = self.read(false);
-        // A part may be compressed after the folder was listed and before the part is opened. The next
-        // listing has the compressed file. If the part is missing there too, it is lost.
+        // A missing part may have been compressed between the listing of the folder and the opening of the
+        // part. So list the folder again: if the part is still missing, it is lost, and the reading continues
+        // after it.
         if self.processes.iter().any(LiveProcess::is_at_gap) { rows + self.read(true) } else { rows }
     }
 
@@ -115,7 +116,7 @@ impl LiveRun {
             known.add_part(part);
             return;
         }
-        // If the folder has another run, the newer run is shown.
+        // If the folder also has another run, show only the newer of both.
         if let Some(first) = self.processes.first()
             && first.meta.run_id != part.meta.run_id
         {
@@ -155,14 +156,14 @@ impl LiveProcess {
         if number <= self.part && !is_unread {
             return;
         }
-        // The part may have been compressed since it was found, so the newer listing has the file name that
-        // exists.
+        // If the part was found before, forget the earlier file: the part may have been compressed since, and
+        // then only the new name exists.
         self.later.retain(|later| number_of(later) != number);
         self.later.push(part);
         self.later.sort_by_key(number_of);
         if is_unread {
-            // The folder lists part 10 before part 2, so an earlier part may arrive later. Reading starts
-            // with the earliest part.
+            // Nothing was read yet, so start with the earliest part found so far. It may be found late,
+            // because a folder lists part 10 before part 2.
             (self.part, self.path) = (number_of(&self.later[0]) - 1, self.later[0].path.clone());
         }
     }
@@ -179,7 +180,7 @@ impl LiveProcess {
         self.later.first().is_some_and(|next| number_of(next) != self.part + 1)
     }
 
-    /// Reads up to the last complete row, or up to a missing part unless `over_gaps`. Returns the number of
+    /// Reads to the last complete row. Without `over_gaps`, stops at a missing part. Returns the number of
     /// rows.
     fn update(&mut self, over_gaps: bool) -> u64 {
         let mut rows = 0;
@@ -189,7 +190,8 @@ impl LiveProcess {
             if got.is_some() {
                 continue;
             }
-            // This part is read to its current end. If a next part exists, this part is complete.
+            // This part is read to its current end. If there is a next part, this part is complete, so
+            // continue there.
             let Some(next) = self.later.first() else { return rows };
             let follows = !self.is_at_gap();
             if !follows && !over_gaps {
@@ -341,7 +343,8 @@ mod tests {
         let mut run = LiveRun::new(&folder);
         run.update();
         assert!(!run.processes[0].ended);
-        // The second part is found, and then compressed before it is opened. The third part is being written.
+        // Part 2 is found, and compressed before it is opened. Part 3 is still being written. The update
+        // reads both.
         std::fs::write(place(2), part(2, true)).unwrap();
         run.add_part(TraceFile::open(&place(2)).unwrap());
         std::fs::remove_file(place(2)).unwrap();
@@ -352,7 +355,8 @@ mod tests {
         assert_eq!((run.processes.len(), process.path.clone()), (1, place(3)));
         assert!(!process.ended && process.later.is_empty());
         assert_eq!(process.device().unwrap().totals.allocated, 3 * 512);
-        // Part 4 is missing from one listing: the update waits for it. Part 6 is lost: the update skips it.
+        // Part 4 is missing from one listing: the update waits for it. Later, part 6 is lost: the update
+        // skips it.
         std::fs::write(place(5), part(5, false)).unwrap();
         run.add_part(TraceFile::open(&place(5)).unwrap());
         assert_eq!(run.processes[0].update(false), 0);

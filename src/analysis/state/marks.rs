@@ -73,7 +73,7 @@ impl<'a> MarkFinder<'a> {
             self.count += 1;
             return self.number.is_none_or(|number| number == self.count);
         }
-        // A name may itself end with `#` and a number.
+        // The text after `#` may also be part of the name, so compare the whole name, too.
         *text == *self.whole
     }
 }

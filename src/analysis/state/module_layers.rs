@@ -12,8 +12,8 @@ use crate::read::symbols::{Symbol, SymbolTable};
 
 /// The minimum number of numbered children of one class that count as layers.
 const FEWEST_OF_ONE_CLASS: usize = 2;
-/// Above this number, numbered children count as layers even if the classes of some or all are unknown,
-/// unless the known classes differ.
+/// More numbered children than this count as layers even if classes are unknown, provided that no two of the
+/// known classes differ.
 const MOST_APART: usize = 8;
 /// The `source` of ranges in traces without classes.
 const NO_CLASS: &str = "libmemtrace.so";
@@ -68,7 +68,7 @@ pub struct Layers {
     levels: BTreeSet<String>,
 }
 
-/// The numbered children of one level.
+/// The numbered children of one level, such as `0` and `1` of `GPT.h`, and their classes (`None` if unknown).
 #[derive(Default)]
 struct Numbered<'a> {
     numbers: BTreeSet<&'a str>,
@@ -85,7 +85,7 @@ impl Numbered<'_> {
 }
 
 impl Layers {
-    /// Finds the layers among modules, given by path and class.
+    /// Finds the layers among `modules`, each given by its path and its class.
     #[must_use]
     pub fn find(modules: &[(&str, Option<&str>)]) -> Layers {
         let class_of: BTreeMap<&str, Option<&str>> = modules.iter().copied().collect();
@@ -114,7 +114,7 @@ impl Layers {
         }
     }
 
-    /// Adds the layers of another trace.
+    /// Adds the layers of another trace, so that both traces use the same names.
     pub fn extend(&mut self, other: &Layers) {
         self.levels.extend(other.levels.iter().cloned());
     }

@@ -130,7 +130,7 @@ pub fn replay_to_moment(
             return replay_until(trace, columns, options, tracked, known, is_end, visit).map(Some);
         }
         NamedMoment::Time(ns) => {
-            // Read the time of every row for `is_past`. The replay itself does not read it for frees and ops.
+            // `is_past` needs the time of every row. The replay itself reads no time of frees and ops.
             let columns = columns.and(Columns::of(&["ts_ns"]));
             let is_past = |row: &Record, _: &Replay| row.ts_ns > *ns;
             return replay_until(trace, columns, options, tracked, known, is_past, visit).map(Some);
@@ -160,13 +160,13 @@ pub fn replay_to_moment(
     if last == 0 {
         return Ok(None);
     }
-    // The row of a segment raises the total before the row of the block for which the segment was allocated,
-    // so stop after the block's row.
+    // The row of a segment raises the total before the row of the block that needs the segment. So at such a
+    // peak, continue until the block's row.
     let waits = matches!(at, NamedMoment::Peak(Metric::Reserved | Metric::Used));
     let mut found = !waits;
     let stop = |row: &Record, _: &Replay| {
-        // No block row has to follow if the peak is not at a segment's row but, for example, at memory
-        // outside torch's allocator.
+        // If the row of the peak is not the row of a segment (but, for example, of memory outside torch's
+        // allocator), do not wait for a block.
         found |= row.seq == last && !matches!(row.event, EventName::SegmentAlloc | EventName::SegmentMap);
         let past = row.seq > last;
         let stop = past && found;
@@ -207,8 +207,8 @@ fn last_oom(
     let devices = replay.devices().iter().map(|device| device.ordinal);
     let blocks: Vec<Block> = devices.flat_map(|ordinal| oom.blocks(replay, ordinal)).collect();
     if !replay.infers() {
-        // If the only tags are after the OOM, the replay up to the OOM does not see them. The empty map
-        // disables the rules there, too.
+        // The trace has tags, but perhaps only after the OOM, where the replay up to the OOM does not see
+        // them. The empty map disables the rules of inference in that replay.
         return Ok((oom.seq, KnownCategories::of_blocks(&[], ""), blocks));
     }
     Ok((oom.seq, KnownCategories::of_blocks(&blocks, replay.rule()), Vec::new()))

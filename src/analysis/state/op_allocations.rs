@@ -58,7 +58,8 @@ impl CallAllocations {
         }
     }
 
-    /// Returns the sum of `blocks`, with the owner of the first block.
+    /// Returns one call with the bytes and the number of all `blocks`, and with the owner and the time of the
+    /// first.
     fn sum_of(blocks: &[CallAllocations]) -> CallAllocations {
         let mut sum = blocks[0];
         for block in &blocks[1..] {
@@ -94,7 +95,7 @@ impl OpSum {
         self.largest = self.largest.max(call.bytes);
     }
 
-    /// Adds the calls of another op or module that has the same name in a report.
+    /// Adds the sums of another op or module that a report shows under the same name.
     pub fn join(&mut self, other: OpSum) {
         self.bytes += other.bytes;
         self.blocks += other.blocks;
@@ -163,21 +164,21 @@ impl OpAllocations {
             return;
         }
         if self.nested {
-            // The trace has no rows of nested ops, so successive blocks with the same op and module count as
-            // one call.
+            // The inner ops have no rows of their own. So successive blocks with the same op and module count
+            // as one call.
             for blocks in inside.chunk_by(CallAllocations::is_same_owner) {
                 self.finish(CallAllocations::sum_of(blocks));
             }
             return;
         }
-        // The row of an enclosing op may follow, and then replaces this call.
+        // Keep the call open: if the row of an enclosing op comes later, that op takes over these blocks.
         open.push(CallAllocations { op: row.op, ..CallAllocations::sum_of(&inside) });
         self.settle(row.tid);
     }
 
-    /// Ends the oldest open calls of a thread if there are many, so that a long trace needs little memory.
+    /// If a thread has too many open calls, ends the older half, so that memory stays bounded.
     fn settle(&mut self, tid: i32) {
-        /// The maximum number of open calls. One op of autograd contains fewer, even if it recomputes a
+        /// The maximum number of open calls. One op of autograd encloses fewer calls, even if it recomputes a
         /// checkpoint.
         const MOST_OPEN: usize = 65_536;
         if let Some(open) = self.open.get_mut(&tid)

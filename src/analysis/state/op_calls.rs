@@ -66,7 +66,7 @@ impl OpCall {
     }
 }
 
-/// The op that ended before the current op, which may be nested in the current op.
+/// The op of the previous row. It ended before the current op, and may be nested in it.
 struct Child {
     op: Symbol,
     overload: Symbol,
@@ -94,9 +94,10 @@ pub struct OpCalls {
     /// The module whose forward began last.
     entered: Symbol,
     before: Option<i64>,
-    /// The op of the previous row. If the current row is a dispatch mode, the mode was called for this op.
+    /// The op of the previous row. If the current row is a dispatch mode, that mode handled this op.
     child: Child,
-    /// True if a dispatch mode was seen. From then on, only the ops that a dispatch mode handles count.
+    /// True once a dispatch mode was seen. From then on, only the ops that a dispatch mode handles are
+    /// counted.
     dispatched: bool,
     /// The number of failed allocations of segments on a GPU.
     failed: u64,
@@ -144,7 +145,8 @@ impl OpCalls {
             EventName::RangeBegin | EventName::RangeEnd => self.module(row, replay),
             EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
             EventName::Oom => self.ooms += 1,
-            // The trace omits the next ops, so the next recorded op has no predecessor.
+            // The trace omits the next ops. So the next op in the trace gets no delta, because its
+            // predecessor is unknown.
             EventName::Mark if is_end_of_detail(row, replay) => self.before = None,
             _ => {}
         }
@@ -157,7 +159,7 @@ impl OpCalls {
         self.dispatched = true;
         self.numbers.clear();
         self.before = None;
-        // A forward that is already running counts as started at this op.
+        // If a forward is already running, its start is the first op of the new numbering.
         let running = self.fw_start.len() > self.fw_bw_boundary.len();
         self.fw_start = if running { vec![0] } else { Vec::new() };
         if !running {
@@ -190,8 +192,8 @@ impl OpCalls {
             &mut self.child,
             Child { op: row.op, overload: row.name, module: row.module, start_ns },
         );
-        // The previous op is nested in this op if it did not start earlier. In a trace with only outermost
-        // ops, no op is nested.
+        // Ops are written at their ends, so the previous op is nested in this one if it did not start
+        // earlier. In a trace of only outermost ops, no op is nested.
         let has_child = child.start_ns >= start_ns;
         let is_mode = (has_child || self.dispatched) && replay.symbols.get(row.op).as_ref() == DISPATCH_MODE;
         if is_mode && !self.dispatched {
@@ -224,7 +226,8 @@ impl OpCalls {
             if overload == Symbol::NONE {
                 return op;
             }
-            // The format is the one of `OpOverload.__name__` in torch/_ops.py.
+            // The same format as `OpOverload.__name__` in torch/_ops.py: the op without its namespace, then
+            // the overload.
             let name = replay.symbols.get(op);
             let name = name.rsplit_once("::").map_or(&*name, |(_, name)| name);
             replay.symbols.intern(&format!("{name}.{}", replay.symbols.get(overload)))

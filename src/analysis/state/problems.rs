@@ -39,7 +39,8 @@ pub struct Problems {
     pub missing_rows: u64,
     /// The `seq` of the row before the first gap.
     pub first_gap: Option<i64>,
-    /// The number of rows at which the difference between the totals and the sum of the deltas changes.
+    /// The number of rows at which the difference between the totals and the sum of the deltas changes. A
+    /// constant difference counts once.
     pub totals: u64,
     /// The number of frees of blocks that are not live.
     pub unmatched_frees: u64,

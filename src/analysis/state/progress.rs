@@ -23,7 +23,7 @@ impl<T: Copy + PartialEq> Bands<T> {
         Bands { grid, starts: Vec::new() }
     }
 
-    /// Sets the value from `ts_ns` on. Successive calls must not decrease `ts_ns`.
+    /// Sets the value from `ts_ns` on. `ts_ns` must not be earlier than in the previous call.
     pub fn set(&mut self, ts_ns: i64, value: T) {
         let ts_ns = ts_ns.max(self.grid.start_ns);
         if !self.grid.has(ts_ns) || self.starts.last().is_some_and(|(_, last)| *last == value) {
@@ -79,7 +79,8 @@ impl Progress {
     /// Adds a row, after the replay processed it. `total`, in bytes, is the total whose peak is kept per
     /// step.
     pub fn feed(&mut self, row: &Record, replay: &Replay, total: i64) {
-        // These rows show no step and no phase. For example, a process frees segments at its exit.
+        // Skip rows whose step and phase are not the program's current ones: at its exit, for example, a
+        // process frees segments.
         let silent = !has_current_step(row.event)
             || matches!(row.event, EventName::SegmentFree | EventName::SegmentUnmap | EventName::End);
         if !silent && self.phases.grid.has(replay.ts_ns) {
@@ -99,8 +100,8 @@ impl Progress {
         let steps = &self.steps.steps;
         let (Some(first), Some(last)) = (steps.first(), steps.last()) else { return whole };
         let (from, end) = (first.time_ns.0, last.time_ns.1);
-        // After an OOM in the first step, show the range up to the error without the shutdown, which takes
-        // longer.
+        // After an OOM in the only step, end the range at the error. The shutdown after it takes longer than
+        // the step.
         let oom_ns = self.oom_ns.filter(|oom| steps.len() == 1 && (from..=end).contains(oom));
         let to = oom_ns.unwrap_or(end);
         let few =
@@ -143,7 +144,7 @@ impl Steps {
         }
     }
 
-    /// Removes the steps after `last`, in which the program did no work.
+    /// Removes the steps after `last`, for example because the program did no work in them.
     pub fn end_with(&mut self, last: i64) {
         self.steps.retain(|step| step.numbers.0 <= last);
         if let Some(step) = self.steps.last_mut() {

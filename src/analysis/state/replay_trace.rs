@@ -128,8 +128,8 @@ fn run(
     Ok(Replayed { replay, symbols, summary })
 }
 
-/// Returns the name of [`Metric::Used`] for several processes. Memory in use is complete only if every device
-/// has samples.
+/// Returns the name of [`Metric::Used`] for several processes. Unless every device has samples, the name says
+/// that memory in use is incomplete.
 #[must_use]
 pub fn used_name<'a>(all: impl IntoIterator<Item = &'a Replayed>, options: &Options) -> &'static str {
     let is_sampled = all.into_iter().all(|replayed| replayed.gpus(options).all(Device::is_sampled));

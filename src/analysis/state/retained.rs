@@ -49,8 +49,7 @@ pub struct Holder {
 }
 
 /// Joins the holders that are parts of one variable and hold tensors from before training, such as the dicts
-/// of a checkpoint. One joined holder replaces these parts, each of which may be too small to matter alone.
-/// Other holders are returned unchanged.
+/// of a checkpoint. Alone, each part may be too small to matter. Other holders are returned unchanged.
 #[must_use]
 pub fn with_whole_variables(holders: &[Holder]) -> Vec<Holder> {
     let mut joined: Vec<Holder> = Vec::new();
@@ -100,8 +99,9 @@ impl Holder {
         self.value[field].as_str().unwrap_or_default()
     }
 
-    /// Returns the variable that holds tensors from before training in a container, such as `ckpt` of
-    /// `ckpt['optim']['state']`. Returns `None` for other holders.
+    /// Returns the variable of a holder that is an element of it, such as `ckpt` for
+    /// `ckpt['optim']['state']`. Returns `None` unless the holder's tensors are all from before training and
+    /// have no graph.
     fn variable_from_before_training(&self) -> Option<&str> {
         let (variable, _) = self.text("name").split_once('[')?;
         let is_loaded =
@@ -116,9 +116,9 @@ impl Holder {
         ["grows", "traceback"].contains(&self.verdict.as_str())
     }
 
-    /// Returns the average number of bytes that the holder keeps per step, or `None` unless it grows. If it
-    /// keeps something only of every third step, the average includes the steps in between. Steps after the
-    /// last kept step do not count, because the search may run before they add to the holder.
+    /// Returns the mean number of bytes that the holder keeps per step, or `None` unless it grows. If the
+    /// holder keeps something only of every third step, the mean is over all steps. The steps after the last
+    /// kept one do not count, because the search may run before they add to the holder.
     #[must_use]
     pub fn bytes_per_step(&self) -> Option<i64> {
         let distance = self.last_step?.checked_sub(self.first_step?.max(0))?;
@@ -365,8 +365,8 @@ mod tests {
             part("ckpt['optim']['state'][*]['exp_avg']", -1, 1000),
             part("other['model']", -1, 800),
             part("ckpt['model']", -1, 700),
-            // The tensors of the first part are from step 0, and the other two are attributes of an object,
-            // so these three are not joined.
+            // The first holder has tensors from step 0, and the other two are attributes of an object: none
+            // of them is joined.
             part("ckpt['outputs']", 0, 600),
             part("self.cache['model']", -1, 500),
             part("self.cache['state']", -1, 400),
@@ -393,8 +393,8 @@ mod tests {
             "3.00 MiB a step: list `losses` (train.py:41) keeps 120 autograd graphs, 360.00 MiB of steps 0-119"
         );
         assert_eq!(first.moment(), "step 120: the program ended");
-        // 8 MiB of the eight steps 0-7 are 1 MiB a step, and so are 8 MiB of four steps in 0-6. Without a
-        // distance between the first and the last step, there is no rate.
+        // 8 MiB of the eight steps 0-7 are 1 MiB a step. Four of the steps 0-6 with 8 MiB are 2 MiB per kept
+        // step, one every second step: also 1 MiB a step. If all are from one step, there is no rate.
         let of = |steps: i64, last: i64| {
             let value = json!({
                 "walk": 1, "holder": "x", "verdict": "grows", "bytes": 8 << 20, "tensors": 8, "graphs": 0, "nodes": 0,
@@ -403,12 +403,12 @@ mod tests {
             Holder::parse(value).and_then(|holder| holder.bytes_per_step())
         };
         assert_eq!((of(8, 7), of(4, 6), of(2, 0)), (Some(1 << 20), Some(1 << 20), None));
-        // A later search finds that the list is bounded.
+        // A later search finds that the list is bounded: the earlier search is no longer the telling one.
         searches.feed(&holder(3, "window", 360 << 20));
         searches.feed(r#"{"walk":3,"why":"call","step":122}"#);
         assert_eq!(searches.telling().map(|search| search.number), Some(3));
-        // Memory grew after a command requested a search. The command still gets the result of its own
-        // search.
+        // A search that a command requested is followed by a search because memory grew: the command still
+        // gets its own search.
         searches.feed(r#"{"walk":4,"why":"command","step":123}"#);
         searches.feed(&holder(5, "grows", 360 << 20));
         searches.feed(r#"{"walk":5,"why":"growth","step":124}"#);

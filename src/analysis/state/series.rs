@@ -58,8 +58,8 @@ impl Series {
         Series { grid, low: values(), high: values(), last: 0 }
     }
 
-    /// Sets the total from `ts_ns` on. Successive calls must not decrease `ts_ns`. A value before the grid
-    /// becomes the initial value of the grid, and a value after the grid is ignored.
+    /// Sets the total from `ts_ns` on, which must not be earlier than in the previous call. A value before
+    /// the grid becomes the initial value of the grid, and a value after the grid is ignored.
     pub fn set(&mut self, ts_ns: i64, value: i64) {
         if self.grid.has(ts_ns) {
             self.fill(self.grid.index(ts_ns) + 1);
@@ -109,7 +109,7 @@ impl GrowingSeries {
     /// The maximum number of buckets.
     pub const MOST: usize = 512;
 
-    /// Sets the total from `ts_ns` on. Successive calls must not decrease `ts_ns`.
+    /// Sets the total from `ts_ns` on, which must not be earlier than in the previous call.
     pub fn set(&mut self, ts_ns: i64, value: i64) {
         loop {
             let place = usize::try_from(ts_ns.max(0) / self.grid.width_ns).unwrap_or(usize::MAX);

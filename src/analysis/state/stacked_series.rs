@@ -13,12 +13,13 @@ pub(crate) struct StackedSeries {
     owners: usize,
     /// The current bytes of each owner.
     current: Vec<i64>,
-    /// For each bucket, the `owners` values at the bucket's highest total, in bytes.
+    /// For each bucket, one value per owner: the bytes of the owner at the bucket's highest total.
     at_high: Vec<i64>,
     /// The highest total of each bucket, and the `seq` of the row that reached it.
     high: Vec<(i64, i64)>,
     total: i64,
-    /// Bytes that later rows moved between owners, stored as differences from one bucket to the next.
+    /// For each bucket and owner, the change of the bytes that later rows moved to the owner, compared with
+    /// the bucket before. A correction of many buckets thus changes only two entries.
     moved: Vec<i64>,
 }
 
@@ -67,20 +68,23 @@ impl StackedSeries {
         }
     }
 
-    /// Adds `delta` bytes to each owner in `owners` from the row `born` on, in which the block was allocated.
-    /// `ts_ns` and `seq` are the time and the number of the row that corrects the owner.
+    /// Corrects the owner of a block that row `born` allocated: adds `delta` bytes to each owner in `owners`
+    /// in all buckets since then. `ts_ns` and `seq` are the time and the number of the row that makes the
+    /// correction.
     pub(crate) fn correct(&mut self, ts_ns: i64, seq: i64, born: i64, owners: &[usize], delta: i64) {
         if ts_ns > self.grid.start_ns && !self.grid.has(ts_ns) {
             return;
         }
         self.advance(ts_ns, seq);
-        // The rows of the highest totals are in ascending order.
+        // The rows in `high` are in ascending order, so a binary search finds the first bucket whose highest
+        // total includes the block.
         let first = self.high.partition_point(|(_, at)| *at < born);
         let last = self.high.len();
         for owner in owners {
             self.current[*owner] += delta;
             if first < last {
-                // The open bucket may still get a new state, so it is corrected in place.
+                // The last bucket may still get a higher total, which overwrites its values. So correct these
+                // values directly and exclude the bucket from `moved`.
                 self.moved[first * self.owners + owner] += delta;
                 self.moved[(last - 1) * self.owners + owner] -= delta;
                 self.at_high[(last - 1) * self.owners + owner] += delta;
@@ -126,7 +130,7 @@ mod tests {
         stack.add(1, 1, &[0], 10, 10);
         stack.add(11, 2, &[0], 7, 17);
         stack.add(21, 3, &[0], 3, 20);
-        // A tag moves the block of row 2 to owner 1.
+        // Row 4 moves the block of row 2 from owner 0 to owner 1.
         stack.correct(22, 4, 2, &[0], -7);
         stack.correct(22, 5, 2, &[1], 7);
         stack.add(23, 6, &[0], 1, 21);

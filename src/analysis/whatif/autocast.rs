@@ -16,7 +16,7 @@ use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
 
-/// Parts of the names of ops that run in 16 bits, and of their backward functions.
+/// An op runs in 16 bits if its name contains one of these texts.
 const HALF: [&str; 13] = [
     "linear",
     "matmul",
@@ -81,7 +81,7 @@ const FEWEST_CASTS: usize = 2;
 /// softmax has the type of the logits.
 const CROSS_ENTROPY: &str = "aten::cross_entropy_loss";
 
-/// The way in which an op chooses the type of its result.
+/// How an op chooses the type of its result: 16 bits, float32, or the type of its input.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Half,
@@ -91,7 +91,7 @@ enum Kind {
 }
 
 fn kind(name: &str) -> Kind {
-    // Unlike the other norms, batch norm does not run in float32: its result has the type of its input.
+    // Unlike the other norms, batch norm is not cast to float32: its result has the type of its input.
     if name.contains("batch_norm") || name.contains("BatchNorm") {
         return Kind::Follows(false);
     }
@@ -106,23 +106,24 @@ fn kind(name: &str) -> Kind {
     Kind::Follows(OF_SEVERAL.iter().any(|end| name.ends_with(end)))
 }
 
-/// The changes that autocast makes in a step. Blocks are given by their index in [`Step::lives`] (in `halved`
-/// by their id), births and deaths by the index of an allocation.
+/// The changes that autocast makes in a step. Blocks are indices of [`Step::lives`], except in `halved`,
+/// which has their ids. Births and deaths are indices of allocations.
 #[derive(Default)]
 pub(super) struct Autocast {
     /// The ids of the blocks that shrink to half their size.
     pub(super) halved: FxHashSet<i64>,
     /// True if the run has autocast already.
     pub(super) is_on: bool,
-    /// The copies that casts make: birth, death, bytes.
+    /// The copies that casts make, each given by its birth, its death and its bytes.
     copies: Vec<(u32, u32, i64)>,
-    /// Temporary copies within one op: the allocation before which the copy is made, bytes, owner.
+    /// Temporary copies inside one op, each given by the allocation before which it is made, its bytes and
+    /// its owner.
     spikes: Vec<(u32, i64, Owner)>,
-    /// Blocks that a copy replaces: the block, and its new death.
+    /// Blocks that a cast copy replaces, each with its earlier death.
     shortened: Vec<(u32, u32)>,
 }
 
-/// The inference of the types of one step.
+/// The state while the types of one step's blocks are inferred.
 struct Types<'a> {
     step: &'a Step,
     rules: &'a SizeRules<'a>,
@@ -133,7 +134,8 @@ struct Types<'a> {
     by_size: FxHashMap<i64, Vec<u32>>,
     /// The types of blocks: true for 16 bits.
     is_half: FxHashMap<u32, bool>,
-    /// For each module and requested size: the type of the latest block of the forward.
+    /// For each module and requested size: the type of the latest such block that the module allocated in the
+    /// forward.
     of_module: FxHashMap<(Symbol, i64), bool>,
     /// For each module: the requested size of the gradient of its input. `backward_end` has the end of the
     /// module's last backward op.
@@ -210,7 +212,8 @@ pub(super) fn casts_up(step: &Step, rules: &SizeRules<'_>, phases: &Phases) -> b
 }
 
 impl Autocast {
-    /// Applies the copies to a curve, whose sizes are halved already. Returns the number of halved blocks.
+    /// Applies the changed lifetimes and the copies to a curve. Its sizes must already be halved. Returns the
+    /// number of halved blocks.
     pub(super) fn apply(&self, curve: &mut Curve<'_>) -> u64 {
         for (index, end) in &self.shortened {
             let birth = curve.birth(*index);
@@ -236,8 +239,8 @@ impl<'a> Types<'a> {
         *self.kinds.entry(name).or_insert_with(|| kind(&symbols.get(name)))
     }
 
-    /// Determines the weights that each module casts: its own weights, and the weights of uncalled modules
-    /// below it.
+    /// Determines the bytes of the weights that each called module casts: its own weights, and the weights of
+    /// modules below it that are never called themselves.
     fn find_weights(&mut self) {
         let called: FxHashSet<Symbol> = self.step.modules.iter().map(|call| call.name).collect();
         for life in &self.step.lives {
@@ -260,8 +263,8 @@ impl<'a> Types<'a> {
         }
     }
 
-    /// Returns true if the run has autocast already. In such a run, most modules with a product begin it with
-    /// a copy of half the size of a parameter.
+    /// Returns true if the run already uses autocast. Then most modules with a product begin it with a 16-bit
+    /// copy of a weight: a block of half the size of a parameter.
     fn is_on(&mut self) -> bool {
         let step = self.step;
         let copy = self.symbols.intern("aten::empty_strided");
@@ -343,8 +346,8 @@ impl<'a> Types<'a> {
         self.last = lives.iter().copied().max_by_key(|index| self.life(*index).requested).or(self.last);
     }
 
-    /// Handles a loss, whose softmax has the type of the logits. The sum over the softmax uses a copy in
-    /// float32, which lives until the backward function.
+    /// Handles a loss, whose softmax has the type of the logits. The sum over the softmax uses a float32 copy
+    /// of it, which lives until the loss's backward function. Returns true if the logits are in 16 bits.
     fn cross_entropy(&mut self, op: &Call, lives: &[u32], size: i64) -> bool {
         let is_half = self.input(op.from, size, false).is_some_and(|logits| self.is_half(logits));
         let softmax = lives.iter().map(|index| self.life(*index)).find(|life| life.requested == size);
@@ -369,8 +372,8 @@ impl<'a> Types<'a> {
         self.is_half.get(&index).copied().unwrap_or(false)
     }
 
-    /// Returns the latest block of this size that is live at the allocation `at`. With `is_saved`, only
-    /// blocks that a product saves count.
+    /// Returns the latest block of this size that is live at the allocation `at`, which is taken to be an
+    /// input. With `is_saved`, considers only blocks that a product saves for its backward.
     fn input(&mut self, at: u32, size: i64, is_saved: bool) -> Option<u32> {
         let all = self.by_size.get(&size)?.clone();
         all.into_iter().rev().find(|index| {
@@ -387,8 +390,8 @@ impl<'a> Types<'a> {
         op.phase == self.phases.backward && PRODUCTS.iter().any(|part| name.contains(part))
     }
 
-    /// Returns true if an op in float32 saves the block. Under autocast, the op saves its cast copy of the
-    /// block instead.
+    /// Returns true if an op in float32 saves the block for its backward. Under autocast, the op saves a
+    /// float32 copy, so the memory is not halved.
     fn is_saved_in_float(&mut self, life: &Life, is_backward: bool) -> bool {
         let Some(op) = self.step.op(life.freed_by) else { return false };
         let own = self.step.op(life.call).map(|call| self.symbols.get(call.name));
@@ -413,8 +416,8 @@ impl<'a> Types<'a> {
         }
     }
 
-    /// Adds the 16-bit copy of a product's input that is in float32. If the product saves its input for the
-    /// backward, it now saves the copy, and the input is freed after the product.
+    /// Adds the 16-bit copy of a product's float32 input. If the product saves its input for the backward, it
+    /// now saves the copy, so the input itself is freed after the product.
     fn cast_input(&mut self, op: &Call) {
         let Some(size) = self.input_of.get(&op.module).copied() else { return };
         let saved = self.input(op.from, size, true);
@@ -423,8 +426,9 @@ impl<'a> Types<'a> {
             return;
         }
         self.casts_input.insert(op.module);
-        // The copy lives until the backward only if the product saved its input. If the input is freed in the
-        // forward, the product saved a copy of its own, and this copy ends with the op.
+        // If the backward frees the input, the product saved it, so the copy takes its place until the
+        // backward. If the forward frees the input, the product saved a copy of its own, and the cast copy
+        // ends with the op.
         let freed_in = self.step.op(self.life(input).freed_by).map(|freeing| freeing.phase);
         let end = match self.backward_end.get(&op.module) {
             Some(end) if freed_in == Some(self.phases.backward) => *end,
@@ -446,8 +450,8 @@ impl<'a> Types<'a> {
         if self.weights.contains_key(&op.module) {
             return false;
         }
-        // The other operand is the latest other live block of this size that this module allocated, or that
-        // existed before the call of the module.
+        // The other operand is assumed to be the latest other live block of this size that this module
+        // allocated, or that existed before the call of the module.
         let call = self
             .step
             .modules
@@ -482,7 +486,7 @@ impl<'a> Types<'a> {
                 }
                 !is_cast_input
             }
-            // For the softmax of a loss in 16 bits, the incoming gradient is cast first.
+            // The softmax of a loss in 16 bits: its incoming float32 gradient is first cast to 16 bits.
             Kind::Float => {
                 let is_half = of_forward == Some(true) && self.symbols.get(op.name).contains("Softmax");
                 if is_half && let Some(gradient) = self.input(op.from, life.requested, false) {

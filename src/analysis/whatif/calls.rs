@@ -11,13 +11,14 @@ use crate::state::categories::Phases;
 /// The maximum number of levels of a module path that are examined. Real programs have fewer levels.
 pub(super) const MOST_LEVELS: usize = 64;
 
-/// Returns the outermost calls of `modules` outside the backward, in order. A call inside another one is left
-/// out, because it belongs to the outer call.
+/// Returns the calls of `modules` outside the backward, in order. A call inside another one is left out,
+/// because the outer call includes it.
 pub(super) fn outer_calls<'a>(step: &'a Step, modules: &FxHashSet<Symbol>, phases: &Phases) -> Vec<&'a Call> {
     outermost(step, |call| modules.contains(&call.name) && call.phase != phases.backward)
 }
 
-/// The calls of `modules` by which a checkpoint runs a forward again in the backward, in order.
+/// Returns the calls of `modules` in the backward, in order. These are second forwards, which a checkpoint
+/// runs.
 pub(super) fn calls_again<'a>(step: &'a Step, modules: &FxHashSet<Symbol>, phases: &Phases) -> Vec<&'a Call> {
     outermost(step, |call| modules.contains(&call.name) && call.phase == phases.backward)
 }

@@ -6,15 +6,16 @@ use super::calls::MOST_LEVELS;
 use super::changes::{Change, NewOptimizer};
 use super::predict::OpsAgain;
 
-/// The number of parts into which the advice splits the tokens of the loss.
+/// The number of parts into which the suggested loss splits its tokens (`--chunk-loss`).
 const PARTS: i64 = 8;
-/// The maximum number of groups of modules that are checkpointed.
+/// The maximum number of groups of modules for which checkpoints are suggested.
 const MOST_GROUPS: usize = 4;
 
-/// Returns the groups of modules whose paths differ in one number, as patterns such as `GPT.h.*`; groups with
-/// the most modules come first. `paths` are the paths of the called modules. If the numbered modules are not
-/// called themselves (a list in a list), the pattern continues to the first level that is: `GPT.h.*.*`.
-/// Modules below a module of a group form no group of their own.
+/// Returns the groups of modules whose paths differ in one number, as patterns such as `GPT.h.*`, the group
+/// with the most modules first. `paths` are the paths of the called modules.
+///
+/// If the numbered modules are not called themselves (a list in a list), the pattern continues to the first
+/// level that is called: `GPT.h.*.*`. Modules below a module of a group form no group of their own.
 #[must_use]
 pub(super) fn module_groups<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let called: BTreeSet<&str> = paths.into_iter().collect();
@@ -47,14 +48,14 @@ pub(super) fn module_groups<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec
     groups.into_iter().map(|(pattern, _)| pattern).collect()
 }
 
-/// Returns the path with `*` for each character that has a special meaning in a pattern, in a list of
-/// patterns, or in Python's `fnmatch`.
+/// Replaces each character of a path that has a special meaning in a pattern, in a list of patterns or in
+/// Python's `fnmatch` by `*`.
 fn plain(path: &str) -> String {
     let is_plain = |char: char| char.is_alphanumeric() || "._-".contains(char);
     path.chars().map(|char| if is_plain(char) { char } else { '*' }).collect()
 }
 
-/// Returns the changes to try for a program with these groups of modules.
+/// Returns the changes to try for a program with these groups of modules, each as one change alone.
 #[must_use]
 pub(super) fn candidates(groups: &[String]) -> Vec<Change> {
     let mut all = Vec::new();
@@ -185,7 +186,7 @@ pub fn advice(change: &Change, again: &OpsAgain) -> Advice {
     }
 }
 
-/// Returns the lines that divide the batch and accumulate its gradients.
+/// Returns the lines of code that split the batch into parts and accumulate the gradients of the parts.
 fn batch_code(times: i64, parts: i64) -> Vec<String> {
     if times != 1 {
         return vec![format!("batch_size = batch_size * {times} // {parts}")];
@@ -200,7 +201,8 @@ fn batch_code(times: i64, parts: i64) -> Vec<String> {
     ]
 }
 
-/// Describes the cost of the second forward, as a share of the forward and backward of a step.
+/// Describes the cost of the second forward: its op calls, also as a share of the op calls of a step's
+/// forward and backward.
 fn checkpoint_costs(again: &OpsAgain) -> String {
     let OpsAgain { ops, of, .. } = again;
     let mut costs = "a second forward of these modules".to_owned();
@@ -249,8 +251,8 @@ fn loop_over(pattern: &str) -> Vec<String> {
             container.push_str(&format!(".{level}"));
         }
     }
-    // Loops are written only if every level is `*` or a Python name, the last level is `*`, and at most two
-    // levels are `*`.
+    // Write loops only if every level is `*` or a Python name, the last level is `*`, and at most two levels
+    // are `*`. Any other pattern needs a search by name.
     let is_known = is_plain && pattern.ends_with('*') && (1..=2).contains(&loops.len());
     if !is_known {
         return vec![
@@ -275,7 +277,7 @@ fn relative(pattern: &str) -> &str {
     pattern.split_once('.').map_or(pattern, |(_, below)| below)
 }
 
-/// Returns true for a name that can follow a dot in Python.
+/// Returns true for a name that can follow a dot in Python, as an attribute.
 fn is_name(level: &str) -> bool {
     !level.starts_with(|first: char| first.is_ascii_digit())
         && !level.is_empty()
@@ -344,7 +346,7 @@ mod tests {
 
     #[test]
     fn advise_groups_the_modules_that_are_called() {
-        // A list in a list: neither GPT.h nor GPT.h.0 has a forward.
+        // A list in a list: neither GPT.h nor GPT.h.0 is called, so the pattern continues to the next level.
         let paths =
             ["GPT", "GPT.h.0.0", "GPT.h.0.0.fc", "GPT.h.0.1", "GPT.h.1.0", "GPT.h.1.1", "GPT.x.0", "GPT.x.1"];
         assert_eq!(module_groups(paths), ["GPT.h.*.*", "GPT.x.*"]);

@@ -190,8 +190,8 @@ fn batch(text: &str) -> Result<Change> {
             "--batch {text}: expected a factor that starts with x, such as x2 or x1/2, at most x1000 and not x1"
         ))
     };
-    // A number without `x` is refused, because it looks like the new size of the batch, and the trace does
-    // not have the old one.
+    // Refuse a number without `x`: it looks like the new size of the batch, but the change is a factor,
+    // because the trace does not have the old size.
     let factor = text.strip_prefix('x').ok_or_else(bad)?;
     let (times, parts) = factor.split_once('/').unwrap_or((factor, "1"));
     let number = |part: &str| part.trim().parse::<i64>().ok().filter(|number| (1..=1000).contains(number));
@@ -280,7 +280,7 @@ pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
     if !text("without").is_empty() {
         all.push(without(text("without"))?);
     }
-    // Sharding comes last, because a rank has a part of the blocks that remain after the other changes.
+    // Sharding must come last: a rank has a part of the blocks that remain after all other changes.
     if !text("shard").is_empty() {
         all.push(shard(text("shard"))?);
     }
@@ -292,7 +292,8 @@ pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
     }
     if all.contains(&Change::Autocast) && all.contains(&Change::Bfloat16) {
         return Err(Error::usage(
-            "--dtype makes the whole model 16 bits, --autocast keeps its parameters in float32: ask for one of them",
+            "--dtype makes the whole model 16-bit, but --autocast keeps its parameters in float32: ask for \
+             one of them",
         ));
     }
     let changes_state = all.iter().any(|change| matches!(change, Change::Optimizer(_)));
@@ -303,15 +304,15 @@ pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
     }
     if all.contains(&Change::OffloadOptimizer) && all.contains(&Change::StepInBackward) {
         return Err(Error::usage(
-            "--offload optimizer steps on the host after the backward pass, --optimizer in-backward on the device during \
-             it: ask for one of them",
+            "--offload optimizer steps on the host after the backward pass, but --optimizer in-backward \
+             steps on the device during it: ask for one of them",
         ));
     }
     let is_sharded = all.iter().any(|change| matches!(change, Change::Shard { .. }));
     if is_sharded && all.contains(&Change::StepInBackward) {
         return Err(Error::usage(
-            "--shard needs the gradients of a whole unit, --optimizer in-backward frees each one by itself: ask for one of \
-             them",
+            "--shard needs all gradients of a unit at once, but --optimizer in-backward frees each one at \
+             once: ask for one of them",
         ));
     }
     Ok(all)

@@ -52,7 +52,8 @@ struct Kept {
     born: Vec<u32>,
 }
 
-/// The checkpointed calls of a step. The work is one pass over the step, whatever the number of calls.
+/// The checkpointed calls of a step. All calls are processed in one pass over the step, so the work does not
+/// grow with their number.
 struct Recomputed<'a> {
     step: &'a Step,
     phases: &'a Phases,
@@ -60,15 +61,15 @@ struct Recomputed<'a> {
     oom: Option<u32>,
     /// `aten::sum`, with which autograd reduces a gradient to the shape of a broadcast input.
     sum: Symbol,
-    /// For each op: how many of its last allocations are such sums.
+    /// For each op: the number of `aten::sum` allocations at its end.
     sums: FxHashMap<u32, u32>,
     above: ModulesAbove<'a>,
-    /// For each module: the birth of the first block of the step that its backward frees.
+    /// For each module: the birth of the first block in the step that the module's backward frees.
     first_saved: FxHashMap<Symbol, u32>,
     /// The beginnings of the second calls in the backward, in order.
     again: Vec<u32>,
-    /// The latest start of a backward among the second calls so far that share a checkpoint. A second call
-    /// that begins earlier shares it, too.
+    /// The latest start of a backward among the second calls so far that share one checkpoint. A second call
+    /// that begins before this allocation shares the checkpoint, too.
     shared_until: u32,
 }
 
@@ -97,17 +98,18 @@ impl<'a> Recomputed<'a> {
         self.backward_of(life).is_some_and(|op| self.above.of(op.module).contains(&call.name))
     }
 
-    /// Returns true if the step ran out of memory after the forward of `call` and no op freed the block,
-    /// because the forward left it for the backward.
+    /// Returns true if the forward of `call` left the block for a backward that never came: the step ran out
+    /// of memory after the forward, and no op freed the block.
     fn is_left_at_oom(&self, life: &Life, call: &Call) -> bool {
         self.oom
             .is_some_and(|oom| call.to <= oom && life.death > oom && self.step.op(life.freed_by).is_none())
     }
 
-    /// Returns true if `call` is a second call whose module already has a checkpoint of its own, so that
-    /// nothing changes for it. Such a call has its backward, which begins at `backward`, before the next
-    /// second call begins, and it begins after the backwards of all calls that share a checkpoint. The calls
-    /// must be passed in order.
+    /// Returns true if `call` is a second call whose module already has its own checkpoint, so that nothing
+    /// changes for it. Must be called for the calls in order.
+    ///
+    /// The backward of such a call begins (at `backward`) before the next second call begins. The call itself
+    /// begins after the backwards of all calls that share a checkpoint.
     fn has_own_checkpoint(&mut self, call: &Call, backward: u32) -> bool {
         if call.phase != self.phases.backward {
             return false;
@@ -157,7 +159,8 @@ impl<'a> Recomputed<'a> {
             let death = self.end_of_use(life);
             curve.set_lives(*index, &[(life.birth, call.to), (at.min(death), death)]);
         }
-        // The highest total of the second forward, which stops after the last tensor that the backward needs.
+        // The second forward stops after the last tensor that the backward needs. Add its highest total for a
+        // moment.
         let again = kept.born.iter().filter(|index| self.life(**index).birth <= last.birth);
         let spans = again.map(|index| (self.life(*index), curve.sizes[*index as usize]));
         let highest = highest(spans.map(|(life, bytes)| (life.birth, life.death, bytes)));
@@ -171,9 +174,9 @@ impl<'a> Recomputed<'a> {
         true
     }
 
-    /// Returns when a block of the second forward is freed: when the backward function that needs it returns.
-    /// A block that the first forward saved is freed later, when autograd has summed that function's
-    /// gradients to the shapes of its inputs.
+    /// Returns the time at which a block of the second forward is freed, which is when the backward function
+    /// that needs it returns. In the run, autograd frees a saved block only after it has summed the
+    /// function's gradients to the shapes of its inputs, so those sums are subtracted.
     fn end_of_use(&mut self, life: &Life) -> u32 {
         let Some(op) = self.step.op(life.freed_by) else { return life.death };
         let sums = *self.sums.entry(life.freed_by).or_insert_with(|| {
@@ -183,10 +186,10 @@ impl<'a> Recomputed<'a> {
         life.death.min(op.to - sums)
     }
 
-    /// Extends the lifetime of the inputs that the call does not save and its caller drops: a checkpoint
-    /// keeps them until `end`, the end of the backward of the call.
+    /// Extends the lifetime of the inputs of a call that neither the call nor its caller keeps. A checkpoint
+    /// keeps its inputs until `end`, which is the end of the call's backward.
     fn keep_inputs(&self, curve: &mut Curve<'_>, call: &Call, end: u32) {
-        // The frees are in order, so the call's frees are adjacent.
+        // `frees` is in order of time, so the blocks that are freed during the call are adjacent.
         let frees = &self.step.frees;
         let from = frees.partition_point(|index| self.life(*index).death <= call.from);
         for index in &frees[from..] {
@@ -204,14 +207,15 @@ impl<'a> Recomputed<'a> {
     }
 }
 
-/// Removes the result of the call from its inner blocks, because the caller holds it. Usually a later module
-/// frees the result, but the call's own backward may need it, too (the result of a ReLU or an LSTM). Then the
-/// first backward function frees it: among the blocks that this function frees, it is the first block of the
-/// last forward op.
+/// Removes the result of the call from its inner blocks, because the caller holds the result.
+///
+/// Usually a later module frees the result, so it is no inner block. But the call's own backward may need it,
+/// too (the result of a ReLU or an LSTM), and then the first backward function frees it. Among the blocks
+/// that this function frees, the result is the first block of the last forward op.
 fn keep_output(kept: &mut Kept, step: &Step, call: &Call) {
     let life = |index: &u32| &step.lives[*index as usize];
-    // All inner blocks outlive the call. If other blocks outlive it, too, the result is one of them and not
-    // an inner block.
+    // All inner blocks outlive the call. If further blocks outlive it, the result is one of those and not an
+    // inner block.
     let outliving = kept.born.iter().filter(|index| life(index).death > call.to).count();
     if outliving > kept.inner.len() {
         return;

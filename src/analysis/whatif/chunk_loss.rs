@@ -22,7 +22,7 @@ struct Loss {
     size: i64,
     /// The birth of the first gradient of that size; `u32::MAX` if there is no gradient.
     first: u32,
-    /// The gradient that dies last: an index of [`Step::lives`].
+    /// The gradient of this size that is freed last, as an index of [`Step::lives`].
     last: Option<u32>,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn apply(
 ) -> u64 {
     let mut losses = losses(step, symbols, phases);
     // The losses by the size of their logits, in order of birth. Each loss is also listed under half the
-    // size, because logits in 16 bits are cast to float32 first.
+    // size: logits in 16 bits have half the size before they are cast to float32.
     let mut by_size: FxHashMap<i64, Vec<usize>> = FxHashMap::default();
     for (index, loss) in losses.iter().enumerate() {
         for size in [loss.size, loss.size / 2] {
@@ -47,7 +47,7 @@ pub(super) fn apply(
     for (index, life) in step.lives.iter().enumerate() {
         let Some(same) = by_size.get(&life.requested) else { continue };
         let before = same.partition_point(|loss| losses[*loss].birth < life.birth);
-        // Logits are live when the log-softmax of a loss is allocated.
+        // A block of this size that is live when a loss allocates its log-softmax is taken to be its logits.
         let is_logits = !life.is_older
             && life.call != NO_CALL
             && same.get(before).is_some_and(|loss| losses[*loss].birth < life.death);
@@ -63,7 +63,8 @@ pub(super) fn apply(
             loss.last = if is_later { Some(index as u32) } else { loss.last };
         }
     }
-    // The op that frees a loss's last gradient belongs to the head.
+    // The op that frees the last gradient of a loss is the backward of the head. The key is that op, the
+    // value the first gradient of its losses.
     let mut heads: FxHashMap<u32, u32> = FxHashMap::default();
     for loss in &losses {
         let Some(last) = loss.last else { continue };
@@ -89,7 +90,7 @@ fn losses(step: &Step, symbols: &SymbolTable, phases: &Phases) -> Vec<Loss> {
 }
 
 /// Extends the lives of the gradients that the op `head` allocates for its weight and its input. Each part of
-/// the loss adds to these gradients, so they already exist at the allocation `first`.
+/// the loss adds to these gradients, so they must exist from the allocation `first` on.
 fn keep_gradients(curve: &mut Curve<'_>, step: &Step, head: u32, first: u32) {
     let Some(end) = step.op(head).map(|op| op.to) else { return };
     for index in step.allocations_of(head).iter().filter_map(|allocation| allocation.life) {

@@ -17,7 +17,7 @@ pub(super) struct Claim {
 pub(super) struct Claims {
     /// The number of rows.
     rows: u32,
-    /// The rows that are earlier than all later rows, as time and index. Both increase.
+    /// The rows that are earlier than all rows after them, as time and index. Both increase along the list.
     lowest: Vec<(i64, u32)>,
     /// The claims in the order of their rows. No two claims share a row.
     claims: Vec<Claim>,
@@ -70,8 +70,8 @@ mod tests {
         for ts_ns in [10, 20, 30, 40, 50] {
             claims.push(ts_ns);
         }
-        // Two ops, an op that encloses both, and an op of another thread that began before the enclosing op
-        // ended.
+        // Two ops, then an op that encloses both, then an op of another thread that began before the
+        // enclosing op ended: the last op takes only the rows from its start.
         assert_eq!(claims.claim(45, 0), 4);
         assert_eq!(claims.claim(60, 1), 5);
         assert_eq!(claims.claim(30, 2), 2);
@@ -79,8 +79,8 @@ mod tests {
         claims.push(60);
         assert_eq!(claims.claim(50, 3), 4);
         assert_eq!(claims.all(), [Claim { from: 2, to: 4, call: 2 }, Claim { from: 4, to: 6, call: 3 }]);
-        // An op claims only the rows after the last row that is earlier than its start: the op that starts at
-        // 10 gets no row before row 7, because row 6 has time 5.
+        // Row 6 has the time 5. An op that starts at 10 claims only rows after the last row before its start:
+        // row 7 and no earlier one.
         claims.push(5);
         claims.push(70);
         assert_eq!(claims.claim(10, 4), 7);

@@ -6,12 +6,13 @@ use super::step::{Allocation, Step};
 use crate::state::block::Owner;
 use crate::state::device::Moment;
 
-/// Bytes that are allocated and freed between two allocations of the trace.
+/// Bytes that are allocated and freed again between two allocations of the trace, so that only a peak can
+/// show them.
 #[derive(Clone, Copy, Debug)]
 struct Spike {
     /// The index of the allocation before which the bytes are allocated and freed.
     at: u32,
-    /// The bytes that they add to the total before that allocation.
+    /// The bytes by which the total is higher for this moment.
     bytes: i64,
     owner: Owner,
 }
@@ -89,13 +90,14 @@ impl<'a> Curve<'a> {
         self.spikes.iter().map(|spike| (spike.at, spike.bytes))
     }
 
-    /// Adds `bytes` of `owner` to the total, for a moment before the allocation `at`.
+    /// Adds a moment before the allocation `at` at which `bytes` of `owner` are allocated in addition to the
+    /// total.
     pub(super) fn add_spike(&mut self, at: u32, bytes: i64, owner: Owner) {
         self.spikes.push(Spike { at, bytes, owner });
     }
 
-    /// Returns, for each allocation and after the last one, the bytes that the change adds to the run's
-    /// total.
+    /// Returns the bytes that the change adds to the run's total: one value for each allocation, and one for
+    /// the end of the step.
     pub(super) fn differences(&self) -> Vec<i64> {
         let end = self.step.end();
         let mut changes = vec![0i64; end as usize + 2];
@@ -124,7 +126,8 @@ impl<'a> Curve<'a> {
         changes
     }
 
-    /// Returns the highest total in the window. `differences` must come from this curve.
+    /// Returns the highest total of the allocations in the window, or `None` if there is none. `differences`
+    /// must come from this curve.
     pub(super) fn peak(&self, differences: &[i64]) -> Option<Moment> {
         let mut peak: Option<Moment> = None;
         let mut raise = |bytes: i64, at: &Allocation, owner: Owner| {
@@ -147,7 +150,8 @@ impl<'a> Curve<'a> {
         peak
     }
 
-    /// Returns the total before the allocation `at`, or the total at the end of the step.
+    /// Returns the total before the allocation `at`, with the change. If there is no such allocation, returns
+    /// the total at the end of the step.
     fn before(&self, at: u32, differences: &[i64]) -> i64 {
         let place = self.step.allocations.get(at as usize);
         let total = place.map_or(self.step.end_allocated, |place| place.allocated);
@@ -176,7 +180,8 @@ impl<'a> Curve<'a> {
         }
     }
 
-    /// Returns the bytes that the allocation `at` adds under the change.
+    /// Returns the bytes of the block that the allocation `at` makes, with the change; 0 if the block does
+    /// not live there.
     fn own_bytes(&self, at: u32, place: &Allocation) -> i64 {
         let Some(life) = place.life else { return 0 };
         let spans = self.moved.get(&life);

@@ -22,7 +22,7 @@ pub(super) fn apply(
     let share = temporaries(step, changes, rules);
     let is_gradient = |index: &usize| step.lives[*index].owner.category == Category::Gradient;
     let gradients: Vec<usize> = (0..step.lives.len()).filter(is_gradient).collect();
-    // The gradients that one op allocates are live at the same time.
+    // For each op: the bytes of its gradients, which are all live when the first of them is stepped.
     let mut by_op: FxHashMap<u32, i64> = FxHashMap::default();
     for index in &gradients {
         let sum = by_op.entry(step.lives[*index].call).or_default();
@@ -31,8 +31,8 @@ pub(super) fn apply(
     for index in &gradients {
         let life = &step.lives[*index];
         if life.is_older || life.owner.phase != phases.backward {
-            // With this change, a gradient from an earlier step no longer exists. Nor does a gradient from
-            // outside the backward.
+            // Every gradient is freed in the backward that made it, so gradients from earlier steps do not
+            // exist. Gradients from outside the backward do not exist, either.
             curve.set_lives(*index as u32, &[]);
             continue;
         }
@@ -46,7 +46,7 @@ pub(super) fn apply(
     gradients.len() as u64
 }
 
-/// Returns the temporary bytes of the optimizer's step for each byte of gradients.
+/// Returns how many temporary bytes the optimizer's step needs for each byte of a gradient.
 fn temporaries(step: &Step, changes: &[Change], rules: &SizeRules<'_>) -> f64 {
     for change in changes {
         match change {

@@ -83,15 +83,18 @@ pub struct Prediction {
     requests: Option<ChangedRequests>,
     /// True if the run already computes in 16 bits, so that a change to 16 bits saves nothing.
     pub is_half: bool,
-    /// A step that is partly in the window and whose rows outside the window were not kept, so that their
-    /// effect on its blocks is unknown.
+    /// A step whose changed blocks are not known completely: the step is partly in the window, and its rows
+    /// outside the window were not kept.
     pub cut_step: Option<i64>,
 }
 
 impl Prediction {
-    /// Returns the lists of changes that save memory, the largest saving first: index, outcome, saved bytes.
-    /// `changes` yields the only change of each list, in the order of the lists. Lists for which it yields
-    /// nothing are left out. A change to 16 bits is left out, too, if the run already computes in 16 bits.
+    /// Returns the lists of changes that save memory, the largest saving first, each as its index, its
+    /// outcome and the saved bytes. Savings below [`LEAST_SAVED`] of the peak are left out.
+    ///
+    /// `changes` yields the only change of each list, in the order of the lists. If it ends early, the
+    /// remaining lists are left out. A change to 16 bits is left out, too, if the run already computes in 16
+    /// bits.
     pub fn ranked<'c>(&self, changes: impl Iterator<Item = &'c Change>) -> Vec<(usize, &Outcome, i64)> {
         let least = (self.before.bytes as f64 * LEAST_SAVED) as i64;
         let saved = |outcome: &Outcome| self.before.bytes.wrapping_sub(outcome.peak.bytes);
@@ -111,8 +114,8 @@ impl Prediction {
         let most = count(MOST_ROWS as u64 / 2);
         self.cut_step.map(|step| {
             format!(
-                "step {step} has more than {most} rows outside the chosen part, and they were not kept: --checkpoint, \
-                 --chunk-loss and --optimizer in-backward find less of it"
+                "step {step} has more than {most} rows outside the chosen part, which were not kept: \
+                 --checkpoint, --chunk-loss and --optimizer in-backward change only the rest of it"
             )
         })
     }
@@ -122,7 +125,8 @@ impl Prediction {
 struct DevicePrediction {
     recorder: StepRecorder,
     traits: Traits,
-    /// For each list of changes: caches whether a module is inside a checkpointed module.
+    /// For each list of changes: whether a module is inside a checkpointed module, for the modules looked up
+    /// so far.
     inside: Vec<FxHashMap<Symbol, bool>>,
     before: Moment,
     outcomes: Vec<Outcome>,
@@ -136,7 +140,7 @@ struct DevicePrediction {
     cut_step: Option<i64>,
 }
 
-/// The data that the prediction for a step depends on, apart from its rows.
+/// The inputs of a prediction that are the same for every step.
 struct Judge<'a> {
     lists: &'a [Vec<Change>],
     rounding: Rounding,
@@ -147,7 +151,7 @@ struct Judge<'a> {
 #[derive(Clone, Debug, Default)]
 struct ChosenModules {
     checkpointed: FxHashSet<Symbol>,
-    /// The units of [`Change::Shard`].
+    /// The modules that [`Change::Shard`] gathers as one unit each.
     units: FxHashSet<Symbol>,
 }
 
@@ -344,8 +348,8 @@ pub fn changed_requests(
     Ok(made.unwrap_or_default().finish(base))
 }
 
-/// Returns true if a row shows the role that tags gave a block: it is a tag itself, or the opening row of a
-/// block with such a category.
+/// Returns true if a row shows that the trace has tags. Such a row is a tag, or the opening row of a block
+/// with a category that only a tag can give.
 fn tells_roles(row: &Record) -> bool {
     use Category::{Gradient, OptimizerState, Parameter};
     match row.event {
@@ -388,7 +392,7 @@ impl Contents {
                 false
             }
             EventName::RangeBegin if row.api == self.module_api(symbols) => {
-                // The number is limited because a hostile trace may never close its calls.
+                // Limit the number of open calls, because a hostile trace may never close them.
                 if self.open.len() < MOST_OPEN_CALLS {
                     self.open.push((row.name, self.allocated()));
                 }
@@ -421,8 +425,8 @@ impl Contents {
         changes
     }
 
-    /// Returns the groups of modules whose calls leave enough memory allocated to be worth a checkpoint, the
-    /// largest first.
+    /// Returns the groups of modules for which a checkpoint is worthwhile, the group with the most memory
+    /// first: their calls leave at least [`LEAST_LEFT`] of the highest total allocated.
     fn worth_checkpoints(&self, groups: &[String], symbols: &SymbolTable) -> Vec<String> {
         let left: Vec<_> = self.left.iter().map(|(name, bytes)| (symbols.get(*name), *bytes)).collect();
         let of_group = |group: &String| -> i64 {
@@ -438,8 +442,8 @@ impl Contents {
     }
 
     /// Returns true if the modules of a group call no other modules and have several classes, such as a
-    /// convolution, a norm and a ReLU. A checkpoint of each would save little, because each keeps little
-    /// besides its input, which the checkpoint keeps, too.
+    /// convolution, a norm and a ReLU. A checkpoint of each would save little: each keeps little besides its
+    /// input, and a checkpoint keeps the input, too.
     fn is_sequence_of_ops(&self, group: &str, symbols: &SymbolTable) -> bool {
         let mut classes = FxHashSet::default();
         for name in &self.names {
@@ -547,7 +551,7 @@ fn check<'a>(
 }
 
 impl DevicePrediction {
-    /// Returns the state before the first row of a device.
+    /// Creates the state for the device of `row`, the device's first row.
     fn new(
         row: &Record,
         phases: Phases,
@@ -574,7 +578,8 @@ impl DevicePrediction {
         }
     }
 
-    /// Ends the recorded step. `is_cut` is true if the step continues after this call.
+    /// Ends the recorded step and predicts its peaks. `is_cut` is true if the step goes on, but its rows so
+    /// far are dropped.
     fn end_step(
         &mut self,
         judge: &Judge<'_>,
@@ -591,7 +596,7 @@ impl DevicePrediction {
         self.recorder.next();
     }
 
-    /// Raises each peak to the peak of the step that ended, if that is higher.
+    /// Predicts the peaks of the step that ended, and raises the peaks so far to them.
     fn judge(&mut self, judge: &Judge<'_>, modules: &[ChosenModules], symbols: &SymbolTable) {
         let Judge { lists, rounding, phases } = judge;
         let step = self.recorder.step();
@@ -656,9 +661,9 @@ impl DevicePrediction {
             }
             if let [Change::Checkpoint(patterns)] = &changes[..] {
                 let found = ops_again(step, patterns, inside, symbols, phases);
-                // Keeps the counts of the best step, and of equally good steps those of the last one. The
-                // first step sets things up, and a step that ran out of memory has no complete backward, so
-                // both are worse.
+                // Keep the counts of the best step or, of equally good steps, of the last one. The first step
+                // also sets things up, and a step that ran out of memory has an incomplete backward, so both
+                // are worse.
                 let rank = |again: &OpsAgain| (again.ops > 0, again.has_backward, again.is_steady);
                 if rank(&found) >= rank(&outcome.again) {
                     outcome.again = found;
@@ -669,8 +674,8 @@ impl DevicePrediction {
     }
 }
 
-/// Counts the op calls of a step in the forward of the modules that match `patterns`, and in the whole
-/// forward and backward. `inside` caches whether a module is inside such a module.
+/// Counts the op calls of a step: those in the forward of the modules that match `patterns`, and all in the
+/// forward and backward. `inside` caches whether a module is inside one of these modules.
 fn ops_again(
     step: &Step,
     patterns: &str,

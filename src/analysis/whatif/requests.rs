@@ -29,12 +29,13 @@ pub(super) struct ChangedRequests {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Death,
-    /// The birth of a block that the run had at another time, or not at all.
+    /// The request of a block at a time when the run did not request it: its birth has changed, or the run
+    /// did not have the block.
     Birth,
     /// A block that is freed at once, such as the temporary memory of a second forward or of an optimizer's
     /// step.
     Spike,
-    /// An allocation that the run made at the same place.
+    /// The request of a block at the time when the run requested it.
     Own,
 }
 
@@ -97,7 +98,8 @@ impl ChangedRequests {
                 let is_there = life.is_older && from == 0;
                 let known = self.slots.get(&life.id).map(|(_, bytes)| *bytes);
                 if is_there && known != Some(bytes) {
-                    // The block had another size in the previous step, or did not exist then.
+                    // The block has changed its size since the previous step, or did not exist there. Free
+                    // the old block, if any, and request the new one.
                     changes.extend(known.map(|_| change(0, Event::Death)));
                     changes.push(change(0, Event::Birth));
                 } else if !is_there {
@@ -115,7 +117,8 @@ impl ChangedRequests {
             }
         }
         for (at, allocation) in step.allocations.iter().enumerate().filter(|(_, at)| at.life.is_none()) {
-            // This request ran out of memory. It gets a block that is freed at once.
+            // The request ran out of memory in the run. In the changed program, request a block for it and
+            // free the block at once.
             let (stream, pool) = (0, 0);
             self.next_own -= 1;
             let (at, id, bytes) = (at as u32, self.next_own, allocation.requested);
@@ -124,13 +127,14 @@ impl ChangedRequests {
         for (from, to, bytes) in curve.more() {
             self.next_own -= 1;
             let change = |at, event| Change { at, event, id: self.next_own, bytes, stream: 0, pool: 0 };
-            // A block that outlives the step is freed here. The next step requests its memory again, as
-            // another block.
+            // If the block outlives the step, free it at the end of the step. The next step requests its
+            // memory again, as a block with another id.
             let to = to.min(step.end());
             if from < to {
                 changes.extend([change(from, Event::Birth), change(to, Event::Death)]);
             } else {
-                // At the end of the step, the sort would put the death before the birth.
+                // The block would be requested and freed at the end of the step, where the sort puts the free
+                // first. So request it as a spike, which is freed at once.
                 changes.push(change(from, Event::Spike));
             }
         }

@@ -25,17 +25,17 @@ use crate::state::categories::Phases;
 struct Unit {
     /// The first allocation of its forward, and the allocation after the last one.
     forward: (u32, u32),
-    /// The same for its backward; `None` if no op of its backward was recorded.
+    /// The same two allocations for its backward; `None` if no op of its backward was recorded.
     backward: Option<(u32, u32)>,
-    /// The bytes of the unit's unsharded parameters in one block each, so that each is rounded.
+    /// The bytes of the unit's gathered parameters as one block per parameter, each rounded up.
     whole: i64,
-    /// The bytes of the same parameters in one buffer.
+    /// The bytes of the same parameters in one buffer, not rounded.
     buffer: i64,
     /// The gradients: indices of [`Step::lives`].
     gradients: Vec<u32>,
 }
 
-/// The inputs that determine the gathered blocks of a step.
+/// The inputs from which the gathered blocks of a step are computed.
 pub(super) struct Sharding<'a> {
     pub(super) ranks: i64,
     /// All changes of the list.
@@ -46,8 +46,8 @@ pub(super) struct Sharding<'a> {
 }
 
 impl Sharding<'_> {
-    /// Adds the parameters and gradients that are whole for a moment, with one unit per module of `modules`.
-    /// Returns the number of parameters.
+    /// Adds the parameters and gradients that a rank has as a whole for a moment. Each module of `modules` is
+    /// one unit. Returns the number of parameters in the step.
     pub(super) fn apply(&self, curve: &mut Curve<'_>, step: &Step, modules: &FxHashSet<Symbol>) -> u64 {
         let Sharding { rules, symbols, phases, .. } = self;
         let others: Vec<Change> = self.changes.iter().filter(|change| !is_shard(change)).cloned().collect();
@@ -142,7 +142,7 @@ struct Gather<'a> {
 
 impl Gather<'_> {
     fn forward(&self, curve: &mut Curve<'_>, units: &[Unit], root: &Unit) {
-        // Parameters outside every unit are gathered for the whole pass.
+        // Parameters outside every unit stay gathered for the whole forward and backward.
         let end = root.backward.map_or(root.forward.1, |(_, end)| end);
         curve.add_block(root.forward.0, end, root.whole);
         let first = units.first().map_or(root.forward.1, |unit| unit.forward.0);
@@ -164,15 +164,15 @@ impl Gather<'_> {
         for (place, (unit, (from, to))) in order.iter().enumerate() {
             let before = place.checked_sub(1).and_then(|place| order.get(place));
             let (next, after) = (order.get(place + 1), order.get(place + 2));
-            // The unit is gathered when the previous unit begins.
+            // The unit's buffer is gathered when the previous unit begins.
             curve.add_block(before.map_or(begin, |(_, (from, _))| *from), *from, buffer(unit));
             curve.add_block(*from, *to, unit.whole);
             let whole = self.reduce(curve, unit, *to);
             curve.add_block(*to, next.map_or(end, |(_, (_, to))| *to).max(*to), buffer(unit));
-            // The whole gradients are live until they are copied, so they add a spike at `to`. If the next
-            // unit begins at `to`, the total before `to` lacks the next unit's buffer, which is freed there
-            // (`now`). It already includes the next unit's parameters and the buffer of the unit after it,
-            // which do not exist yet (`then`).
+            // The whole gradients are live until they are copied, so add a spike at `to`. If the next unit
+            // begins at `to`, the total before `to` must be corrected. It lacks the next unit's buffer, which
+            // is freed at `to` (`now`). It already has the next unit's parameters and the buffer of the unit
+            // after it, which do not exist yet (`then`).
             let (now, then) = match next {
                 Some((next, (from, _))) if from == to => {
                     (buffer(next), next.whole.wrapping_add(after.map_or(0, |(unit, _)| buffer(unit))))
@@ -185,8 +185,8 @@ impl Gather<'_> {
         curve.add_spike(end, whole.wrapping_add(buffer(root)), self.owner);
     }
 
-    /// Changes the gradients of a unit: they are whole up to the allocation `at`, and one block of their
-    /// shard after it. Returns the bytes of the whole gradients that are live at `at`.
+    /// Changes the gradients of a unit: they are whole until the allocation `at`, and from then on a rank has
+    /// its shards of them in one block. Returns the bytes of the whole gradients that are live at `at`.
     fn reduce(&self, curve: &mut Curve<'_>, unit: &Unit, at: u32) -> i64 {
         let (mut whole, mut part, mut death) = (0i64, 0i64, 0);
         for index in &unit.gradients {

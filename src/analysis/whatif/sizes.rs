@@ -14,15 +14,15 @@ use crate::state::categories::Phases;
 
 /// The size of a float32, in bytes.
 pub(super) const FLOAT: i64 = 4;
-/// For a parameter with fewer elements, bitsandbytes keeps the state in 32 bits, and torchao keeps the step
-/// on the device.
+/// For a parameter with fewer elements than this, bitsandbytes keeps the state in 32 bits, and torchao runs
+/// the step on the device.
 const SMALL_PARAMETER: i64 = 4096;
 /// The number of elements that share one scale of 4 bytes in 8-bit state.
 const SCALED_TOGETHER: i64 = 256;
-/// Parts of the names of ops of which only the largest result has the type of the inputs. Their other results
-/// are statistics in float32.
+/// If the name of an op contains one of these texts, only its largest result has the type of its inputs. Its
+/// other results are statistics in float32.
 const WITH_STATISTICS: [&str; 3] = ["norm", "attention", "Norm"];
-/// Parts of the names of ops whose results have other types: masks, indices.
+/// The results of an op whose name contains one of these texts have other types: they are masks or indices.
 const OTHER_TYPES: [&str; 13] = [
     "aten::eq",
     "aten::ne",
@@ -55,7 +55,7 @@ pub(super) struct SizeRules<'a> {
     /// True if the run computes in 16 bits already. It is then unknown which blocks are float32, so
     /// [`Change::Bfloat16`] changes no sizes.
     pub(super) is_half: bool,
-    /// True if a sharded model gathers its parameters in this step.
+    /// True if the run shards its model and gathers parameters in this step.
     has_gathers: bool,
     /// The highest total of the step, in bytes.
     highest: i64,
@@ -146,7 +146,7 @@ impl<'a> SizeRules<'a> {
         self.call_traits(step, life).is_cast || self.traits_of(life.owner.op).is_cast
     }
 
-    /// Returns true if the block is a temporary of the optimizer's step.
+    /// Returns true if the block is temporary memory of the optimizer's step.
     pub(super) fn is_of_step(&self, life: &Life) -> bool {
         life.owner.phase == self.phases.optimizer
             && !matches!(
@@ -155,14 +155,14 @@ impl<'a> SizeRules<'a> {
             )
     }
 
-    /// Returns true if the block has the size of a parameter of the module that allocated it, as a gradient
-    /// or a contribution to one has.
+    /// Returns true if the block has the size of a parameter of the module that allocated it. Gradients and
+    /// contributions to them have such sizes.
     fn is_like_parameter(&self, life: &Life) -> bool {
         self.parameters.contains(&(life.born_in, life.requested))
     }
 
-    /// Returns true for a large block that the script allocated before training. Such a block is taken to be
-    /// a data set on the GPU, not a batch of it.
+    /// Returns true for a large block that the script allocated before training. Such a block is assumed to
+    /// be a data set on the GPU and not a batch.
     fn is_data(&self, life: &Life) -> bool {
         matches!(life.owner.category, Category::Input | Category::Script)
             && life.owner.step < 0
@@ -181,9 +181,9 @@ impl<'a> SizeRules<'a> {
         if fixed.contains(&life.owner.category) || life.owner.phase == self.phases.optimizer {
             return false;
         }
-        // No parameter of a module has the size of the gradients of gathered parameters, so these gradients
-        // cannot be recognized by their size. In a step with gathered parameters, no temporary of the
-        // backward grows with the batch.
+        // The gradients of gathered parameters are larger than each parameter of their module, so they are
+        // not recognized by their size. In a step with gathered parameters, no temporary of the backward is
+        // assumed to grow with the batch.
         let is_gradient =
             life.owner.phase == self.phases.backward && life.owner.category == Category::Temporary;
         if self.has_gathers && (is_gradient || self.is_gathered(step, life)) {
@@ -199,7 +199,7 @@ impl<'a> SizeRules<'a> {
         !(is_cast_weight || is_part)
     }
 
-    /// Returns true if the block would have half its bytes in bfloat16.
+    /// Returns true if the block is float32, so that it would have half its bytes in bfloat16.
     pub(super) fn is_float(&self, step: &Step, life: &Life) -> bool {
         // A checkpoint has the type with which it was saved, and its state of the optimizer may stay alive
         // beside a copy in the parameters' type.
@@ -225,7 +225,8 @@ impl<'a> SizeRules<'a> {
         if call.has_statistics && life.requested < largest {
             return false;
         }
-        // A sum over many rows accumulates in float32, in a separate block that the op itself frees.
+        // To sum many rows, an op accumulates in float32, also in a 16-bit model, in a block that it frees
+        // itself. The size of such a block stays the same.
         let is_staging = self.traits_of(life.owner.op).is_sum && life.call == life.freed_by;
         !is_staging
     }
@@ -241,8 +242,8 @@ impl<'a> SizeRules<'a> {
         all.map(|life| self.resized(life, self.requested(step, life, changes, symbols, share))).collect()
     }
 
-    /// Returns the bytes that the changes add to each request that ran out of memory, with the number of
-    /// allocations before the request.
+    /// Returns the bytes that the changes add to each request that ran out of memory. The first number of
+    /// each pair is the number of allocations before the request.
     pub(super) fn failed(&self, step: &Step, changes: &[Change], symbols: &SymbolTable) -> Vec<(u32, i64)> {
         let all = step.allocations.iter().enumerate().filter(|(_, each)| each.life.is_none());
         all.map(|(at, each)| {
@@ -253,8 +254,8 @@ impl<'a> SizeRules<'a> {
         .collect()
     }
 
-    /// Returns the new request for a block, in bytes. `optimizer_share` is the share that one rank has of the
-    /// blocks that [`Change::ShardOptimizer`] divides.
+    /// Returns the requested bytes of a block with the changes. `optimizer_share` is the share of the
+    /// optimizer's blocks that one rank has under [`Change::ShardOptimizer`].
     pub(super) fn requested(
         &self,
         step: &Step,
@@ -263,7 +264,8 @@ impl<'a> SizeRules<'a> {
         symbols: &SymbolTable,
         optimizer_share: f64,
     ) -> i64 {
-        // The size of 8-bit state does not depend on the type of the parameter.
+        // 8-bit state has the same size for parameters of any type, so [`Change::Bfloat16`] does not change
+        // it.
         let is_packed = changes.contains(&Change::Optimizer(NewOptimizer::EightBit));
         changes.iter().fold(life.requested, |size, change| match change {
             Change::Without(conditions) if is_without(conditions, life, symbols) => 0,
@@ -272,8 +274,8 @@ impl<'a> SizeRules<'a> {
             Change::StepInBackward if self.is_of_step(life) => 0,
             Change::Bfloat16 if self.is_half => size,
             Change::Bfloat16 if is_packed && life.owner.category == Category::OptimizerState => size,
-            // It is unknown whether a data set on the GPU shrinks with the change, so it keeps its size. It
-            // is assumed to grow with a larger batch, to be safe.
+            // It is unknown whether a data set on the GPU shrinks with the change, so assume that it keeps
+            // its size. For a larger batch, assume that it grows, to be safe.
             Change::Bfloat16 | Change::Batch(1, _) if self.is_data(life) => size,
             Change::Bfloat16 if self.is_float(step, life) => size / 2,
             Change::Autocast if self.halved.contains(&life.id) => size / 2,
@@ -307,8 +309,8 @@ impl<'a> SizeRules<'a> {
         life.owner.category == Category::OptimizerState || self.is_of_step(life)
     }
 
-    /// Returns true if a rank has only a part of the block. A gradient of this step is whole at first, so it
-    /// does not count.
+    /// Returns true if a rank has only its part of the block. A gradient of this step does not count, because
+    /// it is whole until the ranks have summed it.
     fn is_sharded(&self, life: &Life) -> bool {
         life.owner.category == Category::Parameter
             || life.owner.category == Category::Gradient && life.is_older
@@ -325,9 +327,9 @@ impl<'a> SizeRules<'a> {
         let elements = life.requested / FLOAT;
         match optimizer {
             NewOptimizer::Sgd => 0,
-            // A parameter of m rows and n columns needs m + n elements of state. Only m * n is known, for
-            // which m + n is at least twice the square root: one root for each of the two state blocks of
-            // Adam.
+            // A parameter of m rows and n columns needs m + n elements of state. Only m * n is known, so use
+            // its square root twice, which is a lower bound of m + n: once for each of the two state blocks
+            // of Adam.
             NewOptimizer::Adafactor => (elements as f64).sqrt().ceil() as i64 * FLOAT,
             NewOptimizer::EightBit if elements < SMALL_PARAMETER => size,
             NewOptimizer::EightBit => elements.saturating_add((elements / SCALED_TOGETHER + 1) * FLOAT),
@@ -339,9 +341,9 @@ impl<'a> SizeRules<'a> {
     }
 }
 
-/// Returns the share of the parameters that the fullest of `ranks` ranks steps. `ZeroRedundancyOptimizer`
-/// gives each parameter, the largest first, to the rank with the smallest sum so far
-/// (`_partition_parameters`).
+/// Returns the largest share of the parameters that one of `ranks` ranks has to step.
+/// `ZeroRedundancyOptimizer` gives each parameter, the largest first, to the rank with the smallest sum so
+/// far (`_partition_parameters`).
 fn largest_share(step: &Step, ranks: i64) -> f64 {
     let parameters = step.lives.iter().filter(|life| life.owner.category == Category::Parameter);
     let mut sizes: Vec<i64> = parameters.map(|life| life.requested.max(0)).collect();

@@ -33,8 +33,8 @@ pub(super) const NO_CALL: u32 = u32::MAX;
 /// The death of a block that is live at the end of the step.
 pub(super) const ALIVE: u32 = u32::MAX;
 
-/// A step with fewer than one row per this many live blocks is recorded together with the next one, because
-/// the work for a step also grows with its live blocks.
+/// The work for a step also grows with its live blocks. So a step with fewer than one row for this many live
+/// blocks is recorded together with the next step.
 const BLOCKS_PER_ROW: usize = 16;
 
 /// A block in the step.
@@ -66,7 +66,7 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// Returns the block that a request would have got if it had not run out of memory. `at` is the number of
+    /// Returns the block for which a failed request asked, as if it had been allocated. `at` is the number of
     /// allocations before the request.
     pub(super) fn of_failed(request: &Allocation, at: u32) -> Life {
         Life {
@@ -105,7 +105,7 @@ pub(super) struct Allocation {
     pub(super) in_window: bool,
 }
 
-/// The call of an outermost op, or of a module.
+/// A call of an outermost op, or of a module.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call {
     /// The op, or the module.
@@ -202,9 +202,9 @@ impl StepRecorder {
         self.device
     }
 
-    /// Updates the current step from a row. Returns true if the row begins another recorded step; false also
-    /// if the rows so far are too few for a step of their own (see [`BLOCKS_PER_ROW`]). If true, the caller
-    /// must call [`StepRecorder::next`] before [`StepRecorder::feed`].
+    /// Processes the step of a row. Returns true if the row begins a new recorded step; then the caller must
+    /// call [`StepRecorder::next`] before [`StepRecorder::feed`]. Returns false if the step is the same, or
+    /// if the rows so far are too few for a recorded step of their own (see [`BLOCKS_PER_ROW`]).
     pub(super) fn begins(&mut self, step: i64) -> bool {
         let is_later = step > self.step;
         self.step = self.step.max(step);
@@ -236,7 +236,7 @@ impl StepRecorder {
         &self.now
     }
 
-    /// Begins the next step. Blocks that are still live are carried over.
+    /// Begins the next recorded step, with the blocks that are still live.
     pub(super) fn next(&mut self) {
         let mut lives: Vec<Life> =
             self.now.lives.iter().filter(|life| life.death == ALIVE).copied().collect();
@@ -280,7 +280,7 @@ impl StepRecorder {
                 self.open.push(Call { name: row.name, module: row.module, phase, from, to: from });
             }
             EventName::RangeEnd if row.api == self.module_api => {
-                // A call that raised an exception may have left inner calls open.
+                // A call that raised an exception may have left inner calls open, so close these, too.
                 while let Some(call) = self.open.pop() {
                     let is_same = call.name == row.name;
                     self.now.modules.push(Call { to: self.now.end(), ..call });
@@ -334,7 +334,8 @@ impl StepRecorder {
             pool: row.pool.max(0),
         });
         self.live.insert(row.alloc_id, index);
-        // A block that was live at the start of this part was not allocated by an op of the part.
+        // A block that was live at the start of this part has no op in it. With the lowest time, no op claims
+        // the block.
         self.allocating.push(if is_older { i64::MIN } else { row.ts_ns });
         self.allocation(row, row.allocated_bytes, Some(index), in_window);
         self.now.end_allocated = row.allocated_bytes;
@@ -349,7 +350,8 @@ impl StepRecorder {
         self.freeing.push(row.ts_ns);
     }
 
-    /// Processes the row of an op, which comes at the op's end. Of nested ops, the outermost one ends last.
+    /// Processes the row of an op, which is written at the end of the op. Of nested ops, the outermost one
+    /// ends last and takes over the rows of the others.
     fn op(&mut self, row: &Record) {
         let start = row.ts_ns.saturating_sub(row.latency_ns);
         let (call, to) = (self.now.ops.len() as u32, self.now.end());

@@ -3,7 +3,8 @@
 use super::changes::{Change, NewOptimizer};
 
 /// The note that every prediction from a run that ended out of memory must include.
-pub const ENDED_IN_OOM: &str = "the run ended out of memory, and what it would have allocated after that is not in the trace: a lower bound";
+pub const ENDED_IN_OOM: &str = "the run ended out of memory, so this is a lower bound: the trace lacks all \
+                                later allocations";
 
 /// How sure the prediction of a change is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +18,7 @@ pub struct Sureness {
 }
 
 impl Sureness {
-    /// Returns a number that is higher if the prediction is less sure.
+    /// Returns the rank of the word, from 0 for `high` to 2 for `low`, to sort the surest first.
     #[must_use]
     pub fn doubt(&self) -> usize {
         ["high", "medium", "low"].iter().position(|word| *word == self.word).unwrap_or(0)
@@ -34,53 +35,53 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
     };
     match change {
         Change::Checkpoint(_) => of(
-            "torch.utils.checkpoint with use_reentrant=False around each call; all memory that a call keeps \
-             is freed at the end of its forward and allocated again at once for its backward",
+            "torch.utils.checkpoint with use_reentrant=False around each call; all that a call keeps for \
+             its backward is freed when its forward ends, and allocated again when its backward begins",
             "high",
             "the blocks, their sizes and the op that frees them are in the trace",
         ),
         Change::Optimizer(NewOptimizer::EightBit) => of(
-            "bitsandbytes: 1 byte of state an element and 4 for each 256, parameters below 4,096 elements unchanged, no \
-             temporary memory; the state is float32 now",
+            "bitsandbytes: 1 byte of state per element and 4 per 256 elements; parameters below 4,096 \
+             elements keep their state; no temporary memory; the state is float32 now",
             "high",
             "the size of the state follows from the size of the parameters",
         ),
         Change::Optimizer(NewOptimizer::Adafactor) => of(
-            "torch.optim.Adafactor, one parameter at a time; every parameter is taken for a square matrix \
-             (kernels of convolutions keep more state); the state is float32 now",
+            "torch.optim.Adafactor, one parameter at a time; every parameter is treated as a square matrix \
+             (convolution kernels have more state); the state is float32 now",
             "medium",
-            "the trace has no shapes, and the parameters are taken in the order of their allocation",
+            "the trace has no shapes; the order of the steps is taken from the allocation of the parameters",
         ),
         Change::Optimizer(NewOptimizer::Sgd) => of(
             "torch.optim.SGD without momentum or weight decay: no state, no temporary memory",
             "high",
-            "blocks of the optimizer only disappear",
+            "the change only removes blocks of the optimizer",
         ),
         Change::StepInBackward => of(
-            "an optimizer for each parameter, in register_post_accumulate_grad_hook; one backward pass a step, and the same \
-             temporary memory for each byte stepped as now",
+            "one optimizer per parameter, in register_post_accumulate_grad_hook; one backward pass per \
+             step; as much temporary memory per byte of parameter as now",
             "medium",
-            "a gradient that several uses add to is complete only later",
+            "the gradient of a parameter with several uses is complete only later",
         ),
         Change::OffloadOptimizer => of(
-            "state and step on the host, gradients on the device to the end of the step; parameters below 4,096 elements \
-             stay as they are",
+            "the host holds the state and computes the step; gradients stay on the device until the step \
+             ends; parameters below 4,096 elements are not offloaded",
             "high",
-            "blocks of the optimizer only disappear",
+            "the change only removes blocks of the optimizer",
         ),
         Change::Bfloat16 => of(
-            "the whole model in 16 bits (model.bfloat16()), its inputs and its optimizer too; all its blocks are float32 \
-             now; integers, masks and statistics stay",
+            "model, inputs and optimizer are 16-bit (model.bfloat16()); all their blocks are float32 now; \
+             integers, masks and statistics keep their type",
             "low",
-            "the trace has no types, and ops take other kernels in 16 bits, with other workspaces; before compute capability 8.0 \
-             attention in bfloat16 has no fused kernel",
+            "the trace has no types, and 16-bit ops use other kernels, with other workspaces; before \
+             compute capability 8.0 attention in bfloat16 has no fused kernel",
         ),
         Change::Autocast => of(
             "torch.autocast around the forward and the loss; all blocks are float32 now; products, convolutions and attention run in 16 \
              bits on cast inputs and weights, norms and losses in float32; parameters, gradients and state stay float32",
             "medium",
-            "the trace has neither types nor the inputs of ops: which op casts what is inferred from their order and sizes; other \
-             kernels have other workspaces",
+            "the trace has neither types nor the inputs of ops: what each op casts is inferred from order \
+             and sizes; 16-bit kernels have other workspaces",
         ),
         Change::ChunkLoss(_) => of(
             "the head and F.cross_entropy run under torch.utils.checkpoint, on one part of the tokens at a time",
@@ -88,25 +89,28 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
             "the blocks of the logits are found by their size",
         ),
         Change::Batch(..) => of(
-            "inputs, activations and the temporary blocks of the backward grow with the batch; those with the size of a \
-             parameter of their module do not",
+            "inputs, activations and the temporary blocks of the backward grow with the batch; blocks as \
+             large as a parameter of their module do not",
             "medium",
             "the trace has no shapes; workspaces do not grow in proportion",
         ),
         Change::Shard { .. } => of(
-            "FSDP2: fully_shard around each of the outermost numbered modules (GPT.h.0, GPT.h.1, ...) and around the model, with \
-             its defaults; a unit is gathered whole, and the next one's buffer with it; the model is sharded from the host; the \
-             batch of a rank is that of this run",
+            "FSDP2: fully_shard around each of the outermost numbered modules (GPT.h.0, GPT.h.1, ...) and \
+             around the model, with its defaults; a whole unit is gathered at a time, and the next one in \
+             advance; the model is on the host until it is sharded; each rank has the batch of this run",
             "medium",
-            "which units overlap follows the order of FSDP2's calls; the trace has no shapes, so uneven shards are taken for even \
-             ones",
+            "which units overlap follows the order of FSDP2's calls; the trace has no shapes, so uneven \
+             shards are treated as even",
         ),
         Change::ShardOptimizer(_) => of(
-            "ZeroRedundancyOptimizer: each parameter, the largest first, is stepped by the rank that has least so far, and this is \
-             the fullest rank; parameters, gradients and the buckets of DistributedDataParallel stay as they are",
+            "ZeroRedundancyOptimizer: parameters, largest first, go to the rank with the least so far, and \
+             this is the fullest rank; parameters, gradients and the buckets of DistributedDataParallel \
+             stay as they are",
             "medium",
-            "the temporary memory of the step is taken to shrink with the state",
+            "the temporary memory of the step is assumed to shrink with the state",
         ),
-        Change::Without(_) => of("the program can do without these blocks", "high", "blocks only disappear"),
+        Change::Without(_) => {
+            of("the program can do without these blocks", "high", "the change only removes blocks")
+        }
     }
 }

@@ -149,7 +149,7 @@ impl Job {
     /// Returns the ranks that run and the number of all ranks, such as `0,7/512`. This is the value of
     /// [`RANKS_VARIABLE`](memtrace_machine::RANKS_VARIABLE) for a rank.
     pub(crate) fn ranks_of_world(&self, rank: u32) -> String {
-        // The other stages are not known yet when the first rank starts.
+        // The ranks of the other stages are not known until the first rank reports its pipeline.
         let ranks = if self.by_stage { rank.to_string() } else { ranks::shown(&self.ranks) };
         format!("{ranks}/{}", self.world())
     }
@@ -199,8 +199,8 @@ impl Job {
             // command serves it.
             ("TORCHELASTIC_USE_AGENT_STORE", if self.has_stand_ins() { "True" } else { "False" }.to_owned()),
         ]);
-        // The variables of a launcher that calls torchrun take precedence, because the launcher sets them
-        // first.
+        // Prefer the variables of a launcher that calls torchrun, such as `accelerate launch`: it sets them
+        // before torchrun does.
         let mine = |name: &str| torchrun.variables.iter().find(|(mine, _)| mine == name);
         let or_default = |name: &'static str, value: &str| {
             let set = mine(name).map(|(_, value)| value.clone()).or_else(|| std::env::var(name).ok());
@@ -292,7 +292,7 @@ fn of_environment(count: Option<u32>, variable: impl Fn(&str) -> Option<String>)
     Ok((world / per_node, per_node))
 }
 
-/// Returns advice on how to start the ranks of a job whose launcher is unknown.
+/// Returns advice on how to start the ranks of a job whose launcher this command does not know.
 fn way_of(launcher: &str) -> &'static str {
     if launcher.contains("accelerate") {
         "start its ranks with: memtrace run --phantom 512xh100-80g --ranks 0 -- accelerate launch \

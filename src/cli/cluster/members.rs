@@ -76,12 +76,12 @@ impl Launch<'_> {
     /// When a rank cannot be prepared. When this returns, no rank is running.
     pub(crate) fn run(&self) -> Result<Ended> {
         let forwarder = Forwarder::start()?;
-        // Signals go only to the ranks, which `add_child` registers; there is no single main child.
+        // There is no single main child: `add_child` registers each rank, and signals go to all of them.
         forwarder.no_child();
         let mut running = Vec::new();
         let ended = self.run_all(&mut running, &forwarder);
-        // Ranks are still running here only after an error. They must end before their members are dropped,
-        // because a member removes the folder that its rank uses.
+        // After an error, ranks may still be running. They must end before their members are dropped, because
+        // dropping a member removes the folder that its rank uses.
         end_all(&mut running);
         let ending = Instant::now();
         while !running.is_empty() {
@@ -105,7 +105,7 @@ impl Launch<'_> {
         let real_port = if self.job.has_stand_ins() { 0 } else { free_port()? };
         let mut waiting: VecDeque<u32> = self.job.ranks.iter().copied().collect();
         let (mut status, mut tracer) = (None::<ExitStatus>, TracerFacts::default());
-        // The moment when the other ranks were asked to end because one had failed.
+        // The time at which the other ranks were asked to end because one had failed; `None` before.
         let mut ending: Option<Instant> = None;
         while !waiting.is_empty() || !running.is_empty() {
             while running.len() < at_once && ending.is_none() && forwarder.asked_to_end().is_none() {
@@ -119,7 +119,8 @@ impl Launch<'_> {
                 };
                 forwarder.add_child(member.child.id());
                 running.push(member);
-                // A signal that arrived while the rank was being started did not reach the rank.
+                // A signal that arrived during the start of the rank did not reach it, so send the signal
+                // now.
                 if let Some(signal) = forwarder.asked_to_end().and_then(Signal::from_named_raw) {
                     kill_all(&running[running.len() - 1..], signal);
                 }
@@ -131,8 +132,8 @@ impl Launch<'_> {
             for member in running.extract_if(.., |member| member.status.is_some()) {
                 tracer = tracer.and(member.scratch.tracer());
                 note_answered(&member);
-                // A rank that failed or was asked to end may have ended before it asked for a store, so the
-                // message below is only for other ranks.
+                // The message below is only for a rank that ended normally. A rank that failed or was asked
+                // to end may have ended before it needed a store.
                 let is_whole = member.status.is_some_and(|status| status.success())
                     && forwarder.asked_to_end().is_none();
                 if is_whole && self.job.has_stand_ins() && !member.stores.were_joined() {
@@ -151,7 +152,7 @@ impl Launch<'_> {
                 if status.is_none_or(|status| status.success()) {
                     status = Some(ended);
                 }
-                // A later failure is a result of the request to end, so it is not reported.
+                // Report only the first failure: later ones are results of the request to end.
                 if !ended.success() && (self.job.ranks.len() > 1 || self.job.by_stage) && ending.is_none() {
                     terminal::say(&format!("rank {} failed ({ended})", member.rank));
                     if !self.job.has_stand_ins() {
@@ -160,8 +161,8 @@ impl Launch<'_> {
                 }
             }
             if let Some(since) = ending {
-                // Ends the other ranks, as torchrun does, because they would wait for the failed rank. Each
-                // rank is asked once, and killed if it does not end in time.
+                // The other ranks would wait for the failed rank, so end them, as torchrun does. Each rank is
+                // asked once, and killed if it does not end in time.
                 if since.elapsed() > PATIENCE {
                     kill_all(running, Signal::KILL);
                 } else {
@@ -188,14 +189,15 @@ impl Launch<'_> {
         let mut child = traced_command(&scratch, &command, self.out, self.run_id, Some(self.phantom))?;
         child.envs(self.settings.iter().cloned());
         spare_foreign_program(&mut child, &command[0]);
-        // The variable has the node's number, because the ranks of one node share its cards.
+        // The name of the machine has the number of the node, because the ranks of one node share its cards.
         child.env(MACHINE_VARIABLE, format!("{}-n{node}", self.run_id));
         let stores = RankStores::new(job.world(), rank);
         let mut port = real_port;
         if job.has_stand_ins() {
             port = stores.port("").context("cannot serve the rendezvous store")?;
             let folder = python_folder(&scratch)?;
-            // The existing value is kept unchanged, because an empty entry in it means the current folder.
+            // An empty entry in PYTHONPATH means the current folder, so do not add one if the variable is
+            // empty.
             let existing = std::env::var_os("PYTHONPATH").filter(|paths| !paths.is_empty());
             let mut paths = std::env::join_paths([folder]).context(
                 "PYTHONPATH cannot name the folder of temporary files; set TMPDIR to one without a colon",
@@ -242,8 +244,8 @@ fn kill_all(running: &[Member], signal: Signal) {
     }
 }
 
-/// Returns the other ranks of the first rank's pipeline, one per stage, and prints a line that names these
-/// ranks. `is_whole` is true if the first rank ended without an error.
+/// Returns the other ranks of the first rank's pipeline, one per stage, and prints them. Without a pipeline,
+/// returns no ranks and, if the first rank ended without an error (`is_whole`), prints an explanation.
 fn further_stages(stores: &RankStores, is_whole: bool) -> Vec<u32> {
     let mut stages = stores.pipeline();
     let has_first = stages.remove(&0);

@@ -59,13 +59,13 @@ mod query {
     pub(super) const QUEUE_POP: u8 = 15;
     pub(super) const QUEUE_LEN: u8 = 16;
     pub(super) const LIST_KEYS: u8 = 17;
-    /// The first byte of a line `store NAME`.
+    /// The query `store NAME`. The constant is its first byte, by which a query is recognized.
     pub(super) const STORE: u8 = b's';
-    /// The first byte of a line `waited PLACE<tab>KEY`.
+    /// The query `waited PLACE<tab>KEY`, by its first byte.
     pub(super) const WAITED: u8 = b'w';
-    /// The first byte of a line `pipeline RANK,RANK,...`.
+    /// The query `pipeline RANK,RANK,...`, by its first byte.
     pub(super) const PIPELINE: u8 = b'p';
-    /// The first byte of a line `key HEX`.
+    /// The query `key HEX`, by its first byte.
     pub(super) const KEY: u8 = b'k';
 }
 
@@ -188,7 +188,7 @@ impl RankStores {
                     break;
                 }
                 let Ok(stream) = stream else {
-                    // No file descriptor is free. One becomes free when a client closes its connection.
+                    // No file descriptor is free. Wait until a client closes its connection.
                     std::thread::sleep(GRACE);
                     continue;
                 };
@@ -230,7 +230,8 @@ impl RankStores {
     /// Returns true if the Python code for stand-ins in the rank has asked for a store, as each
     /// initialization of `torch.distributed` among stand-ins does.
     pub(crate) fn were_joined(&self) -> bool {
-        // The existence of a store shows nothing, because this module creates the first store itself.
+        // A store exists even if the rank never asked for one, because this module creates the first store
+        // itself. So ask whether one was joined.
         self.stores.lock().unwrap_or_else(PoisonError::into_inner).values().any(|(_, store)| store.joined())
     }
 

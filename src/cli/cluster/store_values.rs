@@ -10,10 +10,9 @@ pub(crate) const MOST_BYTES: usize = 1 << 30;
 /// The keys that stand-ins may set for a rank that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// NCCL's ids, and other ranks' keys of a series if the rank has already waited for one key of that
-    /// series.
+    /// The keys with ids of NCCL, and keys of a series for which the rank has already waited once.
     AtOnce,
-    /// All keys that no other code has set for some time.
+    /// All keys. Used after a wait in which no other code has set the keys.
     Late,
 }
 
@@ -26,12 +25,12 @@ pub(crate) struct Values {
     bytes: usize,
     /// The number of ranks. Each stand-in adds the same amount to a counter as this rank.
     world: i64,
-    /// The number of this rank.
+    /// The number of the rank that uses this store.
     rank: u32,
     /// The keys for which this rank waited and that no process set, except NCCL's ids.
     answered: BTreeMap<String, Answered>,
-    /// The rank's own keys whose values stand-ins copied after a wait. Other keys of these series are
-    /// answered without a wait, so a loop over all ranks takes only one wait.
+    /// The series of keys for which the rank has waited once, each given by the rank's own key. Further keys
+    /// of a series are answered without a wait, so that a loop over all ranks waits only once.
     series: HashSet<String>,
 }
 
@@ -61,8 +60,8 @@ impl Values {
     }
 
     pub(crate) fn set(&mut self, key: Vec<u8>, value: Vec<u8>) {
-        // A stand-in has set this key to the rank's own value, and now the rank sets the key itself. So the
-        // number in such keys is not the number of a rank, and the known series are dropped.
+        // A stand-in has answered for this key with the value of the rank's own key, and now the rank sets
+        // the key itself. So the number in such keys is not a rank, and no series can be trusted.
         if std::str::from_utf8(&key).is_ok_and(|key| self.answered.get(key).is_some_and(|old| old.is_own)) {
             self.series.clear();
         }
@@ -91,8 +90,8 @@ impl Values {
         }
     }
 
-    /// Adds `more` to a counter and returns the new value. A poll (`add(key, 0)`) returns the counter as if
-    /// every stand-in had made the same additions.
+    /// Adds `more` to a counter and returns the new value. A poll (`more` is 0) returns the value times the
+    /// number of ranks, as if every stand-in had made the same additions as this rank.
     pub(crate) fn add(&mut self, key: Vec<u8>, more: i64) -> i64 {
         let old =
             self.values.get(&key).and_then(|value| std::str::from_utf8(value).ok()?.parse::<i64>().ok());
@@ -128,7 +127,8 @@ impl Values {
     }
 
     pub(crate) fn push(&mut self, key: Vec<u8>, value: Vec<u8>) {
-        // An empty queue stays in the map, so the size of its key is never subtracted.
+        // Count the key for each element: an empty queue stays in the map, so the size of its key is never
+        // subtracted.
         self.bytes += key.len() + value.len();
         self.queues.entry(key).or_default().push_back(value);
     }
@@ -148,8 +148,8 @@ impl Values {
         self.values.contains_key(key) || self.queue_len(key) > 0
     }
 
-    /// Lets a stand-in set the keys that have no value. Returns false if the store is full before all these
-    /// keys are set.
+    /// Sets those of `keys` that have no value and that `known` permits, on behalf of stand-ins. Returns
+    /// false if the store is full before all keys are set.
     #[must_use]
     pub(crate) fn answer(&mut self, keys: &[Vec<u8>], known: Known) -> bool {
         for key in keys {
@@ -176,16 +176,16 @@ impl Values {
         true
     }
 
-    /// Returns `key` with this rank's number in place of another rank's number, or `None` if this rank has
-    /// not set such a key. A stand-in sets the same value, because it is assumed to have the same values as
-    /// this rank.
+    /// Returns `key` with the number of this rank in place of the number of another rank. Returns `None` if
+    /// this rank has not set that key. A stand-in is assumed to set the same value as this rank.
     fn own_key(&self, key: &[u8]) -> Option<String> {
         let key = std::str::from_utf8(key).ok()?;
         let mut end = key.len();
-        // The last number is tried first, because numbers before it belong to the names of groups.
+        // Try the last number first: the numbers before it are usually parts of group names.
         while let Some(last) = key[..end].rfind(|c: char| c.is_ascii_digit()) {
             let start = key[..last].rfind(|c: char| !c.is_ascii_digit()).map_or(0, |before| before + 1);
-            // The character before the number may be longer than a byte.
+            // `before` may be in the middle of a character that takes several bytes, so move to the next
+            // boundary.
             let start = (start..=last).find(|at| key.is_char_boundary(*at))?;
             let number: Option<i64> = key[start..=last].parse().ok();
             if number.is_some_and(|number| number < self.world && number != i64::from(self.rank)) {
@@ -204,7 +204,8 @@ impl Values {
         self.answered.iter().map(|(key, answered)| (key.as_str(), answered))
     }
 
-    /// Records the line of the script that waited for `key`, and returns the stand-ins' answer to the key.
+    /// Records the line of the script that waited for `key`. Returns the stand-ins' answer to the key.
+    ///
     /// The stored key may begin with the prefix of a store, which `key` lacks. Returns `None` if no stand-in
     /// set the key, or if a line was recorded before: a later line found the value already set and did not
     /// wait for it.

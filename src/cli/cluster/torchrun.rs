@@ -171,10 +171,10 @@ fn nodes(text: &str) -> Result<u32> {
     }
 }
 
-/// The meaning of a word of the command line.
+/// What a word of the command line is: an option, the end of the options, or the script.
 enum OptionWord {
     Switch(&'static str),
-    /// An option, with its value if the word has it.
+    /// An option that takes a value, and the value if the same word contains it (`--nnodes=2`).
     Valued(&'static str, Option<String>),
     /// `--`: the script follows.
     End,
@@ -279,7 +279,8 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
                 at += 1;
                 continue;
             }
-            // The script `torchrun`, given to an interpreter.
+            // An interpreter was given a script. If it is `torchrun` or a similar script, the words before it
+            // are the interpreter's command.
             None => {
                 return script(&name(command[at]), at, Some(&command[..at])).unwrap_or(Launcher::None);
             }

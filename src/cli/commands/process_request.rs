@@ -21,7 +21,7 @@ use rustix::fs::OFlags;
 /// to the process.
 pub(super) struct Request {
     pub(super) pid: u32,
-    /// The start time of the process.
+    /// The start time of the process, which shows whether another process has its id now.
     start: u64,
     steps: u32,
     journal: File,
@@ -90,7 +90,8 @@ impl Request {
             }
             journal => journal?,
         };
-        // The lock ensures that each of several commands gets the answer to its own request.
+        // The lock prevents a second request before this one is answered: both commands would wait for the
+        // same answer.
         if journal.try_lock().is_err() {
             bail!(
                 "another request to process {pid} is pending; try again when the other `memtrace live` or \
@@ -131,7 +132,8 @@ impl Request {
     }
 }
 
-/// Reads a word of the journal's header, which the process writes atomically in its mapping of this file.
+/// Reads the 8-byte word at the offset `place` of the journal's header. The process writes this word
+/// atomically, through its mapping of the file.
 fn word(journal: &File, place: usize) -> Result<u64> {
     let mut bytes = [0; 8];
     journal.read_exact_at(&mut bytes, place as u64).context("cannot read the journal")?;

@@ -38,9 +38,10 @@ pub(crate) fn command(report: &'static dyn Report) -> Command {
     command.args(args::shared_args())
 }
 
-/// Adds the option `flag` of `report` to `command`. If the report itself takes the option, or if the option
-/// selects a view, it conflicts with the options that select a view without it. If only views take the
-/// option, it needs an option that selects one of these views.
+/// Adds the option `flag` of `report` to `command`, with its relation to the options that select a view.
+///
+/// If only some views take the option, it needs an option that selects one of these views. Otherwise (the
+/// report itself takes it, or it selects a view) it conflicts with the options that select a view without it.
 fn with_flag(command: Command, flag: &Flag, report: &dyn Report) -> Command {
     let names = |view: &View| view.asked_by.iter().map(|flag| flag.name).collect::<Vec<_>>();
     let takes = |flags: &[Flag]| flags.iter().any(|own| own.name == flag.name);

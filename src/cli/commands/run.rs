@@ -146,8 +146,8 @@ fn not_started(program: &OsStr, error: &io::Error, out: &OutFolder) -> ExitCode 
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
-/// The numbers of processes that the kernel has killed because memory ran out, in this container and on this
-/// machine.
+/// How many processes the kernel has killed because memory ran out: in this container, and on this machine.
+/// `None` if unknown.
 struct Kills {
     files: HostFiles,
     container: Option<i64>,
@@ -162,8 +162,8 @@ impl Kills {
     }
 
     /// Returns the reason why a program left no trace, if the kernel probably killed it because memory ran
-    /// out: it died by SIGKILL, and the number of such kills has grown since the program started. Such a
-    /// program had not used a GPU yet, because otherwise its trace would exist.
+    /// out. The program died by SIGKILL, and the number of such kills has grown since it started. It had not
+    /// used a GPU yet, because otherwise its trace would exist.
     fn reason(&self, fate: Fate) -> Option<String> {
         const SIGKILL: i32 = 9;
         let now = Kills::now();
@@ -183,9 +183,8 @@ impl Kills {
     }
 }
 
-/// Returns the signal that ended the program: its own, or the signal of a child that a shell reports as 128
-/// plus the signal. Returns `None` if the program ended by itself. `asked` is the signal that asked this
-/// command to end.
+/// Returns the signal that ended the program, or `None` if it ended by itself. A shell whose child was killed
+/// ends with 128 plus the signal, which counts, too. `asked` is the signal that asked this command to end.
 fn fate_of(pid: u32, status: ExitStatus, asked: Option<i32>) -> Option<Fate> {
     if let Some(signal) = status.signal() {
         return Some(Fate { pid: Some(pid), signal, asked });
@@ -235,7 +234,8 @@ fn trace_of(out: &OutFolder, run_id: &str, fate: Option<Fate>) -> Result<Option<
 
 /// Returns the reason why the program left no trace, and the next step.
 fn no_trace_reason(program: &OsStr, tracer: TracerFacts, phantom: bool, status: ExitStatus) -> String {
-    // The simulated GPU is loaded before the tracer, and ends a program whose request it cannot meet.
+    // The simulated GPU is loaded before the tracer. If it cannot meet the request, it ends the program with
+    // status 2, so the tracer is never loaded.
     if !tracer.was_loaded && phantom && status.code() == Some(2) {
         return "the program ended with status 2 before the tracer began; see the line above".to_owned();
     }
@@ -310,7 +310,7 @@ fn list_cards() -> Result<ExitCode> {
     page.plain("Several devices: 8xh100-80g");
     page.plain("Another size: h100-80g,mem=40g");
     page.plain("Another card: mem=48g,cc=8.9");
-    page.plain("Another context: h100-80g,context=600m (the memory that is not free at the start)");
+    page.plain("Another context: h100-80g,context=600m (the memory in use at the start)");
     stdout.write_all(page.text().as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -56,7 +56,7 @@ pub(super) fn ask(SearchRequest { pid, patience_s }: SearchRequest) -> Result<Pa
             ));
             break;
         }
-        // Each check reads the whole trace, which may be long, so the pause grows with the time of a check.
+        // Each check reads the whole trace. If that takes long, wait longer between two checks.
         std::thread::sleep(PAUSE.max(look.elapsed() * 4));
     }
     Ok(trace)
@@ -70,7 +70,7 @@ fn last_search(trace: &Path) -> i64 {
         let mut last = 0;
         for trace in &input.traces {
             let searches = RetainedSearches::read(trace, &Options { lenient: true, ..Options::default() })?;
-            // Other searches, which memtrace starts when memory grows or runs out, may run in the meantime.
+            // Ignore other searches, which memtrace starts when memory grows or runs out.
             let asked = searches.all.iter().rev().find(|search| search.why == "command");
             last = last.max(asked.map_or(0, |search| search.number));
         }

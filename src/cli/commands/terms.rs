@@ -13,7 +13,7 @@ const fn term(names: &'static [&'static str], meaning: &'static str) -> Term {
     Term { names, meaning }
 }
 
-/// All words: totals, memory and its owners, moments, and the rest.
+/// All words of `memtrace help`, in groups: totals, memory and its owners, moments, and the rest.
 pub(super) const TERMS: &[Term] = &[
     term(
         &["allocated", "allocated memory", "allocated bytes"],
@@ -234,7 +234,8 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["costs"],
-        "The cost of a change in `memtrace advise`: ops that run again, lower precision, traffic.",
+        "The cost of a change in `memtrace advise`: ops that run again, lower precision, transfers to the \
+         host.",
     ),
     term(
         &["saved"],
@@ -255,8 +256,8 @@ pub(super) const TERMS: &[Term] = &[
     term(&["max"], "The largest value; it is exact."),
     term(
         &["p50", "p90", "p99", "quantile"],
-        "The value that this percentage of all values is below. It is exact up to 65,536 different values; \
-         beyond that `quantile_error` in --json gives the error.",
+        "The value that 50, 90 or 99 % of all values do not exceed. It is exact up to 65,536 different \
+         values; beyond that `quantile_error` in --json gives the error.",
     ),
     term(&["per step"], "The growth per step. A leak grows by the same amount in each step."),
     term(
@@ -268,8 +269,8 @@ pub(super) const TERMS: &[Term] = &[
     term(&["skew"], "The difference between the highest and the lowest rank."),
     term(&["device", "ordinal"], "The number of a GPU as the process sees it; -1 is the host."),
     term(&["free", "device free"], "Device memory that is not in use, as cudaMemGetInfo returns it."),
-    term(&["growth"], "How much more memory a part has at the end than after the second step."),
-    term(&["now"], "The memory of a part at the end of the trace, or of the chosen steps."),
+    term(&["growth"], "How much the memory on this line grew from the second step to the end."),
+    term(&["now"], "The memory on this line at the end of the trace, or of the chosen steps."),
     term(&["gpu"], "The number of the GPU, as CUDA counts it."),
     term(&["libraries"], "Memory that libraries took from CUDA, outside torch's allocator."),
     term(&["first memory"], "The Python line or the op that made a process's first allocation on a GPU."),
@@ -302,8 +303,8 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["sample"],
-        "A row with the device's own figures; see sampled. On device -1, the figures are the kernel's, for \
-         the host.",
+        "A row with figures from the driver or NVML; see sampled. On device -1, with the kernel's figures \
+         of host memory.",
     ),
     term(&["figure"], "A text from the output of a program: the group that `memtrace fit --ask` matches."),
     term(&["advice"], "A change that lowers the figure on the same line."),
@@ -346,8 +347,8 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["stand-in"],
-        "A rank of a simulated cluster that does not run (`memtrace run --ranks`). Its data equals the data \
-         of the rank that asks.",
+        "A rank of a simulated cluster that does not run (`memtrace run --ranks`). It answers each rank \
+         with a copy of that rank's own data.",
     ),
     term(
         &["without detail", "detail", "detailed step"],

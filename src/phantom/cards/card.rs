@@ -4,7 +4,7 @@ use memtrace_util::names::distance;
 
 use crate::table::CARDS;
 
-/// A preset for a card.
+/// The properties of a real card, or of a slice of one, that the phantom simulates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Card {
     /// The name in a request: `h100-80g`, or `h100-80g:1g.10gb` for a slice of a card.
@@ -17,7 +17,7 @@ pub struct Card {
     pub source: &'static str,
     /// The compute capability, major and minor.
     pub cc: (u32, u32),
-    /// The number of multiprocessors.
+    /// The number of multiprocessors (SMs).
     pub sms: u32,
     /// The memory in use before the first allocation.
     pub context: Context,
@@ -59,21 +59,22 @@ impl Card {
         CARDS.iter().find(|card| card.id.eq_ignore_ascii_case(id))
     }
 
-    /// Returns up to three presets with the most similar names, best match first.
+    /// Returns the presets whose names are most similar to `word`: up to three, all with the least distance,
+    /// in the order of the table.
     #[must_use]
     pub fn nearest(word: &str) -> Vec<&'static Card> {
         let word = bare(word);
         let edits_of = |card: &Card| {
             let whole = bare(card.id);
             let family = bare(card.id.split(['-', ':']).next().unwrap_or(card.id));
-            // Slices match worse than whole cards unless the word itself names a slice (`:`).
+            // A slice gets a distance of 8 more, unless the word itself names a slice (`:`).
             let slice = usize::from(card.is_slice() && !word.contains(':')) * 8;
             let contained = word.len() > 2 && (whole.contains(&word) || word.contains(&whole));
             let edits = distance(&word, &whole).min(distance(&word, &family));
             slice + if contained { edits.min(1) } else { edits }
         };
         let mut cards: Vec<_> = CARDS.iter().collect();
-        // The sort is stable, so cards with equal distances stay in the order of the list.
+        // A stable sort keeps presets with equal distances in the order of the table.
         cards.sort_by_key(|card| edits_of(card));
         let least = cards.first().map_or(0, |card| edits_of(card));
         cards.retain(|card| edits_of(card) == least);
@@ -99,7 +100,7 @@ impl Card {
         }
     }
 
-    /// Returns the kind of links between such cards in the machines in which they are sold.
+    /// Returns the kind of links between several such cards in the machine in which they are usually sold.
     #[must_use]
     pub fn links(&self) -> Links {
         match self.id.split(['-', ':']).next() {
@@ -240,8 +241,8 @@ mod tests {
         for (id, in_use, allocated, unallocated) in OUT_OF_MEMORY {
             let card = Card::find(id).unwrap();
             let outside = (in_use - allocated) * 1024.0 - unallocated;
-            // The sum of the rounding errors: half a unit of the last decimal for each of the two GiB values,
-            // and the same for the third value if it was printed in GiB.
+            // The sum of the rounding errors. It is half a unit of the last decimal for each of the two GiB
+            // values, and for the third value if it was printed in GiB.
             let rounding = 0.01 * 1024.0 + if unallocated > 1024.0 { 0.005 * 1024.0 } else { 0.0 };
             let Context { low_mib, high_mib, .. } = card.context;
             let near = low_mib as f64 - rounding..=high_mib as f64 + rounding;

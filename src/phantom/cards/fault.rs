@@ -9,13 +9,14 @@ use crate::spec::MAX_DEVICES;
 /// The environment variable with the requested faults.
 pub const FAULT_VARIABLE: &str = "MEMTRACE_PHANTOM_FAULT";
 
-/// The environment variable that says whether large CPU tensors keep their values (0 or 1).
+/// The environment variable that says whether large CPU tensors keep their values. The value is 0 or 1.
 pub const HOST_VALUES_VARIABLE: &str = "MEMTRACE_PHANTOM_HOST_VALUES";
 
-/// The environment variable that lets the program continue past the card's capacity (0 or 1).
+/// The environment variable that lets a program continue past the card's capacity. The value is 0 or 1.
 pub const PAST_OOM_VARIABLE: &str = "MEMTRACE_PHANTOM_PAST_OOM";
 
-/// The calls that take memory from a card. `alloc:` counts these calls, and an `oom` can fail them.
+/// The calls that take memory from a card. `alloc:` counts exactly these calls, and an `oom` fault makes one
+/// of them fail.
 pub const ALLOCATIONS: [&str; 12] = [
     "cudaMalloc",
     "cudaMallocAsync",
@@ -31,7 +32,7 @@ pub const ALLOCATIONS: [&str; 12] = [
     "cudaMalloc3D",
 ];
 
-/// The kind of a fault.
+/// The kind of a fault. It also decides which later calls fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
     /// An allocation fails as on a full card, and the program may recover.
@@ -60,7 +61,7 @@ pub enum Moment {
 pub struct Fault {
     /// The request as the user typed it.
     pub text: String,
-    /// What fails.
+    /// The kind of the failure.
     pub kind: FaultKind,
     /// The number of allocation calls that fail. `None` makes a single request of the program's allocator
     /// fail, including the retries of this request.

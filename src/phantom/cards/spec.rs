@@ -27,7 +27,7 @@ pub struct Spec {
     pub memory: u64,
     /// The compute capability, major and minor.
     pub cc: (u32, u32),
-    /// The number of multiprocessors.
+    /// The number of multiprocessors (SMs).
     pub sms: u32,
     /// The memory in bytes that is in use before the first allocation.
     pub context: u64,
@@ -54,7 +54,7 @@ pub enum SpecError {
     UnknownKey(String),
     /// An invalid value for a key.
     BadValue {
-        /// The key.
+        /// The key of the value.
         key: &'static str,
         /// The value as the user typed it.
         value: String,
@@ -98,7 +98,7 @@ impl fmt::Display for SpecError {
             Self::SeveralSlices => {
                 write!(
                     f,
-                    "CUDA shows a process one slice of a card: leave out the number before it and count="
+                    "CUDA shows a process only one slice: leave out the number before the card and count="
                 )
             }
             Self::NoAddresses { most } => {
@@ -243,7 +243,8 @@ impl Spec {
                 self.memory = size::parse(value)
                     .filter(|&n| (64 * MIB..=MAX_MEMORY).contains(&n))
                     .ok_or_else(|| bad("mem", "a size such as 48g, 40960m, from 64m to 8t"))?;
-                // Limits the context, because the context of a large card might not fit into a small memory.
+                // The context of the preset might not fit into a small memory, so it is limited to an eighth
+                // of the memory.
                 let most = self.memory / 8;
                 self.context = self.context.min(most);
                 self.context_range = (self.context_range.0.min(most), self.context_range.1.min(most));

@@ -78,7 +78,7 @@ cards! {
         from "Ultralytics, torch 2.6",
         cc 6 1, 10 SMs, context {~120}, L2 1536, bus 192, MHz 1708 4004;
     "gtx1070" "NVIDIA GeForce GTX 1070", 8110 MiB
-        from "our estimate: nvidia-smi has 8192 MiB, of which CUDA shows about 1 % less on Pascal",
+        from "our estimate: nvidia-smi shows 8192 MiB, and CUDA about 1 % less on Pascal",
         cc 6 1, 15 SMs, context {~130}, L2 2048, bus 256, MHz 1683 4004;
     "gtx1080" "NVIDIA GeForce GTX 1080", 8110 MiB
         from "same as the GTX 1070: nvidia-smi shows 8192 MiB for both",
@@ -175,7 +175,7 @@ cards! {
         from "OOM: 22.19 GiB",
         cc 8 6, 80 SMs, context {~260}, L2 6144, bus 384, MHz 1710 6251;
     "a16" "NVIDIA A16", 15000 MiB
-        from "our estimate: nvidia-smi has 15356 MiB, of which CUDA shows about 2 % less",
+        from "our estimate: nvidia-smi shows 15356 MiB, and CUDA about 2 % less",
         cc 8 6, 10 SMs, context {~120}, L2 2048, bus 128, MHz 1755 6251;
     "orin" "Orin", 62464 MiB
         from "device query: 61 GB, 16 SMs, L2 4 MB, https://github.com/tmcdonell/cuda/issues/77",

@@ -28,7 +28,7 @@ const MAX_ID: usize = 80;
 /// A snapshot of a machine's state.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// The identifier of the machine.
+    /// The identifier of the machine, which its processes have in the variable `MEMTRACE_PHANTOM_MACHINE`.
     pub id: String,
     /// The cards of the machine.
     pub spec: Spec,
@@ -139,13 +139,14 @@ pub fn open_or_create(path: &Path, request: &str) -> io::Result<File> {
         let mut file =
             options.read(true).write(true).create(true).mode(0o600).custom_flags(NO_LINK).open(path)?;
         check(&file)?;
-        // Only the first process gets the exclusive lock and fills the file; the others wait for it.
+        // Only the first process gets the exclusive lock, and fills the file. The others wait for their
+        // shared lock until the file is filled.
         let is_first = file.try_lock().is_ok();
         if is_first && file.metadata()?.len() == 0 {
             let words = table::new_words(request).ok_or_else(no_table)?;
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            // The bytes are written, not just reserved by size: on a full file system, a store into a hole
-            // would end the program.
+            // The bytes are written, because setting the size alone would reserve no space: on a full file
+            // system, a later store into the mapping would end the program.
             if let Err(error) = file.write_all(&bytes) {
                 fs::remove_file(path).ok();
                 return Err(error);
@@ -242,13 +243,14 @@ mod tests {
         assert_eq!(first.metadata().unwrap().ino(), second.metadata().unwrap().ino());
         let machine = read(&path).unwrap();
         assert_eq!((machine.id.as_str(), machine.spec.base.id, machine.used(0)), (id.as_str(), "t4", 0));
-        // No process has a slot, so the machine is not running; but its file is locked.
+        // Setup: no process has a slot, and the file is locked -> the machine does not count as running, and
+        // its file stays.
         assert!(running().iter().all(|machine| machine.id != id));
         sweep();
         assert!(path.exists());
         drop((first, second));
-        // A process that another test starts inherits the two open files until it runs its program, so the
-        // file may stay locked for a moment.
+        // Another test may start a process. Until it runs its program, it has inherited the two open files,
+        // so the file may stay locked for a moment.
         for _ in 0..1_000 {
             sweep();
             if !path.exists() {
@@ -266,7 +268,7 @@ mod tests {
         fs::write(at("elsewhere"), "precious").unwrap();
         std::os::unix::fs::symlink(at("elsewhere"), at("link")).unwrap();
         assert!(open_or_create(&at("link"), "t4").is_err() && read(&at("link")).is_none());
-        // Others can read the file, so it is not private.
+        // Setup: other users can read the file -> it is rejected.
         fs::write(at("public"), "").unwrap();
         assert!(open_or_create(&at("public"), "t4").is_err());
         for (name, bytes) in [("short", 100), ("zeros", WORDS * 8), ("long", WORDS * 9)] {

@@ -25,7 +25,7 @@ pub const RANKS_VARIABLE: &str = "MEMTRACE_PHANTOM_RANKS";
 /// The environment variable with the port of the rendezvous store of a rank among stand-ins.
 pub const STORE_VARIABLE: &str = "MEMTRACE_PHANTOM_STORE";
 
-/// The version of the simulated driver.
+/// The version of the simulated driver, as nvidia-smi and NVML report it.
 pub const DRIVER_VERSION: &str = "580.00";
 
 /// The CUDA version of the driver until a process reports another one: 1000 times the major version plus 10

@@ -46,7 +46,8 @@ pub fn folder(library: &Path, user: u32) -> io::Result<PathBuf> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Another user may have created the folder to make this user's programs load a different library.
+    // Another user may have created the folder, so that this user's programs load a library of that user.
+    // Such a folder is rejected.
     let about = fs::symlink_metadata(&folder)?;
     if !about.is_dir() || about.uid() != user || about.mode() & 0o022 != 0 {
         return Err(io::Error::other(format!("other users can write to {}", folder.display())));
@@ -84,7 +85,7 @@ mod tests {
         let library = PathBuf::from(format!("/libcuda-test-{}.so", std::process::id()));
         let made = folder(&library, user).unwrap();
         assert_eq!(folder(&library, user).unwrap(), made);
-        // A folder with the name for another user, which this user created.
+        // Setup: the folder of another user's id belongs to this user -> it is rejected.
         let theirs = folder(&library, user + 1).unwrap_err().to_string();
         assert!(theirs.contains("other users can write to"), "{theirs}");
         for user in [user, user + 1] {

@@ -21,8 +21,8 @@ impl Process {
         Self { pid, start: start_of(pid).unwrap_or(0) }
     }
 
-    /// Returns true if the process exists and is not a zombie, because a driver frees the memory of a process
-    /// when it ends, not when its parent reads its status.
+    /// Returns true if the process exists and is not a zombie. A zombie counts as ended, because a driver
+    /// frees the memory of a process when the process ends, not when its parent reads its status.
     #[must_use]
     pub fn is_alive(self) -> bool {
         start_of(self.pid) == Some(self.start)
@@ -50,7 +50,8 @@ mod tests {
         let process = Process { pid: child.id(), start: start_of(child.id()).unwrap() };
         assert!(process.is_alive());
         child.kill().unwrap();
-        // The process is a zombie now, or becomes one soon.
+        // The process ends as a zombie, because its parent has not waited for it -> not alive within a
+        // second.
         let ended = (0..1000).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(5));
             !process.is_alive()

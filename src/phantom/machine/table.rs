@@ -37,9 +37,9 @@ const PID: usize = 0;
 const START: usize = 1;
 const CUDA: usize = 2;
 const USES: usize = 8;
-/// The number of words for each card in a slot. They hold the bytes of the context with [`HAS_CONTEXT`] (0
-/// without a context), the allocated bytes, and the time in nanoseconds that the card has worked for the
-/// process.
+/// The number of words for each card in a slot. The first has the bytes of the context with [`HAS_CONTEXT`],
+/// or 0 without a context. The second has the allocated bytes. The third has the time in nanoseconds that the
+/// card has worked for the process.
 const USE_WORDS: usize = 3;
 const CONTEXT: usize = 0;
 const ALLOCATED: usize = 1;
@@ -69,7 +69,7 @@ pub struct Slot(usize);
 pub struct CardUse {
     /// The size of the CUDA context; `None` if the process has no context on the card.
     pub context: Option<u64>,
-    /// The allocated memory.
+    /// The memory that the process has allocated, without its context.
     pub allocated: u64,
     /// The time that the card has worked for the process, in nanoseconds of simulated time.
     pub busy_ns: u64,
@@ -161,7 +161,7 @@ impl<'a> Table<'a> {
         self.clear_dead();
         for slot in (0..MAX_PROCESSES).map(Slot) {
             let pid = self.word(slot, PID);
-            // Takes the slot with an id that no process has, so that no reader uses the slot before its
+            // The slot first gets a process id that no process has, so that readers ignore it until its
             // values are set.
             let taken = pid.compare_exchange(0, u64::MAX, Ordering::AcqRel, Ordering::Relaxed);
             if taken.is_err() {
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(table.spec().map(|spec| spec.count), Some(8));
         let me = Process::current();
         let dead = Process { start: me.start + 1, ..me };
-        // `claim` frees slots of dead processes, so the dead process must take the second slot.
+        // `claim` reuses the slot of a dead process, so the dead process claims its slot last.
         let own = table.claim(me).unwrap();
         let other = table.claim(dead).unwrap();
         table.set_context(other, 3, 500);
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(table.processes(8).len(), 1);
         table.clear_dead();
         assert_eq!(table.bytes_of_others(Some(own), 3), 0);
-        // A claim resets the values of the slot to 0.
+        // Setup: the slot is claimed again -> its old values are reset to 0.
         assert_eq!(table.claim(me), Some(other));
         assert_eq!(table.use_of(other, 3), CardUse::default());
     }
@@ -327,7 +327,7 @@ mod tests {
         assert!(table.processes(usize::MAX).is_empty());
         assert_eq!(table.bytes_of_others(None, 31), 0);
         assert_eq!(table.claim(Process::current()), None);
-        // All slots belong to a live process and hold the maximum values: the sum saturates.
+        // Setup: all slots belong to a live process and hold the maximum values -> the sum saturates.
         let me = Process::current();
         for slot in (0..MAX_PROCESSES).map(Slot) {
             table.word(slot, START).store(me.start, Ordering::Relaxed);

@@ -17,7 +17,7 @@ pub(super) struct Numbers<const N: usize, const TEXT: usize> {
 /// The cache of a single number.
 pub(super) type One = Numbers<1, 24>;
 
-/// Returns the size of the text buffer for a group of `numbers`.
+/// Returns the value of `TEXT` for a cache of `numbers` numbers.
 const fn group_text(numbers: usize) -> usize {
     (21 * numbers).next_multiple_of(32)
 }
@@ -39,12 +39,12 @@ impl<const N: usize, const TEXT: usize> Numbers<N, TEXT> {
 }
 
 impl One {
-    /// Advances the cache to `number` if it is the next number and differs only in the last digit, as nine
-    /// out of ten do.
+    /// Advances the cache to `number` if it is the cached number plus 1 and differs only in the last digit,
+    /// as nine out of ten such numbers do. Otherwise changes nothing.
     #[inline(always)]
     pub(super) fn count_to(&mut self, number: i64) {
         let [last] = self.numbers;
-        // The last digit is before the comma.
+        // The text ends in a comma, so the last digit is the byte before it.
         let digit = self.length.wrapping_sub(2);
         if last >= 0
             && last.checked_add(1) == Some(number)

@@ -4,16 +4,16 @@ use super::field_cache::{CachedWord, Numbers, One};
 use crate::columns::{MAX_BYTES, MAX_NUMBER};
 use crate::text::NONE;
 
-/// The maximum number of bytes of a field in addition to its text: a number has 20 bytes and a comma, and
-/// fixed-size copies write a few more bytes after it. The texts of events and categories are shorter than
-/// that.
+/// The number of bytes to reserve for a field in addition to its text. A number takes at most 20 bytes and a
+/// comma, and copies of a fixed size write a few more bytes. Events and categories need no more, because
+/// their texts are short.
 pub(super) const FIELD: usize = 32;
 
-/// 10^8: numbers below it have at most eight digits.
+/// 10^8, the smallest number with nine digits.
 const NINE_DIGITS: u64 = 100_000_000;
 
-/// 10^16. Only numbers from here on can exceed the bound of a column. [`LineBuffer::long`] formats them in a
-/// separate branch, so the flag that is set there costs a usual row nothing.
+/// 10^16. A smaller number never exceeds the bound of its column. [`LineBuffer::long`] formats these huge
+/// numbers in a separate branch and sets a flag there, so usual numbers cost no additional check.
 const HUGE: u64 = NINE_DIGITS * NINE_DIGITS;
 const _: () = assert!(HUGE < MAX_BYTES && HUGE < MAX_NUMBER);
 
@@ -52,8 +52,8 @@ impl<'a> LineBuffer<'a> {
         bytes
     }
 
-    /// Appends the first `count` bytes of `bytes`. It copies all `N`, because a copy of fixed length compiles
-    /// to no call.
+    /// Appends the first `count` bytes of `bytes`. All `N` bytes are copied, because the compiler replaces a
+    /// copy of fixed length by a few stores.
     #[inline(always)]
     pub(super) fn put<const N: usize>(&mut self, bytes: &[u8; N], count: usize) {
         self.bytes[self.at..self.at + N].copy_from_slice(bytes);
@@ -94,7 +94,7 @@ impl<'a> LineBuffer<'a> {
         cache.keep(numbers, self.written(from), self.at - from);
     }
 
-    /// Writes a number that usually equals the one in `cache`. Formatting a small number is faster than
+    /// Writes a number that usually equals the number in `cache`. Formatting a small number is faster than
     /// comparing it.
     #[inline(always)]
     pub(super) fn int_repeated(&mut self, number: i64, cache: &mut One) {
@@ -104,7 +104,7 @@ impl<'a> LineBuffer<'a> {
         }
     }
 
-    /// Writes a number that usually equals the one in `cache`, apart from the sign.
+    /// Writes a number whose magnitude usually equals that of the number in `cache`. The signs may differ.
     #[inline(always)]
     pub(super) fn magnitude_repeated(&mut self, number: i64, cache: &mut One) {
         match number.checked_neg() {
@@ -116,7 +116,7 @@ impl<'a> LineBuffer<'a> {
         }
     }
 
-    /// Writes a number that usually is the one in `cache` plus 1.
+    /// Writes a number that usually is the number in `cache` plus 1.
     #[inline(always)]
     pub(super) fn counter(&mut self, number: i64, cache: &mut One) {
         cache.count_to(number);
@@ -153,7 +153,7 @@ impl<'a> LineBuffer<'a> {
         if number < NINE_DIGITS {
             let digits = digits(number);
             let zeros = digits.trailing_zeros() / 8;
-            // Puts the comma right after the digits, of which there are at most eight.
+            // Puts a comma after the digits. There are at most eight, so a comma fits into the same store.
             let comma = u128::from(b',') << (64 - 8 * zeros);
             let text = u128::from(ascii(digits) >> (8 * zeros)) | comma;
             return self.put(&text.to_le_bytes(), 9 - zeros as usize);
@@ -299,7 +299,7 @@ mod tests {
         let expected: Vec<String> = numbers.iter().map(i64::to_string).collect();
         let expected = expected.join(",") + "\n";
         assert_eq!(line_of(&numbers, |line, number| line.int(number)), expected);
-        // Every pair of digits at every position.
+        // Numbers in which each pair of digits occurs at each position.
         for low in 0..10_000 {
             let number = low * 10_000 + (9_999 - low);
             assert_eq!(line_of(&[number], |line, number| line.int(number)), format!("{number}\n"));

@@ -34,7 +34,7 @@ pub fn end_text(line: &[u8]) -> Option<String> {
     row.get(const { index_of("name") }).map(str::to_owned)
 }
 
-/// Returns the index of the first text column.
+/// Returns the index of the first text column. All columns before it contain integers.
 const fn first_text() -> usize {
     let mut index = 0;
     while matches!(COLUMNS[index].kind, ColumnType::Int) {

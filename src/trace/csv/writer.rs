@@ -100,7 +100,8 @@ impl<W: Write> RowWriter<W> {
 
     fn write_buffer(&mut self) -> io::Result<()> {
         let result = self.sink.write_all(&self.buffer[..self.filled]);
-        // After an error the buffered rows are lost in any case: a part of them may already be in the sink.
+        // After an error, the buffered rows are dropped, because some of them may already be in the sink, and
+        // writing them again would repeat these rows.
         self.filled = 0;
         result
     }
@@ -274,7 +275,8 @@ mod tests {
 
     #[test]
     fn every_byte_is_what_csv_and_serde_write() {
-        // Owner texts that fit in one piece of the cache, in two pieces, and not at all.
+        // `long` fits in two pieces of the owner cache, and `longer` does not fit at all. The other texts fit
+        // in one piece.
         let (long, longer) = ("h.".repeat(40), "h.".repeat(60));
         let texts = [
             "(none)",
@@ -293,12 +295,13 @@ mod tests {
         let mut ours = RowWriter::new(Vec::new());
         let mut theirs = csv::Writer::from_writer(Vec::new());
         for seq in 1..=1000 {
-            // Each row occurs twice, because rows often repeat.
+            // Each row occurs twice in a row, so that the second one hits the caches.
             let index = seq as usize / 2;
             let text = |shift: usize| texts[(index * 7 + shift) % texts.len()];
             let number = |shift: usize| numbers[(index * 5 + shift) % numbers.len()];
             let row = Row {
-                // Each owner has four numbers in two cache slots: numbers that differ by 1024 share a slot.
+                // Each text has four owner numbers. Numbers that differ by 1024 share a slot of the cache, so
+                // slots are also replaced.
                 owner: (index % texts.len() + 1 + (index & 1) * texts.len() + (index & 2) * 512) as u64,
                 seq,
                 ts_ns: number(0),
@@ -320,15 +323,17 @@ mod tests {
                 ..Row::default()
             };
             ours.write(&row).unwrap();
-            // Numbers beyond the bound of their column are clamped.
+            // memtrace's writer clamps numbers beyond the bound of their column, so the expected rows are
+            // clamped, too.
             theirs.serialize(row.bounded()).unwrap();
         }
         ours.flush().unwrap();
         let theirs = theirs.into_inner().unwrap();
         assert_eq!(String::from_utf8(ours.get_ref().clone()).unwrap(), String::from_utf8(theirs).unwrap());
     }
-    /// Writes numbers around the bounds, into one column at a time. Some numbers occur twice in a row, and
-    /// others share all digits but the last eight with the previous number.
+    /// Writes numbers around the bounds, into one column at a time. Some numbers come twice in a row, and
+    /// some share all digits but the last eight with the previous number -> clamped, as by the reference
+    /// writer.
     #[test]
     fn numbers_beyond_their_bounds_are_cut_also_where_a_cache_has_their_digits() {
         let edges = [1 << 62, 1 << 56, 10_i64.pow(16), 10_i64.pow(8), i64::MAX - 12_345_678];
@@ -338,7 +343,7 @@ mod tests {
         let (mut ours, mut theirs) = (RowWriter::new(Vec::new()), csv::Writer::from_writer(Vec::new()));
         for column in 0..12 {
             for index in 0..4 * numbers.len() {
-                // Starts with numbers of one sign.
+                // The first pass uses every second number, which are those of one sign.
                 let index = if index < numbers.len() { index * 2 } else { index };
                 let number = numbers[index % numbers.len()];
                 let in_column = |this: usize| if this == column { number } else { 0 };

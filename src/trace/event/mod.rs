@@ -72,7 +72,7 @@ const KINDS: &[Kind] = &[
 pub struct Header {
     /// The time of `CLOCK_MONOTONIC` in ns, read inside the hook (so under the allocator's mutex).
     pub clock_ns: u64,
-    /// The call; `None` for a code that no version writes.
+    /// The call; `None` if the code is unknown, as a damaged journal may contain.
     pub api: Option<Api>,
     /// The CUDA ordinal, [`Event::HOST`] for the host, or [`Event::UNKNOWN_DEVICE`] if only the address
     /// identifies the device.
@@ -126,7 +126,8 @@ impl Event {
         KINDS.get(usize::from(self.kind)).copied()
     }
 
-    /// Returns true if the event only pads the end of a chunk, or has a kind that no version writes.
+    /// Returns true if the event only pads the end of a chunk, or is of an unknown kind, as a damaged journal
+    /// may contain.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         matches!(self.kind(), None | Some(Kind::Pad))

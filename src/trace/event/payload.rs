@@ -413,7 +413,7 @@ impl Payload {
                     allocated: third as u64,
                     reserved: fourth as u64,
                     extra: fifth,
-                    // No four-byte field is left, so two fields hold the id.
+                    // The id needs four bytes, but only two fields of two bytes are left.
                     pool: what as u16,
                     status: (what >> 16) as i16,
                     ..event
@@ -428,7 +428,7 @@ impl Payload {
                 reserved: u64::from(context.phase),
                 extra: i64::from(context.stack),
                 flags: context.flags,
-                // No other field is left.
+                // Every other field is in use, and a definition has no time.
                 clock_ns: context.stream as u64,
                 ..event
             },
@@ -460,8 +460,8 @@ fn call(call: Call, event: Event) -> Event {
     }
 }
 
-/// Returns true for a mapping, which has no requested size. The handle of its physical memory uses that
-/// field.
+/// Returns true for a call that maps memory. Such a call has no requested size, so the field of that size
+/// holds the handle of the physical memory.
 fn is_mapping(api: Option<Api>) -> bool {
     api == Some(Api::CuMemMap)
 }
@@ -493,8 +493,8 @@ impl Event {
         (self.kind == Kind::Op as u8).then(|| (self.header(), self.op()))
     }
 
-    /// Unpacks the event. Returns `None` for a kind that no version writes. All other values are decoded
-    /// leniently, because an event of a killed process may contain any bytes.
+    /// Unpacks the event. Returns `None` for an unknown kind. All other fields accept any value, because an
+    /// event of a killed process may contain any bytes.
     #[inline(always)]
     #[must_use]
     pub fn unpack(&self) -> Option<(Header, Payload)> {
@@ -625,7 +625,7 @@ impl Event {
         if is_mapping(api) {
             return AllocCall { call, requested: call.bytes, handle: self.allocated };
         }
-        // A call that returned as much as was requested may store 0.
+        // A requested size of 0 in the event means that it equals the returned size.
         let requested = if self.allocated == 0 { call.bytes } else { self.allocated as i64 };
         AllocCall { call, requested, handle: 0 }
     }
@@ -745,7 +745,7 @@ mod tests {
         let mapping = AllocCall { handle: 77, requested: alloc.call.bytes, ..alloc };
         let event = Payload::DeviceAlloc(mapping).pack(header);
         assert_eq!(event.unpack(), Some((header, Payload::DeviceAlloc(mapping))));
-        // If the requested size equals the returned size, the field may be 0.
+        // A requested size of 0 means that it equals the returned size -> unpacked as the returned size.
         let event = Payload::DeviceAlloc(AllocCall { requested: 0, ..alloc }).pack(HEADER);
         let Some((_, Payload::DeviceAlloc(unpacked))) = event.unpack() else { unreachable!() };
         assert_eq!(unpacked.requested, alloc.call.bytes);

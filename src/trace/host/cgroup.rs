@@ -13,10 +13,10 @@ pub struct Cgroup {
     is_v1: bool,
 }
 
-/// Version 1 reports a limit of at least this value if no limit is set.
+/// The lowest limit that counts as no limit: without a limit, version 1 reports a huge number.
 const UNLIMITED: i64 = 1 << 60;
-/// The maximum depth of the search. Real cgroup paths are short; a hostile path must not make the search
-/// long.
+/// The maximum number of cgroups that are searched, from the process's own upwards. Real paths are shorter,
+/// but a hostile path may be long.
 const MOST_LEVELS: usize = 64;
 
 impl Cgroup {
@@ -36,7 +36,8 @@ impl Cgroup {
             None => (root.to_owned(), lines.find(|(names, _)| names.is_empty())?.1, false),
         };
         let own = path.trim_start_matches('/');
-        // A container may see its own cgroup as the top, whatever the path says.
+        // In a container, the path may be relative to the host, while only the container's own cgroup is
+        // visible, as the top. The top is then used.
         let own = if own.split('/').any(|name| name == "..") || !top.join(own).is_dir() { "" } else { own };
         let groups = Path::new(own).ancestors().take(MOST_LEVELS).map(|path| top.join(path));
         let known = groups.map(|folder| Cgroup { folder, is_v1 }).filter(|group| group.current().is_some());
@@ -146,7 +147,7 @@ pub(super) mod tests {
         assert_eq!(find(&folder), None);
         folder.write("proc/self/cgroup", "0::/pod/box\n");
         assert_eq!(find(&folder), None);
-        // The top cgroup has no counter.
+        // The top cgroup has no counter. Its child `pod` has the only limit, 1000 bytes -> `pod` is found.
         folder.write("cg/pod/memory.current", "900\n");
         folder.write("cg/pod/memory.max", "1000\n");
         folder.write("cg/pod/memory.events", "low 0\noom 3\noom_kill 2\n");
@@ -154,7 +155,7 @@ pub(super) mod tests {
         folder.write("cg/pod/box/memory.current", "800\n");
         folder.write("cg/pod/box/memory.max", "max\n");
         assert_eq!(find(&folder), Some([Some(900), Some(1000), Some(400), None, Some(2)]));
-        // Without a limit anywhere, the process's own cgroup is found.
+        // No cgroup has a limit -> the process's own cgroup is found.
         folder.write("cg/pod/memory.max", "max\n");
         assert_eq!(find(&folder), Some([Some(800), None, None, None, None]));
     }

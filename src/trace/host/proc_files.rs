@@ -174,7 +174,7 @@ mod tests {
         folder.write("self/statm", "1\n");
         folder.write("meminfo", "MemTotal: 99999999999999999999 kB\n");
         assert_eq!((files.resident("self"), files.status("self"), files.machine()), (None, None, None));
-        // A kernel that does not list children.
+        // The kernel provides no `children` files -> the descendants are unknown.
         folder.write("self/task/self/comm", "x");
         assert_eq!(files.descendants("self", 9), None);
     }
@@ -190,7 +190,8 @@ mod tests {
         folder.write("cg/box/memory.current", "900\n");
         folder.write("cg/box/memory.max", "max\n");
         assert_eq!(files.left("self"), Some(2048));
-        // Page cache can be reclaimed.
+        // 900 of 1000 bytes are in use, but 400 of these are page cache, which can be reclaimed -> 500 bytes
+        // are left.
         folder.write("cg/box/memory.max", "1000\n");
         folder.write("cg/box/memory.stat", "file 400\n");
         assert_eq!(files.left("self"), Some(500));
@@ -206,11 +207,13 @@ mod tests {
         let text: Vec<String> = all.iter().map(u32::to_string).collect();
         folder.write("self/task/self/children", &text.join(" "));
         assert_eq!(files.descendants("self", 1000), Some(all));
-        // The maps of another user's process are hidden, but its resident memory is visible.
+        // Another user's process: its maps are hidden, but its resident memory is visible -> only the
+        // resident memory is known.
         folder.write("1000/statm", "90 25 1 1 0 1 0\n");
         folder.write("1000/smaps_rollup", "");
         assert_eq!((files.resident("1000"), files.rollup("1000")), (Some(25 * PAGE), None));
-        // A process that has ended keeps an empty entry until its parent waits for it.
+        // A process that has ended, whose parent has not waited for it yet, has an empty entry -> all values
+        // are unknown.
         folder.write("1001/statm", "0 0 0 0 0 0 0\n");
         folder.write("1001/status", "Name:\tpython\nState:\tZ (zombie)\n");
         assert_eq!((files.resident("1001"), files.status("1001"), files.rollup("1001")), (None, None, None));
@@ -222,7 +225,8 @@ mod tests {
         let files = HostFiles::at(&folder.0, &folder.0);
         folder.write("self/task/self/children", "5 6 7 ");
         folder.write("self/task/9/children", "8");
-        // Process 6 has ended, and process 7 lists itself as a child.
+        // Process 6 has ended and has no entry, and process 7 lists itself as a child -> no process is listed
+        // twice.
         folder.write("5/task/5/children", "50 51\n");
         folder.write("7/task/7/children", "7 x -1");
         let mut found = files.descendants("self", 100).unwrap();

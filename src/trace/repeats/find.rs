@@ -15,14 +15,15 @@ use crate::columns::{MAX_BYTES, MAX_NUMBER, Row};
 use crate::detail::DetailMark;
 use crate::{Api, EventName};
 
-/// Shorter runs are written as plain rows, because a `repeat` row saves little there.
+/// The minimum number of rows in a run. The rows of a shorter run are written as plain rows, because a
+/// `repeat` row would save little.
 const LEAST_ROWS: i64 = 4;
-/// The maximum number of rows in one chain with which the first row of a run is compared.
+/// The maximum number of stored rows in one chain with which the first row of a run is compared.
 const MOST_COMPARED: usize = 24;
 /// The maximum number of earlier runs with which the current run is compared at once.
 const MOST_PLACES: usize = 3;
-/// Of this many rows, at least one in `LEAST_SHARE` must repeat another row. Otherwise the search pauses for
-/// `PAUSE` rows, because storing and comparing rows costs as much as writing them.
+/// The number of rows in a trial. If fewer than one in `LEAST_SHARE` of these rows were written as repeats,
+/// the search pauses for `PAUSE` rows, because storing and comparing rows costs as much as writing them.
 const TRIAL: i64 = 1 << 14;
 const LEAST_SHARE: i64 = 8;
 const PAUSE: i64 = 1 << 16;
@@ -39,7 +40,7 @@ pub struct RepeatFinder {
     /// The newest slot with each hash.
     newest: FxHashMap<u64, i64>,
     run: Option<Run>,
-    /// The earlier runs that the last run repeated, each starting at the row where the last run stopped.
+    /// The earlier runs that the last run matched. The start of each is the row after its last matching row.
     stopped: Places,
     /// The `seq` at which all stored rows are forgotten next.
     fresh_at: i64,
@@ -55,15 +56,16 @@ pub struct RepeatFinder {
     detailed: bool,
 }
 
-/// A stored row.
+/// A stored row, with which later rows are compared.
 struct Slot {
     numbers: Numbers,
     /// The row; `None` if it cannot be repeated.
     row: Option<StoredRow>,
-    /// The `seq` of the row that was written in full: this row, or the row that it repeats.
+    /// The `seq` of the row that is in the file in full: this row itself or, if this row is in a run, the row
+    /// that it repeats.
     origin: i64,
-    /// The first link belongs to the chain of rows with the same content. The second link is used only by the
-    /// first row of a step, and belongs to the chain of such first rows with the same content.
+    /// Two links to earlier rows with the same content. The first is in the chain of all such rows. The
+    /// second is in the chain of those that begin a step, and is used only by such a row.
     links: [Link; 2],
 }
 
@@ -79,9 +81,9 @@ struct Link {
 /// Rows that repeat earlier ones and are not yet written.
 #[derive(Clone, Copy)]
 struct Run {
-    /// The earlier runs that these rows may repeat: each has matched every row so far.
+    /// The earlier runs that have matched every row of this run so far.
     places: Places,
-    /// The `seq` of the first row of one of the earlier runs.
+    /// The `seq` of the first row of the earlier run that the `repeat` row will name.
     of: i64,
     first: Numbers,
     last_ns: i64,
@@ -94,7 +96,7 @@ struct Run {
     pid: i32,
 }
 
-/// A run of earlier rows that the current run may repeat.
+/// A run of earlier rows that has matched the current run so far.
 #[derive(Clone, Copy, Default)]
 struct EarlierRun {
     /// The `seq` of its first row.
@@ -232,7 +234,8 @@ impl RepeatFinder {
         Ok(())
     }
 
-    /// Counts a row. Returns true if the search is paused, because few rows have repeated others.
+    /// Counts a row. Returns true if the search is paused, because too few rows of the last trial were
+    /// repeats.
     fn is_paused(&mut self) -> bool {
         if self.pause > 0 {
             self.pause -= 1;
@@ -247,8 +250,8 @@ impl RepeatFinder {
         false
     }
 
-    /// Returns `run` with one more row, or `None` if the row does not match the next row of any earlier run,
-    /// or is older than the previous row.
+    /// Returns `run` with one more row. Returns `None` if the row matches the next row of no earlier run, or
+    /// if its time is before the previous row's.
     fn with_row(
         &self,
         mut run: Run,
@@ -263,7 +266,7 @@ impl RepeatFinder {
         let mut places = Places::default();
         for place in run.places.all() {
             let at = place.start + run.rows;
-            // A run must not repeat its own rows.
+            // A run must not match its own rows, because the reader has only the rows before the run.
             if at < run.first.seq && self.fits(row, numbers, at, (run.first.device, place.shift, step), born)
             {
                 places.add(*place);
@@ -288,8 +291,8 @@ impl RepeatFinder {
     /// Returns the error of `write`.
     pub fn end_run<E>(&mut self, write: &mut impl FnMut(&Row<'_>) -> Result<(), E>) -> Result<(), E> {
         let Some(run) = self.run.take() else { return Ok(()) };
-        // The next row is also compared with the rows at these places, because a single row is often added,
-        // left out or changed within an otherwise equal step.
+        // The last run ends because a single row was added, left out or changed, as often happens within an
+        // otherwise equal step. So the next run is searched for near these rows, too.
         self.stopped = run.places;
         self.stopped.all_mut().iter_mut().for_each(|place| place.start += run.rows);
         if run.rows < LEAST_ROWS {
@@ -331,8 +334,8 @@ impl RepeatFinder {
         self.slots.get(usize::try_from(seq.checked_sub(first)?).ok()?)
     }
 
-    /// Returns true if `row` repeats the row with `seq` `at`, given the shift of a device's totals and the
-    /// step.
+    /// Returns true if the stored row `at` (a `seq`), changed by the given shift of a device's totals and the
+    /// step, equals `row`.
     fn fits(
         &self,
         row: &Row<'_>,
@@ -377,8 +380,8 @@ impl RepeatFinder {
                 places.add(EarlierRun { start: seq, shift });
             }
         };
-        // The last run stopped because a row was added, left out or changed. So this row may equal the row
-        // where that run stopped, or one of the two rows after it.
+        // The last run ended because a row was added, left out or changed. So this row may equal the row
+        // after that run's last matching row, or one of the two rows after it.
         if !begins_step {
             let around = |place: &EarlierRun| [0, 1, 2].map(|more| place.start + more);
             self.stopped.all().iter().flat_map(around).for_each(&mut add);
@@ -405,7 +408,8 @@ impl RepeatFinder {
 
     fn push(&mut self, numbers: Numbers, row: Option<StoredRow>, origin: i64, mut links: [Link; 2]) {
         self.born.note(&numbers);
-        // A gap in the numbers means that the end row of a trace was removed because the trace continues.
+        // A gap in the numbers means that rows were removed, such as the end row of a trace that continues.
+        // The stored rows are then forgotten, because a run needs consecutive numbers.
         if self.slots.back().is_some_and(|slot| slot.numbers.seq + 1 != numbers.seq) {
             self.forget();
         }
@@ -436,7 +440,7 @@ fn is_huge(row: &Row<'_>) -> bool {
         || others.iter().any(|number| number.unsigned_abs() > MAX_NUMBER)
 }
 
-/// Returns the hash of the first row of a step, from the hash of its content.
+/// Returns the hash for the chain of rows that begin a step, from the hash of the row's content.
 fn first_of_step(hash: u64) -> u64 {
     !hash | 1
 }

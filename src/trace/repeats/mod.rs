@@ -65,7 +65,7 @@ pub struct Numbers {
 
 /// A row in the representation of one of the readers.
 pub trait Repeatable: Clone {
-    /// Returns the numbers of the row.
+    /// Returns the numbers that a repeat changes or depends on.
     fn numbers(&self) -> Numbers;
 
     /// Replaces the numbers that a repeat changes.
@@ -103,7 +103,7 @@ pub struct Repeat {
     pub device: i32,
     /// The totals of the device after the last replaced row.
     pub totals: [i64; 3],
-    /// The step of the replaced rows.
+    /// The step of the replaced rows; -1 if they belong to no step.
     pub step: i64,
 }
 

@@ -12,7 +12,7 @@ pub struct StoredRow {
     pub(super) rest: Arc<Rest>,
 }
 
-/// The columns that a repeat does not change.
+/// The columns that a repeat does not change. Equal rows share them.
 #[derive(Debug)]
 pub(super) struct Rest {
     /// The numbers. The texts are placeholders.
@@ -41,7 +41,7 @@ impl StoredRow {
         StoredRow { numbers: Numbers::of(row), rest: Arc::new(Rest { row: row_alone, texts }) }
     }
 
-    /// Returns the row.
+    /// Returns the row with its numbers and its texts.
     #[must_use]
     pub fn row(&self) -> Row<'_> {
         let Numbers { seq, ts_ns, device, event, alloc_id, addr, totals, step } = self.numbers;

@@ -77,7 +77,8 @@ impl Program {
         self.row(&Row { event, api: "nvtx", name, step: self.step, ..Row::default() });
     }
 
-    /// Adds a step with a block that lives until the next step, at one of two addresses.
+    /// Adds a step. Its last block lives until the next step and is at one of two addresses, so that two
+    /// patterns alternate.
     fn step(&mut self, blocks: i64) {
         self.step += 1;
         self.named(EventName::RangeBegin, "step");
@@ -130,7 +131,8 @@ fn read(text: &str) -> Result<Vec<StoredRow>, String> {
     Ok(rows)
 }
 
-/// Asserts that the file contains all rows. Inside runs, their times may differ, but not their order.
+/// Asserts that reading the file returns all rows in order. Inside runs, times are scaled, so only their
+/// order and the last time are checked.
 fn assert_same(text: &str, rows: &[StoredRow]) {
     let found = read(text).unwrap();
     assert_eq!(found.len(), rows.len());
@@ -151,8 +153,8 @@ fn repeats_of_a_loop_are_one_row_for_each_step_and_come_back_as_its_rows() {
     (0..200).for_each(|_| program.step(40));
     let text = written(&program.rows, 0);
     assert_same(&text, &program.rows);
-    // The first step of each of the two patterns is written in full. The very first step has no earlier block
-    // to free.
+    // Two patterns alternate, and the first step of each is written in full. The very first step is in full,
+    // too, because it has no earlier block to free -> fewer than three steps of 90 plain rows.
     let plain = text.lines().count() - 2 - repeats_in(&text);
     assert!(plain < 3 * 90 && repeats_in(&text) < 210, "{plain} rows, {} repeats", repeats_in(&text));
     for flush_each in [1, 2, 3, 7, 50, 1000] {
@@ -165,7 +167,7 @@ fn repeats_go_on_where_blocks_stay_for_good_and_rows_come_in_between() {
     let mut program = Program::default();
     for step in 0..300_i64 {
         if step % 7 == 3 {
-            // A leak: all later rows have different totals.
+            // A block that is never freed -> all later rows have different totals.
             program.alloc(1 << 40 | step << 12, 4096);
         }
         if step % 11 == 5 {
@@ -188,8 +190,8 @@ fn written_plain(rows: &[StoredRow]) -> String {
     String::from_utf8(writer.into_inner().unwrap()).unwrap()
 }
 
-/// Writes random rows and reads them back. Their events, addresses, sizes and texts are drawn from a few of
-/// each.
+/// Writes random rows, with a few different events, addresses, sizes and texts, and reads them back -> the
+/// same rows.
 #[test]
 fn repeats_change_no_row_of_any_program() {
     let mut state = 7_u64;
@@ -233,8 +235,8 @@ fn repeats_change_no_row_of_any_program() {
     }
 }
 
-/// A program whose rows do not repeat pauses the search. Its file is then hardly larger than without repeats,
-/// and the rows of a later loop are repeated again.
+/// The rows of the first part of the program do not repeat -> the search pauses, and the file is hardly
+/// larger than without repeats. After the pause, the rows of a loop are written as repeats.
 #[test]
 fn repeats_are_not_looked_for_while_there_are_few() {
     let mut program = Program::default();
@@ -250,7 +252,8 @@ fn repeats_are_not_looked_for_while_there_are_few() {
         .filter(|(_, line)| line.contains(",repeat,"))
         .map(|(line, _)| line)
         .collect();
-    // The trial of 16,384 rows failed, and the next 65,536 rows were written without a search.
+    // The first 16,384 rows are a trial that fails, and the next 65,536 rows are written without a search. So
+    // no repeat comes before row 81,920.
     assert!(repeats[0] > 81_920 && repeats.len() > 250, "{} repeats from line {}", repeats.len(), repeats[0]);
 }
 
@@ -307,11 +310,11 @@ fn repeats_that_name_nothing_that_is_there_are_refused() {
             assert!(error.contains("repeat: "), "{column} {value}: {error}");
         }
     }
-    // Numbers at their bounds cause no overflow.
+    // Numbers at their bounds -> no overflow and no error.
     for (column, value) in [("allocated_bytes", "72057594037927936"), ("latency_ns", "4611686018427387904")] {
         damaged(&text, column, value).unwrap();
     }
-    // A `repeat` row is an error in a file whose meta row excludes repeats.
+    // The meta row excludes repeats, but the file has a `repeat` row -> an error.
     let error = read(&text.replace(r#"""repeats"":true"#, r#"""repeats"":false"#)).unwrap_err();
     assert!(error.contains(NO_REPEATS), "{error}");
     // A file that has only the `repeat` rows -> an error, because the repeated rows are missing.

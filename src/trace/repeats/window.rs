@@ -71,7 +71,8 @@ impl<T: Repeatable> Window<T> {
         let missing = || {
             let (first, last) = (of, of + rows - 1);
             format!(
-                "repeat: rows {first} to {last} of this file, which it repeats, are missing or further back than {most} rows"
+                "repeat: the rows that it repeats, {first} to {last} of this file, are missing or further \
+                 back than {most} rows"
             )
         };
         let numbers = |index: usize| self.rows.get(index).map(T::numbers);
@@ -109,7 +110,8 @@ impl<T: Repeatable> Window<T> {
         numbers.ts_ns = expansion.time(of.ts_ns);
         row.set_numbers(&numbers);
         expansion.done += 1;
-        // Adding a row to a full window removes the first row, and thus decreases every index by one.
+        // The next repeated row has the next index, unless the window is full. Then adding this row removes
+        // the first row, so the next repeated row moves to this index.
         expansion.at += usize::from(self.rows.len() < WINDOW);
         self.add(row);
         self.rows.back()

@@ -1,4 +1,4 @@
-//! Encodes the reports of the caching allocator (blocks and OOMs), and the rows of ops.
+//! Encodes the caching allocator's reports of blocks and OOMs, and the rows of ops.
 
 use memtrace_trace::event::Block;
 use memtrace_trace::memory::MemoryKind;
@@ -50,14 +50,16 @@ impl Encoder {
             self.keep_survivors(tid, header, sink)?;
             let category = self.category_at_allocation(header.context, pool);
             let live = Live { alloc_id: self.next_seq(), category, ..unknown };
-            // If the allocator hands out an address again, no stream uses it any more.
+            // An address is handed out again only after the last stream has finished with its old block. If
+            // the report of that was lost, the old block is completed here.
             self.complete(address);
             self.memory.alloc(&live.extent(), Key::Block(address), live);
             self.add_newborn(address, &live);
             self.correct(header.device, allocated, reserved);
             self.allocated(tid, header, address, &live, sink)
         } else {
-            // The size comes from the report. All other values come from the live block, if it is known.
+            // The size comes from the report, because the encoder may not know the block. The other values
+            // are those of the allocation, if it is known.
             let extent = unknown.extent();
             let live = if deferred {
                 self.memory.free_deferred(Key::Block(address), (), &extent)
@@ -74,8 +76,8 @@ impl Encoder {
         }
     }
 
-    /// Sets the allocated bytes of a device to the allocator's own total after the reported change, and
-    /// updates the peaks.
+    /// Sets the allocated bytes of a device to the total that torch's allocator reports, and raises the
+    /// device's peaks.
     #[inline]
     fn correct(&mut self, device: i8, allocated: usize, reserved: usize) {
         // A difference means that other reports were lost.
@@ -84,8 +86,8 @@ impl Encoder {
         self.statistics.peak(device, allocated as i64, reserved as i64);
     }
 
-    /// Marks the deferred block at `address` as no longer used by any stream. Returns the block, or `None` if
-    /// no deferred block is there.
+    /// Removes the deferred block at `address`, which no stream uses any more, and subtracts it from the
+    /// active bytes. Returns the block, or `None` if no deferred block has this address.
     #[inline]
     pub(crate) fn complete(&mut self, address: u64) -> Option<Live> {
         // Fast path, because frees are rarely deferred.

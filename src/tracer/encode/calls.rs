@@ -67,9 +67,9 @@ impl Encoder {
             if kind == MemoryKind::Block {
                 self.statistics.block(live.bytes);
             }
-            // The address of a live region was allocated again, so its free was missed. This is not an error
-            // for a region without memory of its own, such as memory of another process or of a graph: it may
-            // be freed together with the region that has the memory.
+            // The address of a live region was allocated again, so its free was missed. Regions of 0 bytes
+            // are not counted as an anomaly: memory of another process or of a graph may be freed without a
+            // call for its own address.
             if let Some(missed) = self.memory.live.regions.get(&event.key()).copied() {
                 self.anomalies.missed_frees += u64::from(missed.bytes > 0);
                 self.memory.free(Key::Region(event.key()), (), |_| missed.extent());
@@ -123,7 +123,7 @@ impl Encoder {
         self.freed_by(event, &live, sink)
     }
 
-    /// Counts a call for the exit summary.
+    /// Adds the latency and the outcome of a call to the statistics of its API, for the exit summary.
     pub(crate) fn count_call(&mut self, event: &CallEvent) {
         self.statistics.call(event.header.api, event.call.latency_ns, event.has_failed());
     }
@@ -139,7 +139,7 @@ impl Encoder {
         } else if event.call.unreported {
             MemoryKind::Block
         } else if api.is_some_and(Api::is_import) {
-            // Torch's allocator opens memory of another process, which is not part of its own segments.
+            // Memory that torch's allocator imports from another process is not part of its own segments.
             MemoryKind::External
         } else if is_virtual_memory(api) {
             MemoryKind::Mapped

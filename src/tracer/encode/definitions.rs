@@ -19,7 +19,8 @@ fn entry<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Opti
 }
 
 impl Encoder {
-    /// Stores a definition. `slots` contains the bytes that follow it.
+    /// Stores a definition that a thread recorded. `slots` are the bytes of the event slots after the
+    /// definition; they hold the text of a text definition. Any other event is ignored.
     pub fn define(&mut self, definition: &Event, slots: &[u8]) {
         match definition.unpack() {
             Some((_, Payload::DefineText { id, length })) => {
@@ -31,7 +32,7 @@ impl Encoder {
         }
     }
 
-    /// Defines the text of an id.
+    /// Stores the text of `id` in the form that is safe for a spreadsheet. Ignores an id beyond the limit.
     pub fn define_text(&mut self, id: u32, text: &str) {
         if let Some(entry) = entry(&mut self.texts, id, MAX_TEXTS, NONE.to_owned()) {
             *entry = safe_text(text);
@@ -41,7 +42,7 @@ impl Encoder {
         }
     }
 
-    /// Defines the context of an id.
+    /// Stores the context of `id`. Ignores an id beyond the limit.
     pub fn define_context(&mut self, id: u32, context: Context) {
         if let Some(entry) = entry(&mut self.contexts, id, MAX_CONTEXTS, Context::default()) {
             *entry = context;
@@ -49,7 +50,7 @@ impl Encoder {
         }
     }
 
-    /// Defines the stack of an id.
+    /// Stores the innermost frame of the stack `id`. Ignores an id beyond the limit.
     fn define_stack(&mut self, id: StackId, frame: Frame) {
         if let Some(entry) = entry(&mut self.stacks, id, MAX_CONTEXTS, Frame::default()) {
             *entry = frame;
@@ -74,7 +75,8 @@ impl Encoder {
         ids.map(|id| {
             let mut frames = Vec::new();
             let mut next = id;
-            // The loop ends because the id of a parent is smaller than its child's.
+            // This loop ends even if the journal is damaged, because only a parent with a smaller id is
+            // followed.
             while let Some(frame) = (next as usize).checked_sub(1).and_then(|index| self.stacks.get(index)) {
                 frames.push(self.text(frame.text));
                 next = if frame.parent < next { frame.parent } else { 0 };

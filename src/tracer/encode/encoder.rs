@@ -54,11 +54,11 @@ pub struct Encoder {
     /// The `seq` of the last row.
     pub(crate) seq: Cell<i64>,
     pub(crate) texts: Vec<String>,
-    /// The number of texts that look like spreadsheet formulas; `None` in a resumed trace, where another
-    /// encoder stored some.
+    /// The number of texts that look like spreadsheet formulas. `None` in a resumed trace, because the texts
+    /// of the first encoder were not counted.
     pub(crate) formulas: Option<u64>,
     pub(crate) contexts: Vec<Context>,
-    /// The number of definitions of texts and contexts so far; see [`Encoder::owner_number`].
+    /// The number of definitions of texts and contexts so far; it wraps; see [`Encoder::owner_number`].
     pub(crate) learned: u32,
     pub(crate) stacks: Vec<Frame>,
     /// The number of entries of `stacks` that are already in the file.
@@ -222,7 +222,7 @@ impl Encoder {
         self.memory.devices.gpus.iter().copied().enumerate()
     }
 
-    /// Returns the number of rows so far.
+    /// Returns the number of rows so far, which is also the `seq` of the last row.
     #[must_use]
     pub fn rows(&self) -> i64 {
         self.seq.get()
@@ -235,7 +235,7 @@ impl Encoder {
         u64::from(self.learned) << 32 | u64::from(context)
     }
 
-    /// Returns the texts of a context.
+    /// Returns the texts of the context with this id.
     #[must_use]
     pub fn owner(&self, context: u32) -> Owner<'_> {
         self.owner_in(self.context(context))

@@ -5,7 +5,8 @@ use memtrace_trace::{Category, Header};
 
 use super::*;
 
-/// Keeps the columns that the tests check: seq, event, alloc_id, delta, allocated, reserved, module.
+/// A sink that keeps the columns that the tests check: seq, event, alloc_id, delta, allocated, reserved,
+/// module.
 #[derive(Default)]
 struct Rows(Vec<(i64, EventName, i64, i64, i64, i64, String)>);
 
@@ -98,8 +99,8 @@ fn a_free_carries_the_owner_of_its_allocation_and_a_reused_address_gets_a_new_id
 #[test]
 fn a_lost_free_is_made_up_for_when_its_address_or_the_total_shows_it() {
     let mut encoder = encoder();
-    // The frees of two blocks were lost: the block at 64, which is then allocated again, and the block at
-    // 4096.
+    // Setup: the frees of two blocks are missing. The address 64 is allocated again, so its free is added.
+    // The block at 4096 is missing only in the allocator's total -> the total is corrected.
     let events = [block(64, 512, 512, 0), block(4096, 1024, 1536, 0), block(64, 512, 512, 0)];
     let rows = run(&mut encoder, &events).0;
     let second: Vec<_> = rows.iter().skip(2).map(|row| (row.0, row.1, row.2, row.3, row.4)).collect();
@@ -118,7 +119,7 @@ fn each_block_that_outlives_an_optimizers_step_is_its_state_however_many_there_a
     encoder.define_context(2, Context { phase: 2, ..Context::default() });
     let count = 3000;
     let mut events: Vec<Event> = (1..=count).map(|n| block_of(1, n as u64 * 512, 512, n * 512, 0)).collect();
-    // One of the blocks is freed within the step.
+    // One of the blocks is freed within the step -> it does not become optimizer state.
     events.push(block(512, -512, (count - 1) * 512, 0));
     events.push(block_of(2, 1 << 30, 512, count * 512, 0));
     let mut rows = Categories::default();
@@ -129,7 +130,7 @@ fn each_block_that_outlives_an_optimizers_step_is_its_state_however_many_there_a
     assert_eq!(state, count - 1);
 }
 
-/// Keeps the event, the bytes and the category of each row.
+/// A sink that keeps the event, the bytes and the category of each row.
 #[derive(Default)]
 struct Categories(Vec<(EventName, i64, Category)>);
 
@@ -143,7 +144,7 @@ impl RowSink for Categories {
 
 #[test]
 fn buffer_that_ranks_reduce_is_a_gradient_unless_a_backward_allocated_it() {
-    /// Keeps the module and the category that each tag assigns.
+    /// A sink that keeps the module and the category that each tag assigns.
     #[derive(Default)]
     struct Owners(Vec<(String, Category)>);
     impl RowSink for Owners {
@@ -157,8 +158,8 @@ fn buffer_that_ranks_reduce_is_a_gradient_unless_a_backward_allocated_it() {
     }
     let texts = ["forward", "backward", WITHOUT_DETAIL, "Net", "bucket"];
     let [forward, backward, without, net, bucket] = [1, 2, 3, 4, 5];
-    // A block that is allocated in this phase and reduced twice: in a step without detail (no module), then
-    // in a detailed step.
+    // Returns the tags of a block that is allocated in this phase and then reduced: twice in a step without
+    // detail (no module), and twice in a detailed step.
     let categories = |phase: u32, module: u32, flags: u8| {
         let mut encoder = encoder();
         for (text, id) in texts.into_iter().zip(1..) {
@@ -185,8 +186,8 @@ fn buffer_that_ranks_reduce_is_a_gradient_unless_a_backward_allocated_it() {
     // A block that the backward allocated (FSDP and tensor parallelism do this for the sum) -> no tag.
     assert_eq!(categories(backward, net, 0), []);
     assert_eq!(categories(backward, without, unseen), []);
-    // A block that was allocated outside every phase or in a forward, like the buckets of DDP -> a gradient,
-    // with the module once a tag names it.
+    // A block that was allocated outside every phase or in a forward, like the buckets of DDP -> a gradient.
+    // It gets a module as soon as a tag names one.
     assert_eq!(categories(0, 0, 0), [named(NONE), named("Net")]);
     assert_eq!(categories(forward, net, 0), [named("Net")]);
     assert_eq!(categories(forward, without, unseen), [named(WITHOUT_DETAIL), named("Net")]);

@@ -16,7 +16,7 @@ pub(crate) fn key_bit(api: Option<Api>) -> u64 {
     }
 }
 
-/// Returns the address or handle in a key.
+/// Removes the marker bits from a key. Returns the address, or the handle of physical memory.
 pub(crate) fn address(key: u64) -> u64 {
     key & !(CPU_TENSOR | PHYSICAL)
 }

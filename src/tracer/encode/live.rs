@@ -24,9 +24,10 @@ pub struct Live {
     pub step: i32,
     /// The kind of memory.
     pub kind: MemoryKind,
-    /// The call that allocated it; `None` for a code that no version writes.
+    /// The call that allocated the memory; `None` if the event has a code of no known API, as a damaged
+    /// journal may contain.
     pub api: Option<Api>,
-    /// The text id of the library that made the call; 0 for a report.
+    /// The text id of the library that made the call; 0 for a block that torch's allocator reported.
     pub library: u32,
     /// The allocator's private pool; 0 for the default pool.
     pub pool: u16,
@@ -61,7 +62,7 @@ impl Live {
 /// An OOM that was just encoded.
 #[derive(Clone, Copy, Debug)]
 pub struct OutOfMemory {
-    /// The device.
+    /// The CUDA ordinal of the device.
     pub device: i8,
     /// The requested bytes, after rounding.
     pub bytes: i64,

@@ -13,8 +13,8 @@ const LARGEST_BUFFER: u64 = 4 << 30;
 /// contain a larger number.
 const MOST_LOST: u64 = 1 << 40;
 
-/// Returns a value of `MEMTRACE_BUFFER` that would also have held the `lost` events, given the current size
-/// of `bytes`. Returns `None` if no allowed value is large enough.
+/// Returns a value of `MEMTRACE_BUFFER` that would have held the `lost` events, too. `bytes` is the current
+/// size of the buffer. Returns `None` if no allowed value is large enough.
 #[must_use]
 pub fn sufficient_buffer(bytes: u64, lost: u64) -> Option<String> {
     // Adds a third, because ops get no rows while the buffer is more than three quarters full.
@@ -27,8 +27,8 @@ pub fn sufficient_buffer(bytes: u64, lost: u64) -> Option<String> {
     })
 }
 
-/// Returns why events were lost, and what to do. `bytes` is the size of the buffer, 0 if unknown; `lost` is
-/// the number of lost events.
+/// Returns a text that says why `lost` events were lost and what the user can do. `bytes` is the size of the
+/// event buffer, or 0 if unknown.
 #[must_use]
 pub fn why_lost(bytes: u64, lost: u64) -> String {
     if bytes == 0 {
@@ -50,7 +50,8 @@ pub fn why_lost(bytes: u64, lost: u64) -> String {
 
 impl Encoder {
     /// Writes the end row, the last row of a complete file. `dropped` is the number of lost events so far,
-    /// `ending` is the way the trace ended, and `more` has additional words.
+    /// `ending` is the way the trace ended. `more` has further `key=value` words, separated by spaces, or is
+    /// empty.
     ///
     /// # Errors
     /// Returns the sink's error.

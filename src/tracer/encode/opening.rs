@@ -15,7 +15,7 @@ use crate::live::Live;
 /// The column `name` in the opening rows.
 const LIVE: &str = "live";
 
-/// A live piece of memory.
+/// Live memory that gets an opening row.
 struct Piece {
     addr: u64,
     live: Live,
@@ -74,7 +74,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Returns the live memory in the order of allocation.
+    /// Returns the live memory in the order of allocation: regions, blocks and deferred blocks.
     fn pieces(&self) -> Vec<Piece> {
         let of = |deferred| move |(addr, live): (&u64, &Live)| Piece { addr: *addr, live: *live, deferred };
         let mut pieces: Vec<Piece> = self.memory.live.regions.iter().map(of(false)).collect();

@@ -4,10 +4,11 @@ use memtrace_trace::context::Context;
 use memtrace_trace::text::NONE;
 use rustc_hash::FxHashMap;
 
-/// The encoder's own ids are above this number.
+/// Ids that the encoder assigns itself are greater than this number, so that they differ from the ids of the
+/// process.
 pub(crate) const OWN_IDS: u32 = 1 << 31;
 
-/// Texts and contexts without an id from a thread of the process.
+/// The texts and contexts to which the encoder has assigned ids, because the process has no ids for them.
 #[derive(Default)]
 pub(crate) struct OwnNames {
     numbers: FxHashMap<String, u32>,

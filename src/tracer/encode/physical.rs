@@ -18,8 +18,8 @@ pub(crate) struct Physical {
     asleep: Asleep,
 }
 
-/// Segments of torch's allocator that another caller has unmapped, by address. vLLM does this while it
-/// sleeps. Torch still counts them as reserved.
+/// Segments of torch's allocator that another caller has unmapped, by address. Torch still counts these
+/// segments as reserved. vLLM unmaps segments while it sleeps.
 #[derive(Default)]
 pub(crate) struct Asleep(BTreeMap<u64, Live>);
 
@@ -40,7 +40,7 @@ impl Asleep {
         self.0.remove(&address)
     }
 
-    /// Removes the segments in an address range that torch's allocator itself has unmapped.
+    /// Removes the segments whose addresses are in a range that torch's allocator itself has unmapped.
     pub(crate) fn forget(&mut self, start: u64, end: u64) {
         self.0.retain(|address, _| !(start..end).contains(address));
     }
@@ -51,8 +51,8 @@ pub(crate) struct Held {
     /// The number of holders of the handle plus the number of mappings.
     pub(crate) references: u32,
     pub(crate) device: i8,
-    /// True if torch's allocator created the handle. The segments of torch's allocator have rows by address,
-    /// not by handle.
+    /// True if torch's allocator created the handle. Such memory gets its rows when it is mapped, by address;
+    /// other memory gets its rows when it is created, by handle.
     pub(crate) is_torchs: bool,
 }
 

@@ -28,7 +28,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Returns the number of the next row.
+    /// Returns the `seq` of the next row.
     pub(crate) fn next_seq(&self) -> i64 {
         self.seq.get() + 1
     }
@@ -39,8 +39,8 @@ impl Encoder {
         RowPosition { seq: self.seq.get(), reported_lost: self.reported_lost }
     }
 
-    /// Resets the row number and the number of reported losses to `place`. Called after the rows after
-    /// `place` were removed, such as the end row of a trace that continues.
+    /// Resets the row number and the number of reported losses to `place`. The caller has removed the later
+    /// rows from the file, such as the end row of a trace that continues.
     pub fn take_back(&mut self, place: RowPosition) {
         self.seq.set(place.seq);
         self.reported_lost = place.reported_lost;

@@ -44,7 +44,7 @@ impl Default for Statistics {
 }
 
 impl Statistics {
-    /// Counts a block of `bytes` bytes.
+    /// Counts an allocated block of `bytes` bytes, for the percentiles of block sizes.
     pub fn block(&mut self, bytes: i64) {
         // `record` grows the histogram; `saturating_record` would clamp the value to the current range of the
         // histogram.
@@ -124,7 +124,7 @@ mod tests {
         statistics.peak(0, 0, 2 << 20);
         let lines = statistics.lines();
         assert_eq!(lines[0], "GPU 0: peak allocated 512 B, peak reserved 2.00 MiB");
-        // With two digits, 512 and 515 are the same value.
+        // A histogram with two digits reports 512 as a value from 510 to 519.
         assert!(lines[1].starts_with("1 blocks: p50 51"), "{}", lines[1]);
         assert!(lines[2].contains("p50 2.0 us, p99 2.0 us"), "{}", lines[2]);
         assert!(

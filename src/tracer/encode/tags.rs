@@ -28,7 +28,7 @@ impl Default for Newborn {
     }
 }
 
-/// Returns true for a phase in which an optimizer creates its state.
+/// Returns true for the phases whose surviving blocks become optimizer state.
 fn is_optimizer(phase: &str) -> bool {
     matches!(phase, "optimizer" | "optimizer.step")
 }
@@ -46,23 +46,27 @@ pub(crate) struct Use {
 }
 
 impl Use {
-    /// Returns true if a block of category `known` and owner `owner` keeps its current use.
+    /// Returns true if a block keeps its current use instead of getting this one. `known` and `owner` are the
+    /// block's current category and owner.
     fn yields_to(self, known: Category, owner: Owner<'_>) -> bool {
         use Category::{Activation, Buffer, Gradient, Input, KvCache, Temporary, Workspace};
         match (self.category, self.claim) {
-            // A model input may be memory that already has a more specific category.
+            // A model input may be memory that already has a more specific category, such as a parameter. It
+            // keeps that category.
             (Input, _) => !known.is_unclaimed(),
             (_, Claim::Strong) => false,
-            // A cache or a workspace may be allocated during a forward.
+            // A cache or a workspace may have got one of these categories first, for example in a forward,
+            // and replaces it.
             (KvCache | Workspace, Claim::Weak) => {
                 !known.is_unclaimed() && !matches!(known, Input | Activation | Temporary | Buffer)
             }
             (_, Claim::Weak) => !known.is_unclaimed(),
-            // DDP allocates its buckets when it is created, and again in the second forward. A block that is
-            // allocated during a backward is part of the computation of the gradient. In a step without
+            // DDP allocates its buckets when it is created, and again in the second forward. A block that a
+            // backward allocates is no bucket but part of the computation of a gradient. In a step without
             // detail, its category does not show this, so the phase decides.
             (_, Claim::Reduced) if owner.phase == "backward" => true,
-            // A bucket without a module gets one in the first detailed step.
+            // A bucket that was tagged in a step without detail has no module. The first detailed step adds
+            // the module.
             (_, Claim::Reduced) if known == Gradient => {
                 ![NONE, SCRIPT, WITHOUT_DETAIL].contains(&owner.module)
             }

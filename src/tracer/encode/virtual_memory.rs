@@ -73,8 +73,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Maps memory to a sleeping segment of torch's allocator. Until now, the memory belonged to another
-    /// library.
+    /// Gives mapped memory back to the sleeping segment at the same address. If the memory had a row of its
+    /// own, a row frees it first.
     fn wake<S: RowSink>(
         &mut self,
         mut event: CallEvent,

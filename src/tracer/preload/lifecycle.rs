@@ -21,7 +21,7 @@ fn load() {
         return;
     }
     launcher::tell_load();
-    // These functions must be looked up now, because a later lookup may be impossible: in a child, in a
+    // These lookups must happen at load, because later they may be impossible: in the child of a fork, in a
     // signal handler, or while another thread holds a lock of the loader.
     hooks::libc::exit::install();
     let (mut settings, mut warnings) = Settings::from_env();

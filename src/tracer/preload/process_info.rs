@@ -38,7 +38,8 @@ fn number(names: &[&str]) -> Option<c_int> {
     names.iter().find_map(|name| std::env::var(name).ok()?.trim().parse().ok())
 }
 
-/// Returns the allocator's settings, from the environment variables that torch reads.
+/// Returns the allocator's settings from the environment variables that torch reads. If both are set,
+/// `PYTORCH_ALLOC_CONF` takes precedence.
 pub(crate) fn allocator() -> Allocator {
     let conf =
         ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"].iter().find_map(|name| std::env::var(name).ok());
@@ -88,8 +89,8 @@ pub(crate) fn describe(meta: &mut Meta) {
 /// The maximum number of ancestors in the meta row.
 const MOST_ANCESTORS: usize = 32;
 
-/// Returns the process ids of the parent of this process, of the parent's parent and so on, as far as `/proc`
-/// shows them, but at most [`MOST_ANCESTORS`].
+/// Returns the process ids of this process's ancestors, its parent first. The list ends where `/proc` shows
+/// no parent, and after [`MOST_ANCESTORS`] entries.
 fn ancestors() -> Vec<u32> {
     let parent = |process: u32| -> Option<u32> {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;

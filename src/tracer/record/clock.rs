@@ -2,15 +2,15 @@
 //! for Python's `time.monotonic_ns()`.
 //!
 //! Reading the system's clock takes half the time of recording an event. So if the kernel keeps time by the
-//! processor's time-stamp counter, the recorder reads that counter and converts its value to the system's
-//! clock by a linear function (a line). The writer thread fits the line, and fits a new line when the
-//! system's clock is slewed away from the current line. A new line never starts at a time before the current
-//! line's time, so time never goes back.
+//! processor's time-stamp counter, the recorder reads that counter instead. A linear function (a *line*)
+//! converts the counter's value to the system's clock. The writer thread fits the line, and fits a new line
+//! when the system's clock is slewed away from the current line. A new line never starts at a time before the
+//! current line's time, so time never goes back.
 
 use std::arch::x86_64::{__cpuid, __rdtscp};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A linear function that converts the counter to the system's clock.
+/// A linear function from the time-stamp counter (`tsc`) to the system's clock (`ns`).
 struct ClockLine {
     tsc: u64,
     ns: u64,
@@ -86,16 +86,17 @@ impl ClockReading {
     }
 }
 
-/// The time between the two readings from which the first line is fitted.
+/// The time in ns that must pass between the two readings from which the first line is fitted.
 const APART_NS: u64 = 400_000_000;
-/// The time between two comparisons of a line with the system's clock.
+/// The time in ns between two comparisons of a line with the system's clock.
 const EVERY_NS: u64 = 1_000_000_000;
-/// The tolerated error of a line, which includes the error of one reading.
+/// The error of a line, in ns, up to which the line is kept. It includes the error of one reading.
 const OFF_NS: i64 = 1_000;
-/// The time in which a new line converges to the system's clock.
+/// The time in ns after which a new line meets the system's clock. The line cannot jump to the clock's time,
+/// so its rate differs until then.
 const MEET_NS: i64 = 8_000_000_000;
-/// A larger error than this means that the system's clock jumped, for example after a suspend. The kernel
-/// slews its clock by at most 500 ppm, which is 0.5 ms between two comparisons.
+/// An error of more ns than this means that the system's clock jumped, for example after a suspend. The
+/// kernel slews its clock by at most 500 ppm, which is 0.5 ms between two comparisons.
 const JUMP_NS: i64 = 2_000_000;
 
 /// Fits the lines. Only the writer thread of a process has a fitter.
@@ -190,7 +191,8 @@ mod tests {
 
     #[test]
     fn a_clock_line_with_an_error_continues_without_a_step_and_converges() {
-        // The line was fitted for 2.5 ticks per ns, but the counter has 2.4999, as after a slew.
+        // Setup: the line was fitted for 2.5 ticks per ns, but the counter runs at 2.4999, as after a slew ->
+        // the next line begins where this one ends, and has an error below 1 us eight seconds later.
         let line = ClockLine { tsc: 0, ns: 0, rate: (1u64 << 32) * 2 / 5 };
         let (last, now) = (moment(9_000_000_000, 2.4999), moment(10_000_000_000, 2.4999));
         let next = drawn(Some(&line), last, now).unwrap();

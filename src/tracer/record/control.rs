@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-/// The time limit for a new recorder's wait for its trace. Usually the wait takes a few ms, longer on a slow
-/// disk. The limit is needed when the writer thread waits for a lock of the loader that the waiting thread
-/// holds.
+/// The maximum time for which the thread that starts the recorder waits until the trace exists. Usually the
+/// wait takes a few ms, longer on a slow disk. The limit is needed when the writer thread waits for a lock of
+/// the loader that the waiting thread holds.
 const START: Duration = Duration::from_millis(250);
 
-/// The time limit for a wait for a writer thread that makes no progress.
+/// The maximum time for which a thread waits for a writer thread that makes no progress.
 const STALLED: Duration = Duration::from_secs(5);
 
 /// A request to the writer thread.
@@ -163,9 +163,9 @@ impl Control {
     }
 }
 
-/// Returns a message that arrives on `channel` within `patience`. Polls the channel at intervals, because a
-/// blocking wait would create a `thread_local!` with a destructor, which must not happen on a thread of the
-/// program (see [`crate::per_thread`]).
+/// Returns a message that arrives on `channel` within `patience`. Polls the channel at intervals. A blocking
+/// wait would create a `thread_local!` with a destructor, which must not happen on a thread of the program
+/// (see [`crate::per_thread`]).
 pub(crate) fn polled<T>(channel: &Receiver<T>, patience: Duration) -> Option<T> {
     let start = Instant::now();
     loop {

@@ -29,9 +29,9 @@ global_asm!(
 /// The thread-local words. The child of a fork has the forking thread's words.
 #[repr(C)]
 pub struct FastTls {
-    /// The lane of the thread, for this crate.
+    /// The lane of the thread; null before the first event. Used only by this crate.
     pub(crate) lane: Cell<*mut c_void>,
-    /// The state of the thread, for the preloaded library.
+    /// The state of the thread in the preloaded library; null before the first use.
     pub user: Cell<*mut c_void>,
     /// True if the thread is inside a hook. The flag must outlive the thread's other locals, because their
     /// destructors may still free memory.

@@ -52,7 +52,8 @@ impl<T: Default> ForkLock<T> {
         loop {
             match self.take_from(FREE, own) {
                 Ok(_) => return,
-                // The holder is a thread of the parent, which this process does not have.
+                // The holder is a thread of the parent, which does not exist in this process, so nobody would
+                // release the lock.
                 Err(holder) if holder != FREE && holder != own => {
                     if self.take_from(holder, own).is_ok() {
                         // SAFETY: this thread holds the lock. The old value may be half changed, so it is
@@ -102,8 +103,8 @@ mod tests {
     #[test]
     fn a_fork_lock_that_another_process_holds_is_taken_with_new_data() {
         let lock = ForkLock::new(7);
-        // The child of a fork without handlers finds the lock in this state if a thread of its parent held
-        // it.
+        // Setup: another process holds the lock. A child finds this state if it was forked without handlers
+        // while a thread of its parent held the lock.
         lock.holder.store(own_page::pid() + 1, Ordering::Relaxed);
         assert_eq!(lock.with(|value| std::mem::replace(value, 3)), 0);
         assert_eq!(lock.with(|value| *value), 3);

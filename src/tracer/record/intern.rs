@@ -1,9 +1,9 @@
 //! Interns texts, contexts and stacks, so that an event carries four bytes for each.
 //!
 //! Numbers are valid for the life of the process and after a fork. The thread that gets a new number records
-//! the definition in its lane ([`crate::recorder`]), so recovery can read the events of a killed process
-//! without its memory. Definitions are kept to the end of the process, so their number is limited; names
-//! beyond the limit share the text `(too many names)`.
+//! the definition in its lane ([`crate::recorder`]). So recovery can read the events of a killed process.
+//! Definitions are kept to the end of the process, so their number is limited; names beyond the limit share
+//! the text `(too many names)`.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -20,12 +20,12 @@ use crate::fork_lock::ForkLock;
 /// The text that replaces every text beyond the limit.
 pub(crate) const TOO_MANY: &str = "(too many names)";
 
-/// The number of contexts that still get a number beyond the limit, if they have no stack, and no op or
-/// module other than `(too many names)`. There are few such contexts.
+/// The number of contexts that still get a number beyond the limit. Such a context has no stack, and no op or
+/// module other than `(too many names)`, so there are few of them.
 const MORE_CONTEXTS: usize = 1 << 10;
 
-/// The number of bytes of the limit that are reserved for texts of at most [`SHORT_TEXT`] bytes, so that long
-/// names leave room for the name of a phase.
+/// The number of bytes of the limit that are reserved for texts of at most [`SHORT_TEXT`] bytes. So a short
+/// text, such as the name of a phase, still gets a number after long texts have used up the rest.
 const SHORT_TEXTS_BYTES: usize = 4 << 10;
 const SHORT_TEXT: usize = 64;
 
@@ -41,8 +41,8 @@ static BUFFER: AtomicUsize = AtomicUsize::new(16 << 20);
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 
 /// Sets the size of the buffer of events, before anything is interned. The definitions of a process are
-/// limited to 5/4 of this size, because their file is in the same folder as the journal, in memory that
-/// belongs to the program.
+/// limited to 5/4 of this size. Their file is in the same folder as the journal, usually `/dev/shm`, and
+/// takes memory from the program there.
 pub fn set_buffer(bytes: usize) {
     BUFFER.store(bytes, Ordering::Relaxed);
 }
@@ -63,7 +63,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a process with a buffer of `bytes`.
+    /// Returns the limits of a process whose event buffer has `bytes` bytes.
     fn of(bytes: usize) -> Limits {
         let (bytes, slot) = (bytes.max(LEAST_BUFFER), size_of::<Event>());
         Limits {
@@ -87,8 +87,8 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Creates the tables of a process with a buffer of `buffer` bytes. Their first text is [`TOO_MANY`],
-    /// which replaces names beyond the limit.
+    /// Creates the tables of a process whose event buffer has `buffer` bytes. Their first text is
+    /// [`TOO_MANY`], which replaces names beyond the limit.
     fn new(buffer: usize) -> Tables {
         let mut tables = Tables {
             limits: Limits::of(buffer),
@@ -104,8 +104,9 @@ impl Tables {
         tables
     }
 
-    /// Returns the number of `text`, and true if the number is new. An empty text has the number 0. Beyond
-    /// the limit, a new text gets the number of [`TOO_MANY`].
+    /// Returns the number of `text`, and whether the number is new, so that the caller must record the
+    /// definition. An empty text has the number 0. Beyond the limit, a new text gets the number of
+    /// [`TOO_MANY`].
     pub fn text(&mut self, text: &str) -> (TextId, bool) {
         if text.is_empty() {
             return (0, false);
@@ -285,8 +286,8 @@ mod tests {
         for number in 1..=stacks as u32 {
             assert!(tables.stack(Frame::op(0, number)).1);
         }
-        // At the limit, a context that is already interned keeps its id. A new context gets the id of a less
-        // detailed context with the same phase.
+        // Setup: the number of contexts is at its limit -> an interned context keeps its id, and a new
+        // context gets the id of a less detailed one with the same phase.
         assert_eq!(tables.context(Context { phase: 1, module: 7, ..Context::default() }), (7, false));
         for phase in 1..=3 {
             let (id, _) = tables.context(Context { phase, module: u32::MAX, ..Context::default() });

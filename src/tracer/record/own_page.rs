@@ -11,19 +11,20 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
 const PAGE: usize = 4096;
 
-/// The page is all zero at first, so that the loader maps it as anonymous memory, which is the only kind of
+/// The page is all zero at first. The loader therefore maps it as anonymous memory, which is the only kind of
 /// memory that the kernel wipes.
 #[repr(C, align(4096))]
 pub(crate) struct OwnPage {
     /// The `Recorder`, whose type is defined in a higher module; null until the recorder has started.
     pub(crate) recorder: AtomicPtr<c_void>,
-    /// The progress of the recorder's start: not started, starting or started.
+    /// The progress of the recorder's start: a constant of `recorder.rs` such as `NOT_STARTED`, which is 0 in
+    /// a wiped page.
     pub(crate) state: AtomicU8,
     /// True if this process called [`claim`].
     is_claimed: AtomicBool,
     /// The process id; 0 until the first query.
     pid: AtomicU32,
-    /// No other variable may share the page.
+    /// Fills up the page, because the kernel wipes whole pages and no other variable may be lost.
     _rest: [u8; PAGE - 16],
 }
 

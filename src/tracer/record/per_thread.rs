@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// thread's data.
 pub struct PerThread<T: 'static> {
     make: fn() -> T,
-    /// Created at the first use, and never freed.
+    /// The pthread key; null until the first use, then never freed.
     key: AtomicPtr<Key<T>>,
 }
 
@@ -125,7 +125,8 @@ mod tests {
         }
     }
 
-    /// A later key of the program, whose destructor uses a hook.
+    /// Data of a key of the program. The key is created later, so its destructor may run after the data of
+    /// `PerThread` was dropped. The destructor uses a hook.
     struct Later;
     impl Drop for Later {
         fn drop(&mut self) {

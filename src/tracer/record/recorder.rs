@@ -1,8 +1,8 @@
 //! The recorder of a process: the interface that hooks call.
 //!
-//! The recorder starts at the first event that is worth a trace (device memory, or an explicit mark), so that
-//! a process which never uses the GPU writes nothing and pays nothing. A child, however it was created, has
-//! no recorder ([`own_page`]) and starts its own recorder at its first such event.
+//! The recorder starts at the first event that is worth a trace: device memory, or an explicit mark. A
+//! process that never uses the GPU writes nothing, and no time is spent on it. A child, however it was
+//! created, has no recorder ([`own_page`]) and starts its own recorder at its first such event.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -92,12 +92,13 @@ impl Recorder {
             OWN.recorder.store(std::ptr::from_ref(recorder).cast_mut().cast(), Ordering::Release);
         });
         match writer::spawn(session, &recorder.queue, recorder.control, start_ns) {
-            // Only this first event of the process waits for the trace to exist.
+            // Only the thread that starts the recorder waits until the trace exists.
             Ok(thread) => recorder.control.attach(thread),
             Err(error) => {
                 (session.fail)(&format!("not tracing: cannot start a thread ({error})"));
                 recorder.queue.close();
-                // Without a trace, the file would look like the journal of a killed process.
+                // No thread will write the trace. A journal that stays would look as if the process had been
+                // killed.
                 recorder.queue.pool().remove_file();
             }
         }
@@ -160,7 +161,7 @@ impl Recorder {
         self.queue.commit(event);
     }
 
-    /// Wakes the writer thread.
+    /// Makes the writer thread read the queue now.
     pub fn nudge(&self) {
         self.control.nudge();
     }

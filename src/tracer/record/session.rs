@@ -49,18 +49,18 @@ pub struct Session {
     pub start_anew: fn(),
     /// Prints a line on stderr with the prefix `memtrace: `.
     pub say: fn(&str),
-    /// Prints the reason why the trace could not be written, and reports it to the launcher.
+    /// Prints the reason why the trace could not be written, and reports the failure to the launcher.
     pub fail: fn(&str),
 }
 
 impl Session {
-    /// Returns a name from the settings with its placeholders filled in.
+    /// Fills in the placeholders of a name from the settings, such as the rank and the host.
     #[must_use]
     pub fn named(&self, pattern: &str) -> String {
         fill(pattern, &self.host, self.rank, std::process::id(), &run_in_name(&self.settings.run_id))
     }
 
-    /// Returns a path from the settings with its placeholders filled in.
+    /// Fills in the placeholders of a path from the settings; see [`Session::named`].
     #[must_use]
     pub fn named_path(&self, pattern: &Path) -> PathBuf {
         fill_path(pattern, &self.host, self.rank, std::process::id(), &run_in_name(&self.settings.run_id))

@@ -24,7 +24,7 @@ use crate::repair::FileRows;
 /// # Errors
 /// Returns an error if a trace cannot be written.
 pub fn begin(path: &Path) -> io::Result<u64> {
-    // Fast path: the meta row of a trace names the journal, so no search is needed.
+    // A trace with a meta row needs no new one, so the journals are not searched.
     if path.is_file() && has_meta_row(path) {
         return Ok(0);
     }
@@ -41,8 +41,8 @@ pub fn begin(path: &Path) -> io::Result<u64> {
     Ok(begun)
 }
 
-/// Writes the header and the meta row of the trace that a journal names, if the trace is `wanted` or inside
-/// it and has no meta row.
+/// Writes the header and the meta row of the trace that a journal names. Does so only if the trace has no
+/// meta row, and is `wanted` or in the folder `wanted`. Returns true if it wrote the rows.
 fn begin_from(journal: &Path, wanted: &Path) -> io::Result<bool> {
     let Some((file, header)) = read_header(journal) else { return Ok(false) };
     let never_wrote = u64_at(&header, layout::CHECKPOINTS) == 0;

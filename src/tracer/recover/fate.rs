@@ -7,7 +7,8 @@ use memtrace_trace::host::{Cgroup, HostFiles, boot_id};
 /// How a process ended, as its parent observed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fate {
-    /// The process; `None` for any killed process, if the report came through an intermediate program.
+    /// The id of the process. `None` applies to any killed process, because the report came through an
+    /// intermediate program.
     pub pid: Option<u32>,
     /// The signal that ended the process.
     pub signal: i32,

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 const SLOT: usize = size_of::<Event>();
 
-/// A parsed journal.
+/// The contents of a journal that recovery needs.
 pub(crate) struct Journal {
     /// The identity and the settings of the process.
     pub(crate) run: Run,
@@ -84,8 +84,8 @@ pub(crate) fn meta_of(header: &[u8]) -> Option<&str> {
     })
 }
 
-/// Returns the words for the end row in a header. Control characters are removed, because the file may
-/// contain anything.
+/// Returns the `key=value` words for the end row that a header contains. Control characters are removed,
+/// because the file may contain anything.
 fn words_of(header: &[u8]) -> String {
     let place = (u64_at(header, layout::WORDS_STORED) & 1) as usize;
     let length = (u64_at(header, layout::WORDS_LEN + 8 * place) as usize).min(MAX_WORDS);
@@ -95,7 +95,7 @@ fn words_of(header: &[u8]) -> String {
 }
 
 /// Returns true if the process of this journal still runs. The lock also detects a process in another
-/// container, which may share `/dev/shm` but numbers its processes differently. The process id detects a
+/// container: the container may share `/dev/shm`, but its process ids differ. The process id detects a
 /// process that has closed all its files.
 pub(crate) fn is_running(journal: &File, run: &Run) -> bool {
     is_locked(journal) || process_start(run.pid).is_some_and(|start| start == run.process_start)

@@ -106,7 +106,7 @@ impl Found {
         }
         let _ = fs::remove_file(names_path(&self.path));
         match fs::remove_file(&self.path) {
-            // A concurrent sweep has found the trace complete and removed the journal.
+            // A sweep at the same time has removed the journal, because the trace is complete.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed,
         }

@@ -1,7 +1,7 @@
 //! The journals of processes that have ended: orphans, and journals that a trace still needs.
 //!
-//! A journal is orphaned if its process has ended and its trace is gone or was never named, because the
-//! process was killed before the trace existed. Without a sweep, an orphan would use memory until the host
+//! A journal is orphaned if its process has ended and nothing can be repaired: its trace is gone, or the
+//! process was killed before it named a trace. Without a sweep, an orphan would use memory until the host
 //! restarts.
 
 use std::ffi::OsStr;
@@ -24,21 +24,22 @@ use crate::repair::ends_with_end_row;
 /// A recorder needs less than this time to start. Until then, a journal may have no trace name, and a
 /// definitions file may have no journal.
 const START: Duration = Duration::from_secs(60);
-/// The time for which a journal is kept if the folder of its trace is not visible, because another container
-/// may share `/dev/shm` but not the folder.
+/// If the folder of its trace is not visible, a journal is kept for this time. It may belong to another
+/// container, which shares `/dev/shm` but not the folder.
 const OUT_OF_SIGHT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The time for which a journal without a trace is kept, if its process was killed before it wrote a row.
+/// If a process was killed before it wrote a row, its trace may not exist yet. Its journal is then kept for
+/// this time.
 const UNWRITTEN: Duration = Duration::from_secs(10 * 60);
 
 /// A journal that is kept because its process was killed and its trace cannot be completed without it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
-    /// The journal.
+    /// The path of the journal.
     pub journal: PathBuf,
     /// The size of the journal and its definitions file in bytes.
     pub bytes: u64,
-    /// The first file of the trace.
+    /// The path of the first file of the trace.
     pub trace: PathBuf,
     /// True if the trace is visible to this process.
     pub in_sight: bool,
@@ -114,7 +115,7 @@ fn own_file(path: &Path) -> Option<Metadata> {
     (data.is_file() && data.uid() == rustix::process::geteuid().as_raw()).then_some(data)
 }
 
-/// Returns the number of bytes that a file occupies.
+/// Returns the number of bytes that a file occupies on the disk.
 fn occupied(data: &Metadata) -> u64 {
     data.blocks() * 512
 }
@@ -236,7 +237,7 @@ mod tests {
         let trace = folder.join("trace.csv");
         fs::write(&trace, "").unwrap();
 
-        // Removed, because nobody can use them.
+        // Nobody can use these journals -> removed.
         let orphans = [place(1), place(2), place(3), place(4), place(6), place(7)];
         make(&orphans[0], &nameless, 100);
         make(&names_path(&orphans[0]), b"names", 100);
@@ -246,7 +247,8 @@ mod tests {
         let alone = names_path(&place(5));
         make(&alone, b"names", 100);
 
-        // Kept: too recent, needed, possibly from another container, or not a journal.
+        // These journals are too recent, needed, possibly from another container, or not journals at all ->
+        // kept.
         let needed = place(10);
         make(&needed, &of_trace(&trace), 100);
         let mut elsewhere = of_trace(Path::new("/nowhere/there.csv"));
@@ -259,16 +261,17 @@ mod tests {
         make(&kept[2], b"names", 0);
         make(&kept[3], b"", 100);
         std::os::unix::fs::symlink(&trace, &kept[4]).unwrap();
-        // The trace does not exist yet.
+        // The trace does not exist yet -> the journal is kept.
         let mut unwritten = of_trace(&folder.join("missing.csv"));
         unwritten[layout::CHECKPOINTS] = 0;
         make(&place(17), &unwritten, 300);
-        // A repair was killed after it had written the end row.
+        // A repair was killed after it had written the end row -> the trace is complete, so the journal is
+        // removed.
         let complete = folder.join("complete.csv");
         fs::write(&complete, COMPLETE).unwrap();
         make(&orphans[5], &of_trace(&complete), 0);
         make(&orphans[4], &unwritten, 1000);
-        // The journal of the calling recorder.
+        // The journal of the calling recorder -> skipped.
         let own = place(16);
         make(&own, &nameless, 100);
 

@@ -66,8 +66,8 @@ pub fn repair(csv: &Path, fate: Option<Fate>) -> io::Result<Repaired> {
         Ok(unfinished) => unfinished,
         Err(instead) => return Ok(instead),
     };
-    // The leftovers are removed first, because a repair that is killed after it wrote the end row is not
-    // repeated. If the process was opening the next part, that part has only opening rows and is removed.
+    // Leftover files are removed before the end row is written, because no repair runs once the trace has its
+    // end row. If the process was killed while it opened the next part, that part has only opening rows.
     let next = files::part(csv, unfinished.part + 1);
     let is_its_own = |(path, meta): &(PathBuf, Meta)| {
         *path == unfinished.journal_path && u64::from(meta.part) == unfinished.part + 1
@@ -197,8 +197,8 @@ impl Unfinished {
         sink.writer.get_ref().sync_all()
     }
 
-    /// Returns the process's encoder in its state after the first `whole` bytes of the trace or part at
-    /// `csv`, and the timestamp of the last row in these bytes.
+    /// Returns the process's encoder in its state after the first `whole` bytes of the file at `csv`, a trace
+    /// or a part. Also returns the timestamp of the last row in these bytes.
     fn encoder(&self, csv: &Path, whole: u64) -> io::Result<(Encoder, u64)> {
         let mut encoder = self.journal.encoder();
         encoder.tags = self.meta.modules;

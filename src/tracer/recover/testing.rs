@@ -6,7 +6,7 @@ use memtrace_trace::Event;
 use memtrace_trace::event::bytes::{bytes_of, event_of};
 use memtrace_trace::journal::{CHUNK_BYTES, HEADER_BYTES, MAGIC, MAX_META, Run, SLOTS, layout};
 
-/// A chunk of a journal.
+/// A chunk of a journal, as a killed process left it.
 #[derive(Clone, Debug, Default)]
 pub struct Left {
     /// The thread, the lane of the thread, and the index of the chunk in the lane.
@@ -15,13 +15,13 @@ pub struct Left {
     pub in_use: bool,
     /// The number of committed events in the header, which may differ from the number of `slots`.
     pub committed: u32,
-    /// The number of events that are in the trace, for each of the two checkpoints.
+    /// For each of the two checkpoints, the number of the chunk's events that are in the trace.
     pub consumed: [u32; 2],
     /// The events in the first slots. The other slots are zero.
     pub slots: Vec<Event>,
 }
 
-/// The last two checkpoints of a journal.
+/// The last two checkpoints of a journal. Each pair has the values of both.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Checkpoints {
     /// The number of checkpoints so far.
@@ -47,7 +47,7 @@ pub struct Head<'a> {
     pub meta: &'a str,
 }
 
-/// Returns the bytes of a journal.
+/// Returns the bytes of a journal without losses and without a meta row.
 #[must_use]
 pub fn journal(run: &Run, at: &Checkpoints, chunks: &[Left]) -> Vec<u8> {
     journal_with(&Head::default(), run, at, chunks)

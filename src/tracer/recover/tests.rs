@@ -53,7 +53,7 @@ impl Killed {
         self
     }
 
-    /// Writes the journal.
+    /// Writes the journal that the process leaves.
     fn with_journal(self, at: &Checkpoints, losses: [u64; 2], events: Vec<Event>) -> Killed {
         self.write_journal(at, losses, events);
         self
@@ -114,8 +114,8 @@ fn repair_reports_events_that_were_dropped_or_died_with_the_overflow_list() {
     let at = Checkpoints { count: 2, overflow_written: [40, 0], parts: [1, 1], ..Checkpoints::default() };
     let killed = Killed::new("lost").with_meta_row();
     let at = Checkpoints { csv: [fs::metadata(&killed.csv).unwrap().len(); 2], ..at };
-    // 30 events were dropped, and a row in the journal reports 10 of them. 45 events were on the overflow
-    // list, and 40 of them are in the trace.
+    // Setup: 30 events were dropped, of which a row in the journal reports 10. 45 events were on the overflow
+    // list, of which 40 are in the trace -> 35 lost events, 25 of them in a new row.
     let killed = killed.with_journal(&at, [30, 45], vec![alloc(2000), lost(2001, 10)]);
     let Ok(Repaired::Finished { rest: Rest { rows: 4, lost: 35, .. }, .. }) = repair(&killed.csv, None)
     else {
@@ -158,7 +158,8 @@ fn repeats_are_restored_before_the_events_of_the_journal() {
         for (frees, addr) in
             blocks.iter().map(|addr| (false, addr)).chain(blocks.iter().map(|addr| (true, addr)))
         {
-            // The process is killed while the blocks of the last round are in use.
+            // The frees of the last round are missing, because the process is killed while its blocks are in
+            // use.
             if round == 2 && frees {
                 continue;
             }
@@ -240,7 +241,7 @@ fn trace_without_rows_begins_with_the_meta_row_of_its_journal() {
             fs::write(&killed.csv, left).unwrap();
         }
         assert_eq!(begin(&killed.folder).unwrap(), 1, "{name}");
-        // The second call finds nothing to do.
+        // The trace has its meta row now -> the second call begins no trace.
         assert_eq!(begin(&killed.folder).unwrap(), 0, "{name}");
         assert!(
             matches!(repair(&killed.csv, None), Ok(Repaired::Finished { rest: Rest { lost: 3, .. }, .. })),
@@ -256,7 +257,7 @@ fn trace_without_rows_begins_with_the_meta_row_of_its_journal() {
 #[test]
 fn rows_of_a_killed_repair_are_not_there_twice() {
     let events = || vec![alloc(2000), alloc(3000)];
-    // The process was killed before its first checkpoint (0), or after one checkpoint (1).
+    // Setup: the process was killed before its first checkpoint (`count` 0), or after one checkpoint (1).
     for count in [0, 1] {
         let killed = Killed::new("killed repair").with_meta_row();
         let meta_row = fs::read(&killed.csv).unwrap();
@@ -289,7 +290,7 @@ fn begin_changes_no_trace_that_has_rows_and_no_other_folder() {
     fs::write(&killed.csv, "").unwrap();
     assert_eq!(begin(Path::new("/proc")).unwrap(), 0);
     assert_eq!(fs::read(&killed.csv).unwrap(), b"");
-    // A link at the path of the trace is not followed.
+    // Setup: a link at the path of the trace -> an error, and the target of the link is unchanged.
     let victim = killed.folder.join("victim");
     fs::write(&victim, "").unwrap();
     fs::remove_file(&killed.csv).unwrap();

@@ -7,14 +7,14 @@ import tempfile
 import torch
 import transformers as hf
 
-# The checkpoints' configurations, where they differ from the library's defaults.
+# The fields in which the checkpoints' configurations differ from the library's defaults.
 ALBERT = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 OPT = {"hidden_size": 1024, "num_hidden_layers": 24, "ffn_dim": 4096, "num_attention_heads": 16}
 OPT |= {"word_embed_proj_dim": 512, "do_layer_norm_before": False}
 PYTHIA = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 PYTHIA |= {"vocab_size": 50304}
-# The configuration, the head that the benchmarks put on it, and the class whose tensors the file on the hub
-# has; without a class the hub has no safetensors file.
+# For each model: the configuration, the head that the benchmarks put on it, and the class that has the
+# tensors of the safetensors file on the hub. Without a class, the hub has no such file.
 MODELS = {
     "bert": (hf.BertConfig, {}, "CausalLM", hf.BertForPreTraining),
     "distilbert": (hf.DistilBertConfig, {}, "MaskedLM", hf.DistilBertForMaskedLM),

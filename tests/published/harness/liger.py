@@ -53,8 +53,8 @@ def peak(function: Callable[[], object]) -> int:
     """Returns the median of `max_memory_allocated` over the repetitions."""
     peaks = []
     for _ in range(REPETITIONS):
-        # On a GPU the thread of the backward pass has long released its last tensors. Here nothing takes
-        # time, and on a busy machine that thread can be late.
+        # Waits until the thread of the backward pass has released its last tensors. On a GPU it has done so
+        # long ago, but kernels take no time here, and on a busy machine the thread can be late.
         time.sleep(0.02)
         torch.cuda.reset_peak_memory_stats()
         function()

@@ -32,7 +32,8 @@ for point in range(12):
         flush=True,
     )
 
-# A captured graph: its allocations and frees are nodes, and it owns the memory from its first launch.
+# Captures a graph. Its allocations and frees become nodes, and the graph owns the memory from its first
+# launch on.
 side = torch.cuda.Stream()
 side.wait_stream(torch.cuda.current_stream())
 graph = torch.cuda.CUDAGraph()

@@ -24,7 +24,8 @@ for step in range(6):
             live.append(tensor(size))
         while len(live) > 40:
             block = live.pop(draw.randrange(len(live)))
-            # One in ten blocks can be allocated again only after `side` has passed this point.
+            # Marks one block in ten as used by `side`: it can be allocated again only when `side` has passed
+            # this point.
             if draw.random() < 0.1:
                 block.record_stream(side)
             del block

@@ -41,11 +41,11 @@ for loader, frame in frames.items():
         differs = frame[column].astype(str) != first[column].astype(str)
         assert not differs.any(), (loader, column, frame[differs].iloc[0], first[differs].iloc[0])
 
-# The promise of docs/trace-format.md: over any prefix, groupby gives live memory by owner, and their sum is
-# the device's total.
+# Checks a promise of docs/trace-format.md: over any prefix of the rows, a groupby gives the live memory by
+# owner, and the sum is the total of the device.
 block_rows = first[first.event.isin(["alloc", "free", "tag", "live"])]
 for until in (len(block_rows) // 3, len(block_rows) // 2, len(block_rows)):
-    # Do not cut between the two rows of a tag.
+    # A tag has two rows, so a prefix that ends with the first of them gets the second, too.
     last = block_rows.iloc[until - 1]
     prefix = block_rows.iloc[: until + int(last.event == "tag" and last.delta_bytes < 0)]
     total = prefix.allocated_bytes.iloc[-1]
@@ -58,7 +58,8 @@ for until in (len(block_rows) // 3, len(block_rows) // 2, len(block_rows)):
     query = f"select sum(delta_bytes) from '{path}' where event in {events} and seq <= {last}"
     assert duckdb.sql(query).fetchall()[0][0] == total
 
-# The example of the README equals `memtrace peak --by phase --as-of`.
+# The groupby over the rows up to the peak, the example of the README, must equal `memtrace peak --by phase
+# --as-of`.
 at_peak = block_rows[block_rows.seq <= block_rows.seq[block_rows.allocated_bytes.idxmax()]]
 sums = {
     "(no phase)" if owner == "(none)" else owner: int(live)

@@ -247,7 +247,8 @@ def timeline(ours, raw, folder):
         return [event[2] for event in events if event[1] in (2, 4)]
 
     mine, torchs = changes(raw), changes(their_raw)
-    # For events that both recorded, the totals are equal and in the same order.
+    # The totals of most events must be the same, in the same order: each side lacks events that only the
+    # other recorded.
     import difflib
 
     matcher = difflib.SequenceMatcher(None, mine, torchs, autojunk=False)
@@ -257,7 +258,8 @@ def timeline(ours, raw, folder):
     assert same >= 0.97 * max(len(mine), len(torchs)), (same, len(mine), len(torchs))
     before = [sum(event[2] for event in events if event[1] == 1) for events in (raw, their_raw)]
     print("there before:", before)
-    # Blocks from before the step that the profiler does not know were not used in the step.
+    # memtrace may have more memory from before the step, because the profiler knows only blocks that the step
+    # used.
     assert before[0] >= before[1] > 0, before
 
 
@@ -299,7 +301,7 @@ def query(folder, sql, frames):
         print(*row, sep="\t")
 
 
-# Events whose rows have the step of a block's allocation, or no step.
+# The events whose rows have no step, or the step in which the block was allocated.
 OF_A_BLOCK = {
     "free",
     "free_completed",
@@ -345,7 +347,7 @@ def four_parts(process, ask):
     for growth in process["growth"]:
         here = f"and device = {growth['device']} and kept_bytes is not null"
         assert ask(columns, "device", here) == [tuple(growth["growth_parts_bytes"][name] for name in names)]
-        # If a trace ends inside a step, that step has no row of parts.
+        # Leaves out the last step if the trace ends inside it: such a step has no row of the four parts.
         levels = growth["levels"][: -1 if growth["to_is_inside_a_step"] else None]
         wanted = [
             (level["step"], *(level["parts_bytes"][name] for name in names))

@@ -41,8 +41,8 @@ NAMES = {
     "Autoencoder.again.0": "Autoencoder.middle",
     "CrossEntropyLoss": "BertForSequenceClassification.CrossEntropyLoss",
 }
-# `CUBLAS_WORKSPACE_CONFIG=:16:8` is 128 KiB for each handle; two threads multiply, each with a handle of its
-# own.
+# The largest sum of workspaces: `CUBLAS_WORKSPACE_CONFIG=:16:8` makes them 128 KiB per handle, and each of
+# the two threads that multiply has a handle.
 WORKSPACES = 2 * 131072
 
 
@@ -103,7 +103,8 @@ def compare_calls(snapshots, report, differences):
             for kinds in KINDS_OF_STATES:
                 ours = sum(call.get("cuda:0", {}).get(kind, 0) for kind in kinds)
                 wanted = sum(total.get(kind, 0) for kind in kinds)
-                # A workspace counts as `Activation` or `Temp`, by the pass in which a library took it.
+                # Depending on the pass in which a library took it, a workspace counts as `Activation` or
+                # `Temp`, which are the lists of several kinds here.
                 most = WORKSPACES if len(kinds) > 1 else 0
                 if not 0 <= ours - wanted <= most:
                     differences.append(

@@ -32,7 +32,7 @@ assert uses("a", "aten::layer_norm") == {"read"}
 assert uses("a", "aten::mul_") == {"read_write"}
 assert uses("a", "aten::index_put") == {"read"}
 assert uses("host", "aten::add_") == {"read_write"}
-# Every live address has an allocation: made-up addresses have no rows.
+# Each row must name a block that was allocated. Made-up addresses of tensors must have no rows.
 blocks = {row["alloc_id"] for row in rows if row["event"] in ("alloc", "host_alloc")}
 for row in io:
     assert row["alloc_id"] in blocks or row["alloc_id"] == "0" and row["device"] == "-1", row

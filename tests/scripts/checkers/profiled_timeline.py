@@ -36,7 +36,8 @@ def main():
         rows, left = ours[address], collections.deque(theirs.get(address, []))
         for row in rows:
             match = left[0] if left else None
-            # An unidentified block may come before an identified one of the same size.
+            # If the category differs, a block that the profiler could not identify is taken instead: it may
+            # come before an identified one of the same action and size.
             known = match and match["category"] in (row["category"], "Unknown")
             if not known and unidentified[row["action"], row["bytes"]] > 0:
                 match = None

@@ -124,7 +124,7 @@ def peak(path, *answers):
                 assert f"step {moment['step']}" in head, (head, moment)
             for word in ["phase", "module"]:
                 assert moment[word] == "(none)" or moment[word] in head, (head, moment)
-            # From another moment, P returns to the peak and pins it.
+            # At another moment, the key P must return to the peak and pin it.
             it.page.evaluate("location.hash = '#at=1'")
             it.rest()
             it.key("p")
@@ -152,12 +152,12 @@ def peak(path, *answers):
                     "[...document.querySelectorAll('#facts .fact')].map((box) => box.innerText)"
                 )
                 [fact] = [fact for fact in facts if fact.startswith("largest module")]
-                # The page of an OOM opens at the OOM.
+                # The page of an OOM opens at the OOM, and shows the largest module of that moment instead.
                 is_same = (
                     "at the peak" not in fact or largest["key"] in fact and shown(largest["bytes"]) in fact
                 )
                 assert is_same, (largest, fact)
-            # The live blocks at the peak and the rest add up to its bytes.
+            # The live blocks at the peak, and those that the page leaves out, must add up to its bytes.
             live = it.page.evaluate(f"memtrace.liveAt({moment['ts_ns']})")
             assert live["sum"] + live["rest"] == moment["bytes"], (live["sum"], live["rest"], moment)
         print("peak", shown(moment["bytes"]), "by", len(answers), "keys")
@@ -232,7 +232,7 @@ def use(path):
         it.key("?")
         assert it.page.is_visible("#keys")
         it.page.keyboard.press("Escape")
-        # Search: matches come first and stay bright; all other cells are dimmed.
+        # Searches: matches must come first and stay bright, and all other cells must be dimmed.
         it.key("p")
         it.page.click("#by [data-value=module]")
         it.rest()
@@ -263,8 +263,8 @@ def use(path):
         it.page.click("#table th button:has-text('lived')")
         it.rest()
         assert ages() != down or len(set(down)) == 1
-        # The icicle is one stop of the Tab key, and the arrow keys move inside it. The label of each cell has
-        # its owner and its bytes.
+        # The Tab key must stop only once at the icicle, inside which the arrow keys move. Each cell must have
+        # a label with its owner and its bytes.
         assert (
             it.page.evaluate(
                 "[...document.querySelectorAll('#icicle .cell')].filter((cell) => cell.tabIndex === 0).length"
@@ -565,7 +565,7 @@ def host(path, track, peak, limit, killed):
             tip = it.text("#host-tip")
             for part in ["sample at", "resident", "child processes", "50.00 MiB", "limit of the container"]:
                 assert part in tip, (part, tip)
-            # The sample at 6 s lacks the limit, so the page calls it unknown.
+            # The sample at 6 s lacks the limit, so the tip must call it unknown.
             sixth = below["x"] + 62 + (6.4 / 13) * (below["width"] - 76)
             it.page.mouse.move(sixth, y)
             it.rest()

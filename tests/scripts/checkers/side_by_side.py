@@ -27,12 +27,14 @@ import sys
 MEMTRACE, TRACES, ANSWERS, PAGE = map(pathlib.Path, sys.argv[1:])
 KINDS = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate")
 TOOLS = ("memtrace", "MemTracker", "MemoryTracker", "profiler")
-# MemTracker refuses a model that calls a module twice, or that is called after another model's backward.
+# The programs that MemTracker refuses: they call a module twice, or call it after the backward of another
+# model.
 REFUSED = {"gan", "generation"}
-# The number of entries of MemoryTracker's list whose names differ: MemoryTracker knows the parent of a module
-# before that parent is called.
+# By program: how many entries of MemoryTracker's list have another name in memtrace, which does not know the
+# parent of a module before that parent is called.
 OTHER_NAMES = {"gan": 1}
-# MemoryTracker reads the current device, which alternates in a backward of two devices.
+# The programs in which the current device, which MemoryTracker reads, alternates during a backward of two
+# devices.
 CURRENT_DEVICES = {"two_gpus"}
 # By program and reason: the number of boundaries at which the sums of MemTracker's kinds differ.
 OTHER_SUMS = {
@@ -44,7 +46,8 @@ OTHER_SUMS = {
     "raw": {},
     "shared": {"ends": 3, "nested": 4},
 }
-# Under MemTracker's dispatch mode memtrace counts the parameters that FSDP2 gathers as activations.
+# The programs whose categories differ: under MemTracker's dispatch mode, memtrace counts parameters that
+# FSDP2 gathers as activations.
 OTHER_KINDS = {"fsdp2"}
 
 
@@ -79,7 +82,7 @@ def compare_list(program, trace, theirs):
     wanted = [line for line in theirs["summary"] if line.endswith("MB")]
     different = [pair for pair in zip(lines, wanted, strict=True) if pair[0] != pair[1]]
     assert len(different) == OTHER_NAMES.get(program, 0), (program, different)
-    # Apart from its name, each entry has the same bytes.
+    # Entries with different names must still have the same bytes.
     assert [line.split()[-1] for line in lines] == [line.split()[-1] for line in wanted], program
     assert len(lines) == 20, (program, lines)
 
@@ -91,7 +94,7 @@ def why(program, state, ours, theirs):
         return ""
     if state in ("Pre-Backward", "Post-Backward"):
         return "ends"
-    # The two tools end a call at different moments; in between, FSDP2's hooks gather and free parameters.
+    # Between the moments at which the two tools end a call, FSDP2's hooks gather and free parameters.
     if program == "fsdp2":
         return "hooks"
     # MemTracker's dispatch mode does not see the block of an op inside another op.
@@ -104,10 +107,10 @@ def compare_modules(program, trace, theirs):
     ours = {module["module"]: module for module in answer("modules", trace, *options)["modules"]}
     reasons, boundaries = collections.Counter(), 0
     for name, module in theirs["modules"].items():
-        # FSDP2 renames the class of the model.
+        # Removes the prefix that FSDP2 puts before the name of the model's class.
         mine = ours[name.removeprefix("FSDP")]
         for state, calls in module["states"].items():
-            # MemTracker keeps only the last iteration.
+            # Compares only the last calls, because MemTracker keeps only the last iteration.
             found = mine["states"][state]
             assert len(found) >= len(calls), (program, name, state, len(found))
             for my_call, call in zip(found[-len(calls) :], calls, strict=True):
@@ -162,7 +165,7 @@ def compare():
         for device, size in truth.items():
             assert tracked.get(device, 0) <= size, (program, device)
             profiled = tools["profiler"]["peak"][device]
-            # The profiler counts requested sizes.
+            # The profiler's peak may be lower, because it counts requested sizes instead of block sizes.
             assert size - 64 * 1024 <= profiled <= size, (program, device, profiled, size)
             legacy = round(memory["peak"] * 2**20) if device == "cuda:0" else None
             assert legacy is None or legacy <= size

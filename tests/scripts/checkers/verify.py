@@ -91,7 +91,7 @@ class Verifier:
                 self.same(f"{column} is repeated on the free", row[column], block[column], where)
             state.move("allocated", delta)
             state.counts["free"] += 1
-            # The file's active total shows if a stream still holds the block.
+            # If the active total of the row has not changed, a stream still uses the block.
             if row["active_bytes"] == state.totals["active"]:
                 state.pending[addr] = block
             else:
@@ -266,7 +266,8 @@ def main():
         checkpoints = {line["checkpoint"]: line for line in map(json.loads, file)}
     meta = json.loads(next(rows(trace))["name"])
     verifier = Verifier(meta["allocator"]["conf"])
-    # If memtrace does not know the allocator of this torch, the trace has a note.
+    # A note in the meta row says if memtrace cannot tell the pools of this torch apart; then they are not
+    # compared.
     verifier.unknown_pools = any("pools" in what for what in meta["degraded"])
     seq, clock, met = 0, 0, set()
     for row in rows(trace):

@@ -130,7 +130,7 @@ def loader():
 
 
 def kill():
-    # Keep the loss of the last step, so that nothing frees its block.
+    # Holds the loss of the last step, so that its block is still live at the kill.
     kept = plain()
     model(tokens, tokens)
     os.kill(os.getpid(), signal.SIGKILL)

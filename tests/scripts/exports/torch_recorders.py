@@ -65,7 +65,7 @@ torch.cuda.empty_cache()
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     kept.append(empty(5 * MIB + 7))
-# Blocks that are freed while a stream that nobody has waited for still uses them.
+# Frees blocks that another stream still uses. No stream is waited for, so they stay active.
 for size in (700, 2 * MIB, 13 * MIB):
     pending = empty(size)
     pending.record_stream(side)

@@ -55,6 +55,6 @@ print(
         }
     )
 )
-# Autograd's thread is still releasing the tracker's callbacks. If Python ends meanwhile, it aborts, traced or
-# not (one of ten untraced runs did).
+# Waits for autograd's thread, which still releases the tracker's callbacks. If Python ends before it has, it
+# aborts, traced or not (one of ten untraced runs did).
 time.sleep(0.5)

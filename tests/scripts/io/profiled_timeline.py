@@ -16,12 +16,13 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(256)
         self.act = nn.ReLU(inplace=True)
         self.head = nn.Linear(256, 32)
-        # The same layer runs twice, so one backward accumulates its gradient.
+        # This layer runs twice in a forward, so its backward accumulates the gradient.
         self.again = nn.Linear(32, 32)
 
     def forward(self, x):
         x = self.head(self.act(self.norm(self.up(x))))
-        # The backward of a power allocates temporaries that only autograd sees.
+        # The backward of the power allocates temporaries that no op of the program returns; only autograd
+        # sees them.
         return self.again(self.again(x) ** 3)
 
 

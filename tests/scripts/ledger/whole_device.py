@@ -31,7 +31,7 @@ gone = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
 del gone  # cached and free
 odd = torch.empty(30 * MIB + 1, dtype=torch.uint8, device="cuda")
 pinned = torch.empty(MIB, pin_memory=True)
-# ctypes makes these calls through libffi, so the trace names libffi as the library.
+# ctypes calls these functions through libffi, so the trace names libffi as the library that allocated.
 plain = take("cudaMalloc", size(300 * MIB))
 driver = take("cuMemAlloc_v2", size(40 * MIB))
 pooled = take("cuMemAllocAsync", size(10 * MIB), None)
@@ -39,7 +39,7 @@ managed = take("cudaMallocManaged", size(500 * MIB), 1)
 if torch.cuda.is_available() and hasattr(cuda, "cuMemCreate"):
     properties = (ctypes.c_int * 8)(1, 0, 1, 0)
     physical = take("cuMemCreate", size(64 * MIB), properties, ctypes.c_ulonglong(0))
-# A launched graph holds 8 MiB, of which its own nodes free 3.
+# A graph that holds 8 MiB once it is launched; a node of the graph frees 3 MiB of them.
 stream, graph, ready = take("cudaStreamCreate"), ctypes.c_void_p(), ctypes.c_void_p()
 assert cuda.cudaStreamBeginCapture(stream, 2) == 0
 captured = [take("cudaMallocAsync", size(n * MIB), stream) for n in (5, 3)]

@@ -17,7 +17,7 @@ import re
 import sys
 import trace as line_counts
 
-# The folders that precede the names of files, longest first.
+# The folders of `sys.path`, longest first, so that the longest one is removed from a file's name.
 FOLDERS = sorted((folder + "/" for folder in sys.path if folder), key=len, reverse=True)
 
 
@@ -129,7 +129,8 @@ def monitoring():
 
     def listener(kind):
         def listen(code, where, *rest):
-            # A thread runs on after it has signaled its end, so these lines appear only in some runs.
+            # Leaves out lines of this file in other threads: a thread runs on after it has signaled its end,
+            # so these lines appear only in some runs.
             if code.co_filename == __file__ and _thread.get_ident() != main:
                 return
             name = getattr(rest[0], "__qualname__", "?") if kind == "CALL" else code.co_name

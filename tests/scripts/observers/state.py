@@ -84,8 +84,8 @@ def collections() -> list[int]:
 
 def state_of_collector() -> dict:
     return {
-        # Skip the count of the youngest generation: it depends on which freed containers the interpreter can
-        # reuse, and the tracer frees some, too.
+        # Leaves out the count of the youngest generation: it depends on which freed containers the
+        # interpreter can reuse, and the tracer frees some, too.
         "gc counts": gc.get_count()[1:],
         "gc thresholds": gc.get_threshold(),
         "gc enabled": gc.isenabled(),
@@ -199,7 +199,7 @@ def state_of_torch() -> dict:
 
 
 def show(moment: str) -> None:
-    # Read the collector's state first, because the other states make containers.
+    # Reads the collector's state before the other states, because these create containers.
     collector = state_of_collector()
     for part in (collector, state_of_torch(), state_of_python(), state_of_process()):
         for name, value in part.items():
@@ -231,7 +231,7 @@ def main() -> None:
     COLLECTIONS[:] = collections()
     show("start")
     model = Forces().cuda()
-    # On a simulated GPU the results have no values: only the numbers of the nodes count.
+    # Only the order of the nodes matters here: on a simulated GPU the results have no values.
     optimizer = torch.optim.Adam(model.parameters())
     order = []
     for number, parameter in enumerate(model.parameters()):

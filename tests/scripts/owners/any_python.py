@@ -25,7 +25,8 @@ def is_scripting():
     return False
 
 
-# Like torch's, this calls another function: near the stack limit it fails where a module's forward does not.
+# Calls another function, as torch's `is_compiling` does: near the stack limit, this call fails where a
+# module's forward would not.
 install(is_compiling=lambda: is_scripting())
 
 library = ctypes.CDLL(sys.argv[1])
@@ -139,7 +140,8 @@ for _ in range(100):
 assert bool(Module.before) == (sys.argv[2] == "hooks")
 every(True)
 if not Module.before:
-    # A KeyboardInterrupt that arrives in a hook reaches the program; any other exception of a hook does not.
+    # If a hook raises KeyboardInterrupt, the program must get it; the program must get no other exception of
+    # a hook.
     assert reach() == reached
     interrupts.append(KeyError())
     Shallow()()
@@ -176,5 +178,5 @@ class Late:
 
 
 late = Late()
-# At exit Python unwinds the daemon thread inside the module.
+# At exit, Python unwinds this daemon thread while it is inside the module.
 threading.Thread(target=Waits(), daemon=True).start()

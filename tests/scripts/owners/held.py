@@ -79,7 +79,7 @@ def offloaded():
     cache = DynamicCache(config=model.config, offloading=True)
     generate(model, past_key_values=cache)
     torch.cuda.synchronize()
-    # Most of the cache is in host memory.
+    # Counts only the part of the cache that is on the GPU; most of it is in host memory.
     checkpoint(kv_cache=size_of(tensors_of(cache)))
 
 
@@ -105,7 +105,8 @@ def quantized():
 
     model = llama()
     cache = Cache(layers=[Quantized(residual_length=8) for _ in range(model.config.num_hidden_layers)])
-    # Beyond the residual length, so that the second quantization has replaced the first.
+    # Generates more tokens than the residual length, so that the cache is quantized a second time and the
+    # first result is replaced.
     generate(model, tokens=12, past_key_values=cache)
     held = tensors_of(cache)
     for layer in cache.layers:
@@ -210,7 +211,7 @@ def cublas_workspace():
 
 
 def graph():
-    # Without bias: otherwise the pool would contain cuBLASLt's workspace, too.
+    # The layers have no bias, because the pool would otherwise contain cuBLASLt's workspace, too.
     layers = nn.Linear(256, 512, bias=False), nn.ReLU(), nn.Linear(512, 256, bias=False)
     model = nn.Sequential(*layers).cuda()
     x = torch.zeros(32, 256, device="cuda")
@@ -250,7 +251,7 @@ def own_pool():
     torch.cuda.nvtx.mark("checkpoint:1")
     print(json.dumps({"cuda_graph": size_of([captured])}))
     assert after is not None and kept is not None
-    # End here, so that everything is alive at the end of the trace.
+    # Ends the process here, so that everything is live at the end of the trace.
     sys.stdout.flush()
     os._exit(0)
 
@@ -333,7 +334,8 @@ def buckets():
         for _ in range(3):
             wrapped(torch.ones(8, 512, device="cuda")).sum().backward()
     assert len(made) == 18 and len(forwards) == 6
-    # Leave gradients out: NCCL's watchdog keeps the first buckets for some time after others replaced them.
+    # Does not check gradients, because NCCL's watchdog keeps the first buckets for some time after they were
+    # replaced.
     checkpoint(temporary=size_of(made), script=size_of(plain))
     distributed.destroy_process_group()
 
@@ -465,7 +467,8 @@ def other_optimizer():
     for _ in range(3):
         sum(parameter.square().sum() for parameter in optimizer.param_groups[0]["params"]).backward()
         found = of_optimizer(optimizer)
-        # New tensors become state only when the next forward or backward begins.
+        # The expected bytes exclude tensors of the step that follows: they become state only when the next
+        # forward or backward begins.
         checkpoint(**found)
         optimizer.step()
         for parameter in optimizer.param_groups[0]["params"]:
@@ -477,7 +480,7 @@ def sparse_ids():
     table = nn.Embedding(1 << 16, 64, sparse=True).cuda()
     ids = torch.arange(1 << 18, device="cuda")
     table(ids).sum().backward()
-    # memtrace tags both in a call that the backward schedules on the main thread.
+    # memtrace tags the ids and the values in a call that the backward schedules on the main thread.
     checkpoint(input=size_of([ids]), gradient=size_of([table.weight.grad._values()]))
 
 
@@ -513,5 +516,5 @@ for name in sys.argv[1:]:
         print(name, os.getpid())
         globals()[name]()
         sys.stdout.flush()
-        os._exit(0)  # as in owner_tracker.py
+        os._exit(0)  # not sys.exit, see owner_tracker.py
     assert os.waitpid(child, 0)[1] == 0, name

@@ -83,7 +83,7 @@ def exception():
     model(x())
     block(104)
     if not by_hooks:
-        # Module calls still use torch's fast path.
+        # Prints 0 global hooks: module calls must still use torch's fast path.
         print("hooks", len(torch.nn.modules.module._global_forward_hooks))
     expect(102, module="Outer.inner.0", phase="forward", callers=["block", "forward", "forward", "exception"])
     expect(103, module="(script)")
@@ -150,7 +150,7 @@ def uncalled():
     holder = nn.ParameterList([model[0].weight])
     for _ in range(3):
         other(model(x()))
-    # The last block of this size is in the copy.
+    # Of several blocks of this size the last one counts, which is in the copy.
     expect(421, module="Sequential#3.0", category="parameter")
     expect(422, module="Sequential#3.0", category="buffer")
     expect(425, module="AveragedModel.0", category="parameter")
@@ -285,7 +285,7 @@ def double_backward():
     (gradient,) = torch.autograd.grad(model(y).sum(), y, create_graph=True)
     torch.cuda.nvtx.mark("second")
     gradient.pow(2).sum().backward()
-    # tanh' of 173 * 16 floats: blocks of 173 * 16 * 4 bytes, rounded up.
+    # The blocks of tanh's second derivative: 173 * 16 floats of 4 bytes, rounded up to 22 * 512 bytes.
     expect(22, backward_of="Sequential.1", after="second", callers=["double_backward"])
 
 
@@ -296,8 +296,8 @@ def accumulation():
         model(torch.ones(4, 128, device="cuda")).sum().backward()
     optimizer.step()
     expect(128, module="Sequential.0", category="gradient", phase="backward", some=True)
-    # A cuBLAS workspace, 32 MiB on this card, has the module and phase of the op that needs it first, on each
-    # thread.
+    # The cuBLAS workspace of each thread, 32 MiB on this card, must have the module and the phase of the op
+    # that needed it first.
     expect(65536, module="Sequential.0", category="workspace", phase="forward", some=True)
     expect(65536, module="Sequential.0", category="workspace", phase="backward", some=True)
     print(model[0].weight.grad.sum().shape)
@@ -503,7 +503,7 @@ def own_calls():
 
     Outer(218, Direct(219)).cuda()(x())
     DirectOuter(226, Delegates(227)).cuda()(x()).sum().backward()
-    # This class is made after the library looked at all classes; it is found after the backward.
+    # Creates a class after memtrace has looked at all classes. memtrace must find it after the backward.
     late = type("Late", (Direct,), {"__call__": lambda self, x: self.forward(x)})
     for _ in range(2):
         late(228).cuda()(x()).sum().backward()
@@ -546,7 +546,7 @@ def compiled():
         def forward(self, y):
             return self.inner(y)
 
-    # dynamo's guard watches the original call of the model, and no function of memtrace is compiled.
+    # dynamo must guard on the original call of the model, and must compile no function of memtrace.
     counters.clear()
     model = InPlace(1, nn.Linear(128, 339, bias=False), nn.ReLU()).cuda()
     model.compile(backend=counter)
@@ -614,7 +614,7 @@ def distributed():
     expect(288, module=f"{base}.inner.0.linear", category="parameter", some=True)
     expect(290, module=f"{base}.inner.0.linear", category="gradient", phase="backward", some=True)
     expect(288, module=f"{base}.inner.0.linear", category="optimizer_state", some=True)
-    # Memory that FSDP gathers counts as parameters of the module for which it is gathered.
+    # Memory that FSDP gathers must count as parameters of the module for which it is gathered.
     for phase in ("forward", "backward"):
         expect(288, module=f"{base}.inner.0", category="parameter", phase=phase, some=True)
 

@@ -46,7 +46,8 @@ class Tracker(MemTracker):
         return {getattr(kind, "value", str(kind)): size for kind, size in snapshot.items()}
 
     def finish(self):
-        # Memory without a tensor that torch releases here is a library's workspace.
+        # Releases the workspaces between two marks: all memory without a tensor that is freed there is a
+        # library's workspace.
         torch.cuda.nvtx.mark("workspaces:begin")
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.nvtx.mark("workspaces:end")
@@ -55,7 +56,7 @@ class Tracker(MemTracker):
         self.file.close()
 
     def _pre_fw_hook(self, module, inputs):
-        # MemTracker rejects a second call of a root: forget the module before its forward.
+        # Forgets the module before its forward, because MemTracker rejects a second call of a root.
         if not self._mod_tracker.is_bw:
             self.memory_tracking.pop(module, None)
         super()._pre_fw_hook(module, inputs)
@@ -172,7 +173,8 @@ def double_backward(name):
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     tracker = owner_models.Checkpoints(name, [model], [optimizer])
     for _ in range(3):
-        # MemTracker's hooks reject a leaf as the input of a gradient computation.
+        # Multiplies by 1, so that `x` is no leaf: MemTracker's hooks reject a leaf as the input of a gradient
+        # computation.
         x = torch.randn(32, 64, device="cuda", requires_grad=True) * 1
         out = model(x)
         (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)

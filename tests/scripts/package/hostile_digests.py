@@ -38,7 +38,8 @@ with tempfile.TemporaryDirectory() as folder:
     digests = sorted(good.iterdir())
     assert len(digests) == told["peaks"]["ranks"] > 1
 
-    # Useless digests: a single one next to good ones is only named; if there are no others, that is an error.
+    # Writes useless digests. Next to good ones, each must only be named; without good ones, they must be an
+    # error.
     bad.mkdir()
     content = digests[0].read_bytes()
     (bad / f"short{_digests.ENDING}").write_bytes(content[: len(content) // 2])
@@ -46,17 +47,18 @@ with tempfile.TemporaryDirectory() as folder:
     (bad / f"text{_digests.ENDING}").write_text("no digest")
     duckdb.sql("select 1 as a").write_parquet(str(bad / f"other{_digests.ENDING}"))
     rewritten(digests[0], bad / f"texts{_digests.ENDING}", "'many' as rank")
-    # Here only the rows of steps have a text in place of a number.
+    # In this digest, only the rows of steps have a text where a number is expected.
     several = "case when kind = 'step' then 'many' end as peak_allocated_bytes"
     rewritten(digests[0], bad / f"peaks{_digests.ENDING}", several)
     duckdb.sql(f"select *, 'a' as filename from '{digests[0]}'").write_parquet(
         str(bad / f"filename{_digests.ENDING}")
     )
-    # A step without the row of its process must not widen the groups of all others.
+    # A row of a distant step, in a file without a row of the process: it must not widen the groups of steps
+    # of the others.
     duckdb.sql(
         f"select 'step' as kind, {2**62} as step, 0 as rank, 0 as device, 1 as peak_allocated_bytes"
     ).write_parquet(str(bad / f"far{_digests.ENDING}"))
-    # Too many rows, although the file takes only 20 kB.
+    # A digest with too many rows, although the file takes only 20 kB.
     many = f"from '{digests[0]}' union all by name select 'step' as kind, 0 as rank, 0 as device, 1 as step, "
     many += f"1 as peak_allocated_bytes from range({_digest_table.MOST_ROWS})"
     duckdb.sql(many).write_parquet(str(bad / f"many{_digests.ENDING}"))
@@ -71,7 +73,7 @@ with tempfile.TemporaryDirectory() as folder:
     status, out, _ = answered(["--engine", "local", str(bad), str(good)])
     assert status == 1 and "not read: 9" in out, out
 
-    # False figures: the answer repeats them, and neither overflows nor grows.
+    # Digests with false figures: the answer must repeat the figures, and must neither overflow nor grow.
     lies = {
         "large": f"{MOST}::bigint as peak_allocated_bytes, {MOST}::bigint as world_size, "
         f"{MOST}::bigint as ooms",
@@ -97,11 +99,11 @@ with tempfile.TemporaryDirectory() as folder:
             if name == "large":
                 assert found["missing_ranks"]["ranks"] > MOST - 100, found["missing_ranks"]
 
-    # A folder's name, such as `rank=7`, adds no column.
+    # The name of a folder, such as `rank=7`, must not add a column.
     for name in ("rank=7", "step=7", "device=7", "source=7"):
         assert memtrace.ranks(good, engine="local", keep=Path(folder, name)) == told, name
 
-    # Rows of steps without a device count as a separate device, outside the median.
+    # Rows of steps without a device must count as a separate device, and must not change the median.
     lost = Path(folder, f"lost{_digests.ENDING}")
     rewritten(
         digests[0],
@@ -113,8 +115,8 @@ with tempfile.TemporaryDirectory() as folder:
     levels = grid.cells[line * grid.columns : (line + 1) * grid.columns]
     assert len(grid.devices) == len(digests) + 1 and 31 in levels and 0 not in levels, levels
 
-    # Three ranks of 600 steps, and a fourth with 900,000 other steps, which takes at most half of the
-    # groups.
+    # Three ranks with 600 steps, and a fourth with 900,000 others: the rare steps must take at most half of
+    # the groups.
     long = Path(folder, "long")
     long.mkdir()
     for rank in range(4):
@@ -129,13 +131,13 @@ with tempfile.TemporaryDirectory() as folder:
             """
         ).write_parquet(str(long / f"{rank}{_digests.ENDING}"))
     found, grid = _job_ranks.compared([long], "local", False, 10, None)
-    assert "different by more than 0.1 %: 1 device\n" in _job_ranks.show(found, grid), found["parted"]
+    assert "more than 0.1 % from the median: 1 device\n" in _job_ranks.show(found, grid), found["parted"]
     [row] = found["parted"]["list"]
     assert (row["rank"], row["since_step"], row["since_step_at_latest"]) == (1, 3, 5), found["parted"]
     assert grid.columns <= _digest_table.GROUPS and grid.to_steps[-1] == 1_000_899_999, grid.to_steps
     assert found["parted"]["steps_compared_at_once"] > 1000, found["parted"]
 
-    # If DuckDB's memory is not enough, the error says so, and no file is left in the user's folder.
+    # With too little memory for DuckDB, the error must say so, and no file may be left in the user's folder.
     empty = Path(folder, "empty")
     empty.mkdir()
     os.chdir(empty)

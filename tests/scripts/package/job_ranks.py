@@ -46,12 +46,12 @@ with tempfile.TemporaryDirectory() as folder:
     assert local["peaks"]["ranks"] == local["processes"]["processes"] == len(peaks)
     assert local["missing_ranks"] == {"ranks": 0, "list": []} and local["failed"] == {}
 
-    # Use one cluster for both calls, because it takes seconds to start.
+    # Uses the same cluster for both calls, because a start takes seconds.
     start_cluster()
     on_ray = memtrace.ranks(str(job), engine="ray")
     assert on_ray == local, (on_ray, local)
     assert memtrace.ranks([job, job], engine="ray", every_node=True)["peaks"] == local["peaks"]
-    # Read only the digests, then the traces together with a file that is no trace.
+    # Compares the ranks from the kept digests alone, and then from the traces and a file that is not a trace.
     kept = sorted((folder / "kept").iterdir())
     assert len(kept) == len(peaks) and all(file.name.endswith(_digests.ENDING) for file in kept)
     again = memtrace.ranks([folder / "kept"], engine="local")

@@ -32,7 +32,7 @@ def ranks():
     processes = {process["rank"]: process for process in memtrace.summary("out")["processes"]}
     for rank, process in processes.items():
         own = rows.filter(pl.col("rank") == rank)
-        # There are no gaps, and no row that a later part repeats.
+        # The rows must have no gaps, and must not include the rows that a later part repeats.
         assert own["seq"].to_list() == list(range(1, process["rows"] + 1)), (rank, own["seq"].len())
         device = process["devices"][0]
         on_gpu = own.filter(pl.col("device") == device["device"])
@@ -76,7 +76,7 @@ def wrong():
     refused(lambda: memtrace.peak("empty", by="nothing"), "nothing", "module")
     refused(lambda: memtrace.peak("empty", nothing=1), "--nothing")
 
-    # Traces of several programs in one folder, whose name looks like an option.
+    # Puts the traces of two programs into one folder, whose name looks like an option.
     fixtures = Path(__file__).resolve().parents[2] / "fixtures"
     os.mkdir("-mixed")
     for name, fixture in [("a", "gpt"), ("b", "leaks")]:
@@ -86,13 +86,14 @@ def wrong():
     processes = memtrace.summary("-mixed")["processes"]
     assert memtrace.read("-mixed").height == sum(process["rows"] for process in processes) > 0
 
-    # A file of a later version may have one more column; a file of an unknown format is refused.
+    # A file with an additional column, as a later version may write it, must be read; a file of an unknown
+    # format must be refused.
     lines = Path("-mixed/a.csv").read_text().splitlines()
     Path("later.csv").write_text("".join(f"{line},{'new' if not n else 7}\n" for n, line in enumerate(lines)))
     assert memtrace.read("later.csv").height == len(lines) - 1
     Path("future.csv").write_text("\n".join(lines).replace("memtrace/1", "memtrace/2") + "\n")
     refused(lambda: memtrace.read("future.csv"), "memtrace/2")
-    # A copy that was cut inside a row ends with the row before, as in the reports.
+    # From a copy that was cut inside a row, all rows before that row must be read, as in the reports.
     whole = Path("-mixed/a.csv").read_bytes()
     for kept in (len(whole) - 1, len(whole) - 40, len(whole) // 2):
         Path("cut.csv").write_bytes(whole[:kept])
@@ -102,7 +103,8 @@ def wrong():
             assert len(frame) == rows, (kept, backend, len(frame), rows)
         last = memtrace.read("cut.csv").tail(1)
         assert last.null_count().sum_horizontal().item() == 0 and last["seq"].item() == rows, last
-    # Text that a spreadsheet would run has a quote in the file, but not in the frame.
+    # A text that a spreadsheet would run as a formula has a quote in the file. The frame must have the text
+    # without it.
     at = lines[0].split(",").index("op")
     quoted = next(n for n, line in enumerate(lines) if ",alloc," in line and '"' not in line)
     fields = lines[quoted].split(",")
@@ -111,7 +113,8 @@ def wrong():
     for backend in ("polars", "pyarrow", "pandas"):
         ops = memtrace.read("quoted.csv", columns=["op"], backend=backend)["op"]
         assert "=cmd" in (ops.to_pylist() if backend == "pyarrow" else list(ops)), backend
-    # An end row with `formulas=0` saves the search for such texts; any other end row does not.
+    # With `formulas=0` in the end row, the package does not look for such texts, so the quote stays. With any
+    # other end row, it must look.
     whole = Path("quoted.csv").read_text()
     for said, shown in [
         (" formulas=0", "'=cmd"),

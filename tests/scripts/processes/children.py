@@ -49,7 +49,7 @@ def fork_while_threads_allocate():
     def work():
         while not stop.is_set():
             allocate()
-            time.sleep(0.001)  # forks are tested here, not overload
+            time.sleep(0.001)  # keeps the load low: this tests forks
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -68,7 +68,7 @@ def loader():
 
 def main():
     how = sys.argv[1]
-    if how == "fork first":  # before CUDA is touched: the child may use the device
+    if how == "fork first":  # before the first use of CUDA, so the child may use the device
         print(forked(child))
     kept = allocate(20)
     if how == "fork":

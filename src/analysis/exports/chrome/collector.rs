@@ -8,8 +8,7 @@ use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::replay::{HOST, Replay};
 
-/// The maximum number of stretches of a counter's curve, which is several times the number of pixel columns
-/// of a screen.
+/// The maximum number of stretches in the curve of a counter. A screen has far fewer pixel columns.
 const STRETCHES: usize = 16_384;
 
 /// The maximum number of open ranges that are kept per thread. The limit is for programs that never close

@@ -158,7 +158,7 @@ impl ProcessWriter<'_> {
                     "phase": self.text(row.phase),
                 });
             }
-            // Write the fields of `torch.profiler`, then the owner.
+            // An allocation or a free: write the fields that `torch.profiler` writes, then the owner.
             _ => {
                 event["name"] = "[memory]".into();
                 event["cat"] = "cpu_instant_event".into();

@@ -88,7 +88,8 @@ impl Export for Chrome {
             tracks.close(replayed.replay.ts_ns);
             dropped += tracks.slices.dropped + tracks.instants.dropped;
             let process = ProcessWriter {
-                // Processes on two hosts may have the same process id.
+                // Use an index as the process id, because processes on two hosts may have the same process
+                // id.
                 pid: number as i64,
                 offset_ns: trace.meta.start_unix_ns.saturating_sub(base_ns),
                 symbols: &replayed.symbols,

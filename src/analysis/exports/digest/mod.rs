@@ -45,7 +45,8 @@ impl Export for Digest {
     }
 
     fn about(&self) -> &'static str {
-        "A small Parquet file of each process for jobs of many ranks: peaks by step, owners, fragmentation, growth"
+        "A small Parquet file per process, for jobs of many ranks: peaks by step, owners, fragmentation, \
+         growth"
     }
 
     fn output_kind(&self, _: &Options) -> OutputKind {
@@ -217,7 +218,8 @@ fn step_row(
         .int(C::Detailed, i64::from(replayed.replay.detail.has(step, &trace.meta)))
 }
 
-/// Sets the columns of the four parts of the memory in use.
+/// Sets the columns `kept_bytes`, `larger_steps_bytes`, `cached_bytes` and `outside_bytes` to `parts`, in
+/// this order.
 fn with_parts(row: DigestRow, parts: [i64; 4]) -> DigestRow {
     let columns = [C::Kept, C::LargerSteps, C::Cached, C::Outside];
     columns.into_iter().zip(parts).fold(row, |row, (column, bytes)| row.int(column, bytes))

@@ -19,9 +19,10 @@ pub(super) struct StepMemory {
     pub(super) to_ns: i64,
     /// The highest values, in bytes, in the order of [`Metric::ALL`].
     pub(super) peaks: [i64; 4],
-    /// The time of the highest allocated bytes.
+    /// The time of the highest allocated bytes, in ns since the start of the trace.
     pub(super) peak_ns: i64,
-    /// The owner of the row with the highest allocated bytes.
+    /// The owner of the row with the highest allocated bytes. If the memory never rises above its amount at
+    /// the start of the step, the owner of the step's first row.
     pub(super) owner: Owner,
     /// The allocated bytes at the end of the step.
     pub(super) end_allocated: i64,

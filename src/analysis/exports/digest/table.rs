@@ -32,24 +32,24 @@ impl DigestRow {
         DigestRow::default().text(DigestColumn::Kind, kind.name())
     }
 
-    /// Sets an integer.
+    /// Sets `column` to an integer.
     pub(super) fn int(mut self, column: DigestColumn, value: i64) -> DigestRow {
         self.0.push((column, Value::Int(value)));
         self
     }
 
-    /// Sets a count.
+    /// Sets `column` to a count. A count above `i64::MAX` is stored as `i64::MAX`.
     pub(super) fn count(self, column: DigestColumn, value: u64) -> DigestRow {
         self.int(column, i64::try_from(value).unwrap_or(i64::MAX))
     }
 
-    /// Sets a double.
+    /// Sets `column` to a floating-point number.
     pub(super) fn float(mut self, column: DigestColumn, value: f64) -> DigestRow {
         self.0.push((column, Value::Float(value)));
         self
     }
 
-    /// Sets a text.
+    /// Sets `column` to a text.
     pub(super) fn text(mut self, column: DigestColumn, value: impl Into<String>) -> DigestRow {
         self.0.push((column, Value::Text(value.into())));
         self

@@ -11,8 +11,8 @@ use crate::read::symbols::Symbol;
 use crate::state::layout::{Layout, SegmentRange};
 use crate::state::replay::{Block, HOST, MemoryKind, Replay, Totals};
 
-/// The maximum number of segments that wait for their first block. The row of this block normally follows
-/// directly.
+/// The maximum length of [`Collector::new_segments`]. Normally, the row of a segment's first block comes
+/// directly after the row of the segment, so the list stays short.
 const MOST_NEW_SEGMENTS: usize = 256;
 
 /// The owner of an entry or block: op, module, phase, step, and the stack with the Python lines if the trace
@@ -80,7 +80,7 @@ impl ActiveBlock {
     }
 }
 
-/// The owner and the stream of a segment.
+/// The owner and the stream of a segment. The stream is taken from the segment's first block.
 #[derive(Clone, Copy)]
 pub(super) struct SegmentOwner {
     pub(super) owner: FrameOwner,
@@ -199,8 +199,8 @@ impl Collector {
                 }
             }
             EventName::Oom => {
-                // The viewer needs the free memory as a number. Without a sample, use the memory for which no
-                // row accounts.
+                // The viewer needs a number for the free memory. If the row has no measured value, use the
+                // card's memory minus the reserved memory and the memory outside torch's allocator.
                 let most = (self.meta.total_bytes(row.device) - now.reserved - now.outside).max(0);
                 let free = if row.device_free_bytes >= 0 { row.device_free_bytes } else { most };
                 self.push(inside, new("oom", free, row.rounded_bytes, None));
@@ -257,7 +257,7 @@ impl Collector {
         }
     }
 
-    /// Assigns the stream of a block to the segments whose first block this is.
+    /// Sets the stream of the new segments that the block in `row` overlaps. This block is their first one.
     fn assign_stream(&mut self, row: &Record) {
         let end = row.addr.saturating_add(row.delta_bytes);
         let (segment_owners, entries) = (&mut self.segment_owners, &mut self.entries);

@@ -75,7 +75,7 @@ impl Export for Snapshot {
         let stacks = Stacks::read(trace);
         let columns = if stacks.has_lines() { COLUMNS.and(Columns::of(&["stack_id"])) } else { COLUMNS };
         let window = job.options.window;
-        // The snapshot shows the state at the end of the window.
+        // Stop the replay at the end of the window, because the snapshot shows the memory at that time.
         let stop = |row: &Record, _: &Replay| {
             row.ts_ns > window.to_ns || row.event != EventName::End && row.step > window.to_step
         };
@@ -127,7 +127,8 @@ impl Export for Snapshot {
     }
 }
 
-/// Converts the error of a [`Pickle`] on an [`Out`]. `Out` returns its own failures only when it is closed.
+/// Converts an error of a [`Pickle`]. The error is not a failed write, because `Out` returns failed writes
+/// only when it is closed.
 fn io_error(source: io::Error) -> crate::Error {
     memtrace_trace::Error::Io { path: "snapshot".into(), source }.into()
 }

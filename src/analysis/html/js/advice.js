@@ -76,7 +76,7 @@ painters.advice = () => {
   const t = track(),
     box = $("advice"),
     text = $("advice-text");
-  // A run without PyTorch's allocator has neither advice nor a reason for its absence.
+  // Without PyTorch's allocator, there is neither advice nor a reason for its absence, so hide the box.
   box.hidden = !t.raw.advice && !t.no_advice_because;
   $("advices").hidden = !t.advices.length;
   text.replaceChildren();

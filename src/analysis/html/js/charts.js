@@ -1,6 +1,7 @@
 // Draws the frame and the axes of the small charts.
 
-/** Draws the axes of a chart. Returns its scales. A mark of `xs` has a text and `at`, in [0, 1]. */
+/** Draws the axes of a chart, and returns the functions that scale a value. Each mark in `xs` has a text and
+ * a position `at`, from 0 (left) to 1 (right). */
 function chart(id, height, most, unitOf, xs, xTitle, yTitle) {
   const colours = ink(),
     { c, width, it } = canvas(id, height);

@@ -50,7 +50,7 @@ painters.compare = () => {
   drawn.id = "both";
   drawn.setAttribute("role", "img");
   it.append(drawn);
-  // Each curve starts at the view in which its run would open, because the time before the first step varies.
+  // The time before the first step varies. So each curve starts where the page of its run alone would open.
   const longest = Math.max(...[a, b].map(({ home }) => home[1] - home[0])),
     ticks = timeTicks(0, longest, 7);
   const most = Math.max(a.peak.bytes, b.peak.bytes) * 1.06;

@@ -3,7 +3,8 @@
 /** Returns the element with this id. */
 const $ = (id) => document.getElementById(id);
 
-/** Returns true if a line shows all memory in use. It has the second name if the device was not sampled. */
+/** Returns true if a line with this name shows all memory in use. Without samples of the device, the line has
+ * the second name, because other memory is unknown. */
 const isUsed = (name) => name === "device used" || name === "torch and libraries";
 
 /** Inflates the data. Returns the JSON and a function that decodes a column. */
@@ -39,7 +40,7 @@ function column(bytes, [start, count, unit]) {
       value += (byte & 127) * scale;
       scale *= 128;
     }
-    // Bit operators are limited to 32 bits, so the low bit is computed.
+    // JavaScript's bit operators are limited to 32 bits, so test the low bit with `%`.
     last += value % 2 ? -(value + 1) / 2 : value / 2;
     numbers[i] = last * unit;
   }

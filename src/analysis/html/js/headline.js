@@ -141,7 +141,7 @@ painters.headline = () => {
     bar.append(piece);
     piece.shorter = bytes(size);
   }
-  // A name that does not fit is left out; the tooltip has it.
+  // If the name and the size do not fit, leave both out. The tooltip still shows them.
   for (const piece of bar.children) {
     const [name, size] = piece.children,
       room = piece.clientWidth;

@@ -55,7 +55,7 @@ function paintHost(t, colours) {
   c.rect(PLOT.left, 0, plotWidth(width), HOST_HEIGHT);
   c.clip();
   const x = (i) => Math.max(-1e4, Math.min(1e5, toX(host.ts[i], width)));
-  // The values of the last sample are drawn to the end of the trace.
+  // After the last sample, draw its values to the end of the trace.
   const right = (i) => (i + 1 < host.length ? x(i + 1) : toX(t.end_ns, width));
   const base = new Float64Array(host.length).fill(0);
   for (const [name, , colour] of HOST_PARTS) {

@@ -1,6 +1,6 @@
 // Handles input from the mouse, the wheel, touch and the keyboard.
 
-/** Zooms around a moment; in, if `factor` is less than 1. */
+/** Multiplies the time span of the view by `factor`. The moment `around` keeps its place on the screen. */
 function zoom(factor, around) {
   const span = (state.to - state.from) * factor;
   const share = (around - state.from) / (state.to - state.from);
@@ -30,8 +30,9 @@ function setMode(mode) {
   draw("curve", "legend", "choices");
 }
 
-/** Returns the moment that a click at `x` pins: a peak or an OOM within 5 pixels, or else the highest time
- * bucket of the pixel column, or the exact moment if the column is narrower than a bucket. */
+/** Returns the moment that a click at `x` pins. This is a peak or an OOM within 5 pixels, if there is one.
+ * Otherwise it is the highest time bucket of the pixel column or, if the column is narrower than a bucket,
+ * the exact moment. */
 function momentAt(t, x, width) {
   const from = toTs(x - 0.5, width),
     to = toTs(x + 0.5, width);
@@ -275,7 +276,7 @@ function listenToKeys() {
     };
     const act = keys[event.key] ?? keys[event.key.toLowerCase()];
     if (!act) return;
-    // Without this, the arrow keys would scroll the page.
+    // Prevent the arrow keys from scrolling the page.
     event.preventDefault();
     act();
   });

@@ -58,8 +58,8 @@ function liveAt(t, ts) {
     });
   }
   const total = valueAt(t, t.total, ts);
-  // If all blocks are listed, their sum counts, because the maximum of a time bucket
-  // can exceed the live bytes.
+  // The total is the maximum of a time bucket, which can exceed the live bytes. If all
+  // blocks are listed, use their exact sum instead.
   const whole = t.blocks.length >= t.allocations;
   return {
     live,
@@ -328,7 +328,7 @@ function paintTable(t, ts, at) {
   thead.append(head);
   const limit = 25 * state.more,
     most = rows.reduce((most, row) => Math.max(most, row.bytes), 1);
-  // Matches of the search come first; the others follow, dimmed.
+  // Rows that match the search come first. All other rows come after them, dimmed.
   const hit = (row) => (single ? matches(row.module, row.op, row.phase, row.category) : matches(row.name));
   const order = state.search ? [...rows.filter(hit), ...rows.filter((row) => !hit(row))] : rows;
   for (const row of order.slice(0, limit)) {

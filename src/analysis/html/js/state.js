@@ -36,7 +36,7 @@ function writeHash() {
   if (state.tree !== "module") params.set("tree", state.tree);
   if (state.sort !== "bytes" || !state.down) params.set("sort", (state.down ? "" : "-") + state.sort);
   if (state.theme) params.set("theme", state.theme);
-  // In a notebook, the page is in a frame, which has no address of its own.
+  // In a notebook, the page is in a frame with the address `about:`, which cannot store the state.
   if (location.protocol === "about:") return;
   const hash = "#" + params;
   if (hash !== location.hash && !(hash === "#" && !location.hash))
@@ -119,7 +119,7 @@ function paint() {
   const parts = [...waiting];
   waiting.clear();
   for (const part of parts) painters[part]();
-  // Browsers throttle changes of the address, so it is not changed at every frame.
+  // Browsers limit how often a page may change its address, so change it only after a pause of 150 ms.
   clearTimeout(hashTimer);
   hashTimer = setTimeout(writeHash, 150);
   frames.push(performance.now() - start);

@@ -15,7 +15,7 @@ painters.steps = () => {
   for (let i = 0; i < steps.length; i++) if (steps.high[i] > steps.high[highest]) highest = i;
   if (!chosen.includes(highest)) chosen.push(highest);
   const pinned = state.at === null ? -1 : last(steps.from, state.at);
-  // A long first step (compilation, warm-up) would squeeze the others, so the axis fits the usual length.
+  // A long first step (compilation, warm-up) would squeeze the others, so the axis has the usual length.
   const lengths = chosen.map((i) => steps.to[i] - steps.from[i]).sort((a, b) => a - b);
   const longest = Math.max(
     lengths[Math.floor(lengths.length * 0.75)] * 1.5,

@@ -37,7 +37,7 @@ function detailOf(t, from, to, pixels) {
     return null;
   const first = Math.max(0, last(ts, from)),
     end = Math.min(ts.length - 1, last(ts, to) + 1);
-  // The detail covers the peak and the OOM, which may be far apart with no detail between them.
+  // Detail exists only near the peak and near the OOM. A view with the gap between both has no detail.
   for (let i = first; i < end; i++) if (ts[i + 1] - ts[i] > t.width_ns * 64) return null;
   return { first, end };
 }
@@ -120,12 +120,12 @@ painters.curve = () => {
 
 const hiddenLines = new Set();
 
-/** Hides the line of the device if it is more than twice as high as the other lines, which would look flat.
- * The legend can show it again. */
+/** Hides the line of the device's memory in use if it is more than twice as high as all other lines, because
+ * those would then look flat. The legend can show the line again. */
 function hideTallLines(t) {
   hiddenLines.clear();
   const most = (line) => line.high.reduce((a, b) => Math.max(a, b), 0);
-  // The line of the metric of the page is always shown.
+  // The line of the total that the page is about is always shown.
   const others = t.lines.filter((line) => line.name !== "device used" || line === t.total);
   const highest = Math.max(1, ...others.map(most));
   for (const line of t.lines)
@@ -456,8 +456,8 @@ function paintPins(c, t, y, bottom, width, colours) {
     c.globalAlpha = 1;
     const text = pin.kind === "peak" ? `peak ${bytes(t.peak.bytes)}` : pin.text;
     const w = c.measureText(text).width + 12;
-    // A label is above the line of its pin, or else next to another label. A pin gets no label if there is
-    // no space within 140 pixels.
+    // Put the label above its pin or, if that space is taken, next to another label. Without space within 140
+    // pixels, the pin gets no label.
     const free = (left) =>
       left >= PLOT.left &&
       left + w <= width - 2 &&
@@ -548,7 +548,7 @@ function describeCurve(t, it) {
       : `Pinned at ${moment(state.at, t.width_ns)}: ${bytes(valueAt(t, t.total, state.at))}.`);
   it.setAttribute("aria-label", text);
   clearTimeout(describeCurve.timer);
-  // The text for screen readers changes when the view stops moving, not at every frame of a drag.
+  // Change the text for screen readers only when the view has stopped moving, not at every frame of a drag.
   describeCurve.timer = setTimeout(() => ($("curve-text").textContent = text), 600);
 }
 

@@ -19,8 +19,8 @@ pub(super) trait Cpu: Copy {
     /// Returns the masks of 64 bytes.
     fn masks(self, bytes: &[u8; 64]) -> Masks;
 
-    /// Writes the positions of the bits of a mask, counted from `base`. The remaining elements are
-    /// unspecified.
+    /// Writes the positions of the set bits of `mask` to the first elements of `places`, each plus `base`.
+    /// The remaining elements are unspecified.
     fn places(self, mask: u64, base: u32, places: &mut [u32; 64]);
 
     /// Returns the decimal number in the last `count` (1 to 16) of sixteen bytes, or `None` if one of these
@@ -28,7 +28,8 @@ pub(super) trait Cpu: Copy {
     fn digits(self, bytes: &[u8; 16], count: usize) -> Option<i64>;
 }
 
-/// Work that is compiled for each type of processor.
+/// Code that is compiled once for each implementation of [`Cpu`], so that it can use the processor's
+/// instructions.
 pub(super) trait Work {
     /// Does the work. An implementation must be `#[inline(always)]`, so that it is compiled with the features
     /// of each [`Cpu`].
@@ -110,7 +111,7 @@ const ZEROS: u64 = u64::from_ne_bytes([b'0'; 8]);
 fn eight_digits(word: u64) -> Option<i64> {
     const HIGH: u64 = u64::from_ne_bytes([0xF0; 8]);
     const SIX: u64 = u64::from_ne_bytes([6; 8]);
-    // The upper half of a digit's byte is 3, and stays 3 when six is added.
+    // The upper half of a digit's byte is 3. It stays 3 when six is added, unlike in the six bytes after `9`.
     if word & HIGH != ZEROS || word.wrapping_add(SIX) & HIGH != ZEROS {
         return None;
     }

@@ -25,7 +25,7 @@ mod owners;
 /// delimiters fit in a core's L1 cache.
 const STRIP: usize = 16 << 10;
 
-/// The rarely wanted columns. One test skips all of them.
+/// The columns that few reports want. One test skips all of them.
 const RARE: Columns = Columns::of_reading(Reading::Rare);
 const ONE_DIGIT: Columns = Columns::of_shape(Shape::Digit);
 const NATURAL: Columns = Columns::of_shape(Shape::Natural).and(Columns::of_shape(Shape::Rising));
@@ -77,8 +77,8 @@ pub(crate) struct Scanner {
 }
 
 impl Scanner {
-    /// Returns a scanner for rows of `width` fields that parses the `wanted` columns. A file that is older
-    /// than the last columns lacks them; these columns keep their defaults.
+    /// Returns a scanner for rows of `width` fields that parses the `wanted` columns. An older file lacks the
+    /// last columns of the schema; their fields keep their defaults.
     pub(crate) fn new(wanted: Wanted, width: usize, lenient: bool, symbols: SymbolTable) -> Self {
         Scanner {
             wanted: wanted.within(width),
@@ -160,12 +160,12 @@ impl Scanner {
             ($index:ident bytes) => {
                 integer($index, MAX_BYTES, row)?
             };
-            // The type is `request`, `i64` or `i32`.
+            // All other types, which are `request`, `i64` and `i32`.
             ($index:ident $int:ident) => {
                 integer($index, const { most_of($index) }, row)?
             };
         }
-        // Parses a column if it is wanted and its declaration has the reading `$now`.
+        // Parses a column if it is wanted and declared with the reading `$now`. Other columns are skipped.
         macro_rules! parse {
             (common common $name:ident $type:ident) => { parse!($name $type) };
             (rare rare $name:ident $type:ident) => { parse!($name $type) };

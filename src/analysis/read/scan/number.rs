@@ -61,7 +61,7 @@ mod tests {
     use super::*;
     use crate::read::scan::cpu::{self, Work};
 
-    /// Parses one number with the parsers whose result depends on the processor.
+    /// Parses `block[from..to]` with the two parsers that use the instructions of a [`cpu::Cpu`].
     struct Numbers<'a>(&'a [u8], usize, usize, &'a mut Vec<Option<i64>>);
 
     impl Work for Numbers<'_> {

@@ -69,14 +69,14 @@ impl Owners {
         true
     }
 
-    /// Stores the owner of the record under these bytes.
+    /// Stores the owner of the record, so that [`Owners::find`] finds it by these bytes.
     #[cold]
     pub(super) fn add(&mut self, bytes: Option<&[u8]>, record: &Record) {
         let Some(bytes) = bytes else { return };
         if self.bytes > MOST_BYTES {
             *self = Owners::default();
         }
-        // The size of an entry in the tables without its bytes.
+        // An estimate of the size of an entry in the tables, in bytes, without the entry's text.
         const ENTRY: usize = 128;
         self.bytes += bytes.len() + ENTRY;
         let Record { op, module, phase, category, .. } = *record;

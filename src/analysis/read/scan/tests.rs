@@ -26,7 +26,8 @@ fn lines(rows: &[Row<'_>]) -> Vec<u8> {
     all[header + 1..].to_vec()
 }
 
-/// Returns a value that differs from the value of every other column.
+/// Returns the value of a column in the row `DISTINCT`, in which each text and number occurs in only one
+/// column.
 macro_rules! distinct {
     ($name:ident text) => {
         stringify!($name)
@@ -300,7 +301,7 @@ fn every_processor_reads_what_the_csv_crate_reads() {
         rows += expected.records.len();
         faults += usize::from(!expected.faults.is_empty());
     }
-    // The inputs must include both rows and faults.
+    // The random input must have many valid rows and many faults, or the comparison proves little.
     assert!(rows > 5000 && faults > 250, "{rows} rows, {faults} faults");
 }
 
@@ -308,7 +309,8 @@ fn every_processor_reads_what_the_csv_crate_reads() {
 fn strips_and_lines_of_a_scan_may_end_anywhere() {
     let row = lines(&[FULL]);
     for before in [0, 1, STRIP - 300, STRIP - 64, STRIP - 1, STRIP, 3 * STRIP + 17] {
-        // A line of `before` bytes (up to several strips) that is not a row, then rows.
+        // The first line has `before` bytes, up to several strips, and is not a row. It is followed by 200
+        // rows, all of which must be read.
         let mut block = vec![b'x'; before];
         block.push(b'\n');
         for _ in 0..200 {

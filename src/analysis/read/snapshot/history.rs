@@ -46,7 +46,7 @@ pub(super) struct Beginning {
     pub(super) sizes: FxHashMap<u32, i64>,
     /// The pools of the segments that exist at the end, by the index of the event that allocated the segment.
     pub(super) pools: FxHashMap<u32, i64>,
-    /// The number of blocks that may be up to 1 MiB larger than their requests.
+    /// The number of blocks whose size is uncertain: a block may be up to 1 MiB larger than its request.
     pub(super) uncertain: u64,
 }
 
@@ -111,7 +111,7 @@ fn keeps_rest(rounded: i64) -> bool {
     rounded > SMALL_SIZE as i64
 }
 
-/// Undoes the history of a device. Returns the memory at its beginning.
+/// Undoes the events of a device from the last to the first. Returns the memory before the first one.
 pub(super) fn beginning(model: &Model, device: i32, rounding: Rounding) -> Beginning {
     let mut memory = Memory::at_end(model, device);
     let mut result = Beginning::default();

@@ -43,7 +43,8 @@ struct Snapshot {
     beginnings: Vec<(i32, Beginning)>,
 }
 
-/// Identifies a file: device, inode, size, and the time of the last change in seconds and nanoseconds.
+/// The identity of a file's content: device, inode, size, and the time of the last change in seconds and
+/// nanoseconds.
 type Key = (u64, u64, u64, i64, i64);
 
 static KEPT: Mutex<Vec<(Key, Arc<Snapshot>)>> = Mutex::new(Vec::new());

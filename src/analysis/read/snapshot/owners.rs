@@ -38,11 +38,11 @@ impl Phase {
     }
 }
 
-/// A frame, as far as an owner needs it.
+/// The parts of a frame that determine an owner.
 #[derive(Clone, Debug, Default)]
 struct KnownFrame {
     text: Box<str>,
-    /// `None` for a frame that names nothing, or only a phase.
+    /// `None` for a frame that is neither an op nor a Python line.
     kind: Option<FrameKind>,
     phase: Option<Phase>,
 }

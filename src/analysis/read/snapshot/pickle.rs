@@ -243,7 +243,7 @@ struct Reader<R> {
     source: R,
     values: Values,
     stack: Vec<Value>,
-    /// The heights of the stack at the open marks.
+    /// For each MARK opcode that no other opcode has consumed, the height of the stack at that time.
     marks: Vec<usize>,
     buffer: Vec<u8>,
     /// The number of opcodes read.

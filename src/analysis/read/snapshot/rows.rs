@@ -349,8 +349,8 @@ impl<W: Write> Rows<'_, W> {
         for addr in extra {
             self.free(at, addr, false)?;
         }
-        // Compare the addresses that the ranges cover, because the file may divide mapped memory into other
-        // ranges.
+        // Compare the covered addresses instead of the ranges, because the file may divide mapped memory
+        // differently.
         let covers = |from: &Memory, addr: i64, end: i64| {
             let mut at = addr;
             while at < end {

@@ -158,7 +158,8 @@ fn a_history_that_begins_in_the_middle_opens_with_what_was_there() {
     assert_eq!(memory(&file(&[segment(4096, 2 * MIB, &blocks)], &events)), expected);
 }
 
-/// In the large pool, a block keeps the rest of its free block if the rest is at most 1 MiB.
+/// A segment of 20 MiB gets a block of 18 MiB and a block of 1.5 MiB. The second block takes the remaining 2
+/// MiB, because a rest of at most 1 MiB is not split off in the large pool.
 #[test]
 fn a_block_that_is_not_split_has_the_size_of_the_free_block() {
     let events = [
@@ -302,7 +303,7 @@ fn a_segment_whose_totals_differ_from_its_blocks_is_noted() {
 
 #[test]
 fn values_that_are_listed_twice_are_refused() {
-    // Returns a list that contains a dict and, by entry 0 of the memo, the same dict again.
+    // Returns a pickled list with a dict and a reference to the same dict (entry 0 of the memo).
     let again = |one: &Fields| {
         [b"](".to_vec(), b"}\x94(".to_vec(), dict(one)[2..].to_vec(), b"h\0e".to_vec()].concat()
     };
@@ -314,11 +315,11 @@ fn values_that_are_listed_twice_are_refused() {
     assert!(top(list(&[]), list(&[again(&event("alloc", 0, 1, 1))])).is_err());
     let blocks = with(segment(0, 2048, &[]), "blocks", again(&free));
     assert!(top(list(&[dict(&blocks)]), list(&[])).is_err());
-    // The histories of two devices are the same list.
+    // The histories of both devices are the same list: an error.
     let events = [b"]\x94(".to_vec(), dict(&event("alloc", 0, 1, 1)), b"e".to_vec()].concat();
     let twice = [b"](".to_vec(), events, b"h\0e".to_vec()].concat();
     assert!(top(list(&[]), twice).unwrap_err().contains("twice"));
-    // A list contains itself, and a dict contains itself.
+    // A list that contains itself, and a dict that contains itself: errors.
     assert!(top(b"]\x94h\0a".to_vec(), list(&[])).is_err());
     assert!(top(list(&[b"}\x94(\x8c\x01ah\0u".to_vec()]), list(&[])).is_err());
 }

@@ -6,7 +6,7 @@ use memtrace_trace::{Category, text};
 use crate::selection::{matches, nearest_names};
 use crate::state::replay::Metric;
 
-/// The kind of a limit.
+/// The memory that a limit applies to, which is the section of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LimitSubject {
     Total(Metric),
@@ -44,7 +44,7 @@ impl LimitSubject {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Limit {
     pub(super) subject: LimitSubject,
-    /// A name, or a pattern of names.
+    /// The name in the file, or a pattern of names, such as `GPT.h.*`.
     pub(super) name: String,
     pub(super) bytes: i64,
     /// True if it is not an error when the limit matches no name.
@@ -60,7 +60,7 @@ impl Limit {
     }
 }
 
-/// Parses the text of a file of limits.
+/// Parses the text of a file of limits. The error names the entry that is wrong and the valid form.
 pub(super) fn parse(text: &str) -> Result<Vec<Limit>, String> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
     let mut limits = Vec::new();

@@ -47,7 +47,7 @@ use names::Names;
 /// `memtrace budget`.
 pub(super) struct Budget;
 
-/// The maximum number of limits without a match that an error names.
+/// The maximum number of limits that the error about limits without a match lists.
 const MOST_FAULTS: usize = 10;
 
 impl Report for Budget {
@@ -128,9 +128,7 @@ impl Report for Budget {
         }
         for ((rank, ordinal), results) in sums(&limits, &devices) {
             printer.gap();
-            printer.plain(format!(
-                "rank {rank}, device {ordinal}, sum of the peaks of processes at the same time"
-            ));
+            printer.plain(format!("rank {rank}, device {ordinal}, sum of the peaks of concurrent processes"));
             broken += results.iter().filter(|result| result.is_broken()).count();
             print(&mut printer, &results, options);
             json.extend(results.iter().map(|result| result.json(rank)));
@@ -179,7 +177,7 @@ fn sums(limits: &[Limit], devices: &DevicePeaks<3>) -> Vec<(Place, Vec<LimitResu
                 highest: sums[metric],
                 highest_name: limit.name.clone(),
                 matched: 0,
-                at: format!("at most, in {processes} processes"),
+                at: format!("upper bound, {processes} processes"),
             })
         };
         let results: Vec<_> = limits.iter().filter_map(of_limit).collect();
@@ -190,7 +188,8 @@ fn sums(limits: &[Limit], devices: &DevicePeaks<3>) -> Vec<(Place, Vec<LimitResu
     all
 }
 
-/// The level and peak of the memory under one limit.
+/// The state of one limit while the rows are read: the live memory of the names that it applies to, and the
+/// peak so far.
 struct Gauge<'a> {
     limit: &'a Limit,
     /// The names found so far that the limit applies to.
@@ -198,9 +197,9 @@ struct Gauge<'a> {
     /// The live bytes by index in `names` and by device.
     now: FxHashMap<(usize, i32), i64>,
     highest: i64,
-    /// The row of the peak, and the index of its name.
+    /// The row of the peak, and the index in `names` of the name with this peak.
     at: Option<(Record, usize)>,
-    /// For each symbol already seen: the indices in `names` that the symbol counts for.
+    /// For each symbol already seen: the indices in `names` of the names to which its memory is added.
     known: FxHashMap<Symbol, Vec<usize>>,
 }
 
@@ -216,8 +215,9 @@ impl<'a> Gauge<'a> {
         }
     }
 
-    /// Returns the indices in `names` that `symbol` counts for: the phase or category itself, or the module
-    /// and its enclosing modules, if the limit applies to them.
+    /// Returns the indices in `names` of the names to which the memory of `symbol` is added: the phase or
+    /// category itself or, for a module, the module and its enclosing modules. Names that the limit does not
+    /// apply to are left out.
     fn names_of(&mut self, symbol: Symbol, symbols: &SymbolTable) -> Vec<usize> {
         if let Some(known) = self.known.get(&symbol) {
             return known.clone();
@@ -245,7 +245,8 @@ impl<'a> Gauge<'a> {
         }
     }
 
-    /// Enters the window at `row`. The levels before this row are the first candidates for a peak.
+    /// Starts the search for the peak at `row`, the first row of the window. The memory that is live before
+    /// the row is the first candidate.
     fn enter_window(&mut self, row: &Record) {
         let levels: Vec<_> = self.now.iter().map(|((name, _), level)| (*name, *level)).collect();
         for (name, level) in levels {
@@ -294,10 +295,11 @@ struct Meter<'a> {
     modules: FxHashSet<Symbol>,
     phases: FxHashSet<Symbol>,
     categories: FxHashSet<Category>,
-    /// True if the previous row was in the window.
+    /// True if the previous row was in the window. Initially true, so that the first row does not start the
+    /// window.
     was_inside: bool,
-    /// True if blocks were allocated in steps without detail, so that their modules are unknown.
-    /// `without_category` is true if any of these blocks also has no category.
+    /// True if a block was allocated in a step without detail, so that its module is unknown.
+    /// `without_category` is true if such a block also has no category.
     without_module: bool,
     without_category: bool,
 }
@@ -316,7 +318,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Returns the first limit that the trace has no data to check, and the reason.
+    /// Returns the first limit that cannot be checked because the trace lacks data, and the reason.
     fn unchecked(&self, replayed: &Replayed, options: &Options) -> Option<(&Limit, &'static str)> {
         self.gauges.iter().find_map(|gauge| {
             let required = !gauge.limit.optional;
@@ -335,8 +337,8 @@ impl<'a> Meter<'a> {
                 LimitSubject::Category if self.without_category => {
                     "some steps have no categories (MEMTRACE_DETAIL); use --step to check the others"
                 }
-                // MEMTRACE_KEEP keeps the parts with the highest allocated and reserved memory, so these two
-                // limits can be checked although other parts were removed.
+                // MEMTRACE_KEEP always keeps the parts with the highest allocated and reserved memory, so
+                // these two limits can be checked although other parts were removed.
                 LimitSubject::Total(Metric::Allocated | Metric::Reserved) => return None,
                 _ if !replayed.summary.removed.is_empty() => {
                     "parts of the trace were removed (MEMTRACE_KEEP)"

@@ -24,7 +24,8 @@ impl Names {
         }
     }
 
-    /// Returns one line for each limit that matches nothing and is not optional.
+    /// Returns one error line for each limit that matches no name and is not optional. `path` is the file of
+    /// limits.
     pub(super) fn faults(&self, limits: &[Limit], path: &Path) -> Vec<String> {
         let mut faults = Vec::new();
         for limit in limits.iter().filter(|limit| !limit.optional) {

@@ -57,10 +57,10 @@ impl Forecast {
         if by_time || kept < FLAT.0.max(last.used() / FLAT.1) {
             return None;
         }
-        // There are two such cases. Either kept memory fills cached memory: it grew at least twice as much as
-        // the memory in use. Or larger steps reserved memory at once and kept memory has filled it since:
-        // kept memory has the most growth and still grows, while the memory in use did not change in the last
-        // quarter.
+        // There are two such cases. In the first, kept memory fills cached memory: kept memory grew at least
+        // twice as much as the memory in use. In the second, larger steps have reserved memory that kept
+        // memory has filled since: kept memory has the most growth and still grows, while the memory in use
+        // did not change in the last quarter.
         let quarter = all.len() - 1 - (all.len() - 1 - from) / 4;
         let latest = end[Part::Kept as usize] - all[quarter][Part::Kept as usize];
         let shown = last.used() - first.used();
@@ -80,7 +80,8 @@ impl Forecast {
         })
     }
 
-    /// Returns the forecast from the levels at index `from` and later.
+    /// Returns the forecast for the memory in use, from the levels at index `from` and later. `by_time` is
+    /// true if the levels are slices of time instead of steps.
     pub(super) fn of(levels: &[Level], from: usize, capacity: i64, by_time: bool) -> Forecast {
         let end = levels.len() - 1;
         let used = |at: usize| levels[at].used() as f64;
@@ -101,8 +102,8 @@ impl Forecast {
         }
         let before = used(quarter) - used(2 * quarter - end);
         let slowing = Forecast::Slowing {
-            // If each quarter adds the same fraction of the growth of the quarter before, the level converges
-            // to this value.
+            // If the growth shrinks by the same factor in each further quarter, the level converges to this
+            // value.
             level: (latest < before).then(|| (used(end) + latest * latest / (before - latest)) as i64),
         };
         if latest < SLOWING * more {
@@ -214,15 +215,16 @@ mod tests {
         let settled: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(8)).collect();
         assert_eq!(of(&settled), Forecast::Settled);
         let slower: Vec<i64> = (0..20).map(|step| 100 + 20 * step.min(10) + 5 * (step - 10).max(0)).collect();
-        // The last quarter adds as much as the quarter before, so the forecast has no level.
+        // The last quarter adds as much as the quarter before: the growth slows down, but has no level to
+        // converge to.
         assert!(matches!(of(&slower), Forecast::Slowing { .. }), "{:?}", of(&slower));
         // Each step adds 85 % of what the step before added: the forecast finds the limit of 900 MiB.
         let converges: Vec<i64> = (0..=16).map(|step| 900 - (800.0 * 0.85_f64.powi(step)) as i64).collect();
         let Forecast::Slowing { level } = of(&converges) else { panic!("{:?}", of(&converges)) };
         assert!((890..=910).contains(&(level.unwrap() / MIB)), "{level:?}");
         assert_eq!(of(&[100; 20]), Forecast::Settled);
-        // Memory rises at steps 5, 20 and 25. The current pause is shorter than the longest one before after
-        // 34 steps, and longer after 45 steps.
+        // Memory rises at steps 5, 20 and 25, so the longest pause is 15 steps. After 34 steps, the current
+        // pause is shorter: growth may go on. After 45 steps, it is longer: memory has settled.
         let rises = |step: i64| 100 + [5, 20, 25].iter().filter(|at| **at <= step).count() as i64 * 100;
         let jumps: Vec<i64> = (0..34).map(rises).collect();
         assert_eq!(of(&jumps), Forecast::Paused { now: 8, longest: 15 });

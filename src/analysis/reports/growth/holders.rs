@@ -40,7 +40,7 @@ pub(crate) struct Holders {
     most_libraries: Libraries,
 }
 
-/// Memory that libraries took from CUDA.
+/// Live memory that libraries allocated with CUDA directly, by `alloc_id`.
 #[derive(Clone, Default)]
 struct Libraries {
     bytes: i64,
@@ -116,7 +116,7 @@ impl Holders {
 
     /// Returns the live memory outside PyTorch that was allocated after step `since`, by library.
     pub(super) fn new_libraries(&self, symbols: &SymbolTable, ordinal: i32, since: i64) -> Vec<Change> {
-        // For each library: bytes, steps, and the purposes.
+        // For each library: the bytes, the steps of the allocations, and the purposes.
         let mut found: BTreeMap<String, (i64, Vec<i64>, FxHashSet<Symbol>)> = BTreeMap::new();
         let Holders { libraries, most_libraries, .. } = self;
         let most = if libraries.bytes < most_libraries.bytes { most_libraries } else { libraries };

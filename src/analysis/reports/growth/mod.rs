@@ -109,7 +109,7 @@ fn parts_of(levels: &[Level]) -> Vec<[i64; 4]> {
         .collect()
 }
 
-/// The way in which the peaks of steps change.
+/// How the memory that a step needs in addition to the kept memory changes from step to step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     Rising,
@@ -152,12 +152,14 @@ pub(super) struct Growth {
     all: Vec<[i64; 4]>,
     /// The index of the first level that counts. Growth before that level only fills caches.
     from: usize,
-    /// True if the last level is an unfinished step, which used more memory than the last finished step.
+    /// True if the last level is an unfinished step. Such a step is a level only if it used more memory than
+    /// the last finished step.
     is_cut: bool,
     capacity: i64,
     forecast: Forecast,
     is_expandable: bool,
-    /// True if `memtrace oom` names memory that is kept without need in the step that ran out of memory.
+    /// True if the verdict of `memtrace oom` is memory that the program keeps without need when it runs out
+    /// of memory.
     pub(super) is_kept_at_oom: bool,
     /// The number of different sizes of large blocks, and the number of those that occur in only one step.
     sizes: (usize, usize),
@@ -166,7 +168,8 @@ pub(super) struct Growth {
     size_ops: Vec<(String, usize)>,
     /// The distribution of the allocator's free memory.
     free: FreePlaces,
-    /// The changes that explain each part, if they were searched for, in the order of [`Part::ALL`].
+    /// For each part, in the order of [`Part::ALL`]: the owners whose memory changed most. Empty before
+    /// [`Growth::explain`].
     changes: [Vec<Change>; 4],
 }
 
@@ -297,7 +300,8 @@ impl Growth {
         ))
     }
 
-    /// Finds the owners that explain the parts that grew. Reads the trace again for larger steps.
+    /// Finds the owners of the memory that grew in each part, and stores them in `changes`. For larger steps,
+    /// this reads the trace again.
     ///
     /// # Errors
     /// When the trace cannot be read.
@@ -354,8 +358,8 @@ impl Growth {
         Ok(after.into_iter().map(change).collect())
     }
 
-    /// Returns two windows: the step (or slice of time) of the highest peak up to the first level that
-    /// counts, and the step (or slice) of the highest peak after that level.
+    /// Returns two windows, each with one step (or slice of time): the one with the highest peak up to the
+    /// first level that counts, and the one with the highest peak after this level.
     fn two_peaks(&self) -> (Window, Window) {
         let highest =
             |levels: &[Level]| levels.iter().copied().max_by_key(|level| level.peak).unwrap_or_default();
@@ -394,7 +398,7 @@ impl Growth {
         owners.into_iter().map(change).collect()
     }
 
-    /// Returns the way in which the peaks of the steps change.
+    /// Returns how the memory that the steps need changes.
     fn shape(&self) -> Shape {
         let counted = &self.levels[self.from..];
         let needs: Vec<f64> = counted.iter().map(|level| (level.peak - level.allocated) as f64).collect();
@@ -414,7 +418,7 @@ impl Growth {
         }
     }
 
-    /// Returns true if the kept memory was allocated in at most two steps, according to the changes that were
+    /// Returns true if the kept memory was allocated in at most two steps. Returns false if no change was
     /// found.
     fn is_once(&self) -> bool {
         let kept = &self.changes[Part::Kept as usize];

@@ -19,7 +19,8 @@ pub struct GrowthCurve {
 }
 
 impl GrowthCurve {
-    /// Returns the curve of the first device, or `None` if the device has too few finished steps.
+    /// Returns the curve of the first device, or `None` if the device has fewer than [`FEWEST_STEPS`]
+    /// finished steps.
     #[must_use]
     pub fn new(levels: &Levels) -> Option<GrowthCurve> {
         let steps = &levels.devices.first().filter(|device| device.steps.len() >= FEWEST_STEPS)?.steps;

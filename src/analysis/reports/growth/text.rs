@@ -10,8 +10,9 @@ use crate::render::numbers::{count, counted, duration};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::levels::Level;
 
-/// A place that holds much of the free memory: the pools of CUDA graphs, other private pools, or other
-/// streams. The fields are the bytes and the number of these pools or streams.
+/// The location of most of the free memory, separate from the pool that most requests use: pools of CUDA
+/// graphs, other private pools, or other streams. The fields are the bytes and the number of these pools or
+/// streams.
 enum Apart {
     Graphs(i64, usize),
     Pools(i64, usize),
@@ -132,8 +133,8 @@ impl Growth {
         }
     }
 
-    /// Returns the ops that allocated most of the sizes that occur in only one step, each with the number of
-    /// these sizes. Empty if no op is known.
+    /// Returns the text for the ops that allocated most of the sizes that occur in only one step, such as `
+    /// (aten::mm 12)` with the number of these sizes. Empty if no op is known.
     fn of_ops(&self) -> String {
         let ops: Vec<String> =
             self.size_ops.iter().map(|(op, sizes)| format!("{op} {}", count(*sizes as u64))).collect();

@@ -24,8 +24,8 @@ impl Communicators {
         }
     }
 
-    /// Returns the name of the holder of `library`'s memory in a row with this text, which is a communicator.
-    /// Returns `None` if the text names no communicator.
+    /// Returns the name of the communicator that holds `library`'s memory in a row with this text. Returns
+    /// `None` if the text names no communicator.
     pub(super) fn holder(&self, library: &str, text: &str) -> Option<String> {
         let (number, rank) = parse(text)?;
         let what = self.0.get(&number).map_or(rank, String::as_str);

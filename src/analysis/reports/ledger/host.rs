@@ -22,8 +22,8 @@ pub(in crate::reports) const CPU_TENSORS: &str = "CPU tensors";
 const LOADER: &str = "pt_data_worker";
 /// The name of the part that malloc allocates with `brk`.
 const HEAP: &str = "heap";
-/// Advice about the heap if CPU tensors have no rows of their own. After an mmapped block was freed, glibc
-/// allocates blocks of up to that size (at most 32 MiB) from the heap.
+/// Advice about the heap if CPU tensors have no rows of their own. The heap may then contain tensors: after
+/// glibc has freed an mmapped block, it allocates blocks of up to that size (at most 32 MiB) from the heap.
 const HEAP_WITH_TENSORS: &str = "CPU tensors of up to 32 MiB, objects of Python and C, and what glibc keeps: MEMTRACE_HOST_TENSORS=1 tells them apart";
 /// The name of the part that contains all remaining memory.
 const ANONYMOUS: &str = "anonymous";
@@ -117,7 +117,7 @@ pub(super) fn answer(input: &Input, at: &NamedMoment, options: &Options) -> Resu
 /// The memory of one process on the host, by owner.
 pub(in crate::reports) struct HostState<'a> {
     pub(in crate::reports) when: When,
-    /// The proportional and the resident bytes of the process.
+    /// The proportional set size (PSS) of the process, in bytes. `rss` is its resident set size.
     pub(in crate::reports) pss: i64,
     pub(in crate::reports) rss: i64,
     pub(in crate::reports) lines: Vec<LedgerLine>,
@@ -164,8 +164,8 @@ impl<'a> HostState<'a> {
             state.line(group, part.name.clone(), part.pss, part.rss, advice);
         }
         if full.when != when {
-            // The full sample is older or newer, so the difference between the quick samples of both moments
-            // is added as a change.
+            // The full sample is older or newer than this moment. The difference between the quick samples at
+            // both times is added as a separate line.
             let then = memory.quick_with(full)?;
             let now = quick?;
             let names = ["anonymous", "files", "shared memory"];

@@ -151,7 +151,7 @@ fn name_neighbours(
     Ok(())
 }
 
-/// Facts about memory that only later rows show.
+/// Facts that are recorded in rows after the moment of the ledger.
 #[derive(Default)]
 pub(super) struct Later {
     /// By `alloc_id`: the last category that a tag gave a block.
@@ -175,7 +175,7 @@ impl Later {
         }
     }
 
-    /// Returns the block with its last category.
+    /// Returns a copy of the block with the category of its last `tag` row, if there is one.
     fn applied_to(&self, block: &Block) -> Block {
         let mut block = *block;
         if let Some(category) = self.categories.get(&block.id) {
@@ -385,7 +385,8 @@ impl LedgerState {
                 pinned += u64::from(!segment.holes.is_empty());
             }
         }
-        // Memory that a stream still uses is not a usable hole.
+        // Memory that a stream still uses is free for the program, but no request can use it, so it is not a
+        // hole.
         let cached = (totals.reserved - (totals.allocated - asleep_bytes) - pending).max(0);
         let holes = (holes - pending).clamp(0, cached);
         let empty = empty.min(cached - holes);
@@ -434,7 +435,8 @@ impl LedgerState {
         }
     }
 
-    /// Adds the memory that no traced call explains, from the sample.
+    /// Adds the memory in the sample that no traced call explains. Without a sample, adds the assumed size of
+    /// the context.
     fn rest(&mut self, trace: &TraceFile) {
         let Some(sample) = self.sample else {
             let context = trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);

@@ -15,7 +15,7 @@ use crate::state::categories::KnownCategories;
 use crate::state::replay::{MANAGED_CALLS, Metric};
 use crate::state::replay_trace::replay_trace;
 
-/// A sample of a device.
+/// A sample of a device, with the part of it that no traced call explains (`rest`).
 #[derive(Clone, Copy)]
 pub(super) struct DeviceSample {
     pub(super) ts_ns: i64,
@@ -37,7 +37,8 @@ pub(super) fn is_managed(api: &str) -> bool {
 }
 
 impl DeviceSamples {
-    /// Reads all samples, because the first one may come after the moment of the ledger.
+    /// Reads all samples of the trace, also those after the moment of the ledger, because the first sample
+    /// may come after it.
     ///
     /// # Errors
     /// When the trace cannot be read.
@@ -68,8 +69,8 @@ impl DeviceSamples {
                     let sample = Sample::parse(&replay.symbols.get(row.name));
                     let samples = samples.entry(row.device).or_default();
                     match samples.last_mut() {
-                        // A row without a total continues the sample before it: pools and graphs have a
-                        // separate row that follows directly.
+                        // A sample without a total adds its values to the sample before it: pools and graphs
+                        // have a row of their own, directly after the row with the total.
                         Some(last) if sample.total.is_none() => {
                             last.sample = last.sample.updated(sample);
                             last.rest = Rest::of(&last.sample, accounted);

@@ -157,13 +157,14 @@ impl Tracker {
         }
         self.print_too_deep(printer, 0);
         printer.plain(
-            "device memory, the maximum over all calls, in the order of the model; each figure but own parameters includes \
-             the modules below; --full shows each call by category",
+            "device memory, the maximum over all calls, in the order of the model; all columns except own \
+             parameters include the modules below; --full shows each call by category",
         );
         if is_joined {
             printer.plain(
-                "* joins repeated layers: calls, retained, recomputed, parameters and buffers are their sums, largest is the most \
-                 that one retains, the others are maxima; --apart lists each",
+                "* joins repeated layers: calls, retained, recomputed, parameters and buffers are sums, \
+                 largest is the most that one layer retains, other columns are maxima; --apart lists each \
+                 layer",
             );
         }
         if !self.memories.has_io {
@@ -174,8 +175,8 @@ impl Tracker {
         }
     }
 
-    /// Prints how many modules are left out because they are too deep. `more` of them were followed but are
-    /// not shown.
+    /// Prints how many modules are left out because they are too deep: the modules that were not followed,
+    /// and `more` modules that were followed.
     fn print_too_deep(&self, printer: &mut Printer, more: usize) {
         let deeper = self.too_deep() + more;
         if deeper > 0 {

@@ -27,7 +27,7 @@ pub(super) struct Memory {
     most: [i64; 2],
     /// True if io records have been counted for at least one call.
     has_calls: bool,
-    /// The bytes of the tagged blocks of parameters and of buffers, each as the current sum and its peak.
+    /// From `tag` rows, for parameters and for buffers: the current bytes and their peak.
     tagged: [(i64, i64); 2],
     /// Like `tagged`, for the parameters of this module without its submodules.
     tagged_here: (i64, i64),
@@ -165,5 +165,4 @@ impl Memories {
 
 /// The note that is printed if the memory of the calls is unknown.
 pub(super) const NO_IO: &str = "no inputs and outputs of calls in this trace (MEMTRACE_OPS=io records \
-    them); parameters and buffers are those that are tagged, and a tied weight belongs to the module that \
-    has it first";
+    them); only tagged parameters and buffers count, and a tied weight counts for its first module";

@@ -44,8 +44,8 @@ use tracker::{Depth, Tracker};
 pub(super) struct Modules;
 
 /// The note that is printed with `--op-boundary` if only outermost ops have a row.
-const OUTER_OPS: &str = "--op-boundary looked at the ends of outermost ops only, so these are not \
-                         MemTracker's own peaks: MEMTRACE_OPS=all records the ops that MemTracker looks at";
+const OUTER_OPS: &str = "--op-boundary saw only outermost ops, so these peaks may differ from MemTracker's: \
+                         MEMTRACE_OPS=all records every op";
 
 impl Report for Modules {
     fn name(&self) -> &'static str {

@@ -72,7 +72,7 @@ fn modules_have_an_entry_for_each_state_of_each_call() {
     assert_eq!(totals(&modules, 1, "Peak-Forward"), [15, 17]);
     assert_eq!(totals(&modules, 1, "Pre-Forward-AC"), [12]);
     assert_eq!(totals(&modules, 1, "Post-Forward-AC"), [13]);
-    // The row that begins a module's backward belongs to the backward, so Pre-Backward excludes it.
+    // Pre-Backward excludes the row that begins the backward, so it equals the total after the forward.
     assert_eq!(totals(&modules, 1, "Pre-Backward"), [13]);
     assert_eq!(totals(&modules, 1, "Peak-Backward"), [17]);
     assert_eq!(totals(&modules, 1, "Post-Backward"), [17]);
@@ -88,7 +88,7 @@ fn modules_stay_in_backward_while_a_gradient_is_accumulated() {
     let mut trace = TraceBuilder::default();
     trace.alloc(8 * KIB, Row::default());
     let forward = Row { module: "Net.fc", phase: "forward", step: 0, ..Row::default() };
-    // With two forwards, the two parts of the backward are two calls.
+    // Two forwards, then a backward in two parts: each part counts as the backward of one forward.
     for _ in 0..2 {
         forward_of_net(&mut trace, forward);
     }
@@ -138,7 +138,7 @@ fn modules_have_one_backward_for_each_forward_whatever_comes_between_its_rows() 
         );
         trace.alloc(KIB, loader);
         trace.alloc(KIB, backward);
-        // The script allocates in the middle of the backward. The rest of the backward belongs to the same
+        // The script allocates in the middle of the backward: the rest of the backward belongs to the same
         // call.
         trace.alloc(2 * KIB, Row { module: "(script)", ..backward });
         trace.alloc(4 * KIB, backward);
@@ -159,7 +159,8 @@ fn modules_count_a_block_by_its_eventual_category_from_its_birth_on() {
     let weight = trace.alloc(8 * KIB, Row { step: -1, ..Row::default() });
     let forward = Row { module: "Net.fc", phase: "forward", step: 0, ..Row::default() };
     forward_of_net(&mut trace, forward);
-    // The weight is tagged only after the first forward, as if memtrace had found the model there.
+    // The weight is tagged only after the first forward, as when memtrace finds the model late: the forward's
+    // states nevertheless count the weight as a parameter.
     let parameter = Row { module: "Net.fc", category: Category::Parameter, ..Row::default() };
     trace.tag(weight, 8 * KIB, Row::default(), parameter);
     let (modules, _) = answer(trace, &[]);
@@ -172,7 +173,7 @@ fn modules_count_a_block_by_its_eventual_category_from_its_birth_on() {
 #[test]
 fn modules_at_op_boundaries_note_that_outermost_ops_are_not_all_ops() {
     let (_, text) = answer(training(), &["op-boundary"]);
-    assert!(text.contains("not MemTracker's own peaks: MEMTRACE_OPS=all"), "{text}");
+    assert!(text.contains("may differ from MemTracker's: MEMTRACE_OPS=all"), "{text}");
     assert!(!answer(training(), &[]).1.contains("MEMTRACE_OPS=all"));
 }
 

@@ -59,7 +59,7 @@ pub(super) fn total(types: &Types) -> i64 {
 pub(super) struct StateHistory {
     pub(super) state: CallState,
     pub(super) calls: u64,
-    /// The memory in the first calls; `--calls` sets their number.
+    /// The memory in each of the first calls. The option `--calls` sets the number of calls.
     pub(super) kept: Vec<Snapshot>,
     /// The highest total of a device over all calls.
     pub(super) highest: i64,
@@ -114,8 +114,8 @@ struct OpenCall {
     local_peak: BTreeMap<i32, i64>,
     /// The index of this call's peak among the kept peaks; `None` if the peak is not kept.
     kept_peak: Option<usize>,
-    /// True for a backward that continues after rows of another owner. The end of this call replaces the
-    /// recorded end of the first part.
+    /// True for a backward that goes on after rows of another owner. The state that was recorded at the
+    /// interruption is replaced when this call ends.
     resumed: bool,
     before: i64,
     memory: CallMemory,
@@ -292,8 +292,8 @@ impl Tracker {
     ) -> OpenCall {
         let keep = self.kept_calls(&path);
         let stats = self.modules.entry(path.clone()).or_default();
-        // Each forward has one backward. Further parts of a backward, after rows of another owner, do not
-        // count as another call.
+        // A module has at most as many backwards as forwards. If all forwards have one, this backward is the
+        // rest of the last one, which rows of another owner interrupted.
         let resumed = before == CallState::PreBackward
             && stats.calls(before) > 0
             && stats.calls(before) >= stats.calls(CallState::PreForward);
@@ -337,7 +337,8 @@ impl Tracker {
         if call.resumed {
             let series = stats.series(call.after);
             series.calls = series.calls.saturating_sub(1);
-            // If the end of the first part was kept, the end recorded below replaces it.
+            // If the end of the first part was kept, remove it, because the end of this part is recorded
+            // below instead.
             if (series.calls as usize) < keep
                 && let Some(first_part) = series.kept.pop()
             {
@@ -349,8 +350,8 @@ impl Tracker {
 
     fn end(&mut self, row: &Record) {
         let open = self.ranges.entry(row.tid).or_default();
-        // Ranges of different kinds may close in an order that does not mirror the order in which they
-        // opened.
+        // Search below the innermost range, too: ranges of different kinds need not close in the reverse
+        // order of their opening.
         let Some(at) = open.iter().rposition(|(name, _)| *name == row.name) else {
             self.unmatched += 1;
             return;

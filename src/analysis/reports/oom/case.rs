@@ -54,8 +54,8 @@ pub(super) struct RowsBefore {
     /// The number of failed calls since the last successful one, which are the failed calls of this request.
     failed: u64,
     failed_of_oom: u64,
-    /// For each device: the bytes in use at the last sample for which no row accounts and, if known, how many
-    /// of them belong to other processes and to this process's memory on the host.
+    /// For each device, the bytes in use at the last sample for which no row accounts. The two optional
+    /// values are the bytes of other processes and of this process's memory on the host, if they are known.
     foreign: Vec<(i32, i64, Option<i64>, Option<i64>)>,
     /// For each device: the current step, its totals so far, and the finished steps.
     steps: Vec<(i32, i64, StepTotals, Vec<StepTotals>)>,
@@ -191,7 +191,8 @@ impl LayersLeft {
                 return Some(found(0));
             }
             if of > at {
-                // The layer of the request has already allocated a part of its share.
+                // The layer of the request already holds a part of its memory, which must not be counted
+                // again.
                 let taken: i64 = live
                     .iter()
                     .filter(|(path, category, _)| {
@@ -226,8 +227,8 @@ impl OptimizerStep {
         if *symbols.get(row.phase) != *"optimizer" {
             return OptimizerStep::default();
         }
-        // For each size: the number of trained parameters, counted by their gradients, and the number of
-        // blocks of state. State has the category temporary until the step has ended.
+        // For each size: the number of gradients, which is the number of trained parameters, and the number
+        // of blocks of optimizer state. Until the first step has ended, state has the category temporary.
         let mut sizes: FxHashMap<i64, (i64, i64)> = FxHashMap::default();
         // The step counts of a fused optimizer, one number per parameter.
         let is_number = |block: &&Block| {
@@ -310,7 +311,7 @@ pub(super) struct OomCase<'a> {
     /// The blocks of this device.
     live: Vec<(Owner, i64)>,
     symbols: SymbolTable,
-    /// True if the request is outside of all modules, after the first step has begun.
+    /// True if the request was made outside of all modules after the first step had begun.
     pub(super) in_script: bool,
     owner: String,
     /// The phase of the request.
@@ -343,11 +344,11 @@ impl<'a> OomCase<'a> {
         let mut holes: Vec<i64> = pieces.flat_map(|s| s.holes.clone()).collect();
         holes.sort_unstable_by_key(|hole| -hole);
         let left = (capacity - totals.reserved - totals.outside).max(0);
-        // The sample is older than the request, so its free bytes are out of date, but its bytes of other
-        // processes still hold.
+        // The sample is older than the request. Its free bytes are out of date, but its bytes of other
+        // processes are still used.
         let foreign = seen.foreign.iter().find(|(device, ..)| *device == row.device);
-        // A program that allocates while the sample is taken makes it too small. The size of a simulated
-        // context is known even without a sample.
+        // If the program allocates while the sample is taken, the sample is too small. A simulated context
+        // has a known size, so use that as the minimum.
         let context_bytes = trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);
         let untraced = foreign.map_or(0, |(_, bytes, ..)| *bytes).max(context_bytes).min(left);
         let device_free = foreign.map(|_| left - untraced);
@@ -430,7 +431,7 @@ impl<'a> OomCase<'a> {
             copies: Copies::of(&live, Category::Parameter),
             states: Some(Copies::of(&live, Category::OptimizerState))
                 .filter(|states| states.steps >= FEWEST_STEPS),
-            // An incomplete search may have missed the graphs.
+            // If the search was incomplete, it may have missed the graphs, so assume that there are some.
             has_autograd: search.is_none_or(|search| {
                 !search.is_whole || search.holders.iter().any(|holder| holder.graphs > 0)
             }),
@@ -441,8 +442,8 @@ impl<'a> OomCase<'a> {
             needed: trace.needed_bytes(),
         };
         let mut facts = facts;
-        // The temporary results are allocated after all state, so they are not what is missing if the rest of
-        // the state does not fit.
+        // The temporary results are allocated after all state. If the rest of the state does not fit, they
+        // are not the missing memory, so leave them out.
         if 20 * facts.to_come >= facts.step_temporaries && facts.needs_at_least() + facts.to_come > capacity {
             facts.step_temporaries = 0;
             if optimizer.is_foreach {
@@ -507,14 +508,16 @@ impl<'a> OomCase<'a> {
         matches!(self.cause, Cause::Grows | Cause::Kept)
     }
 
-    /// Formats [`Facts::room`]; without a sample, as an upper bound.
+    /// Returns [`Facts::room`] as text. Without a sample of the device it is an upper bound, and the text
+    /// says so.
     fn room_text(&self, units: Unit) -> String {
         let most = if self.device_free.is_none() { "at most " } else { "" };
         format!("{most}{}", units.show(self.facts.room))
     }
 
-    /// Returns the missing bytes if a real card may have them, because its context may be smaller, and no
-    /// fact shows that the rest of the step would not fit there.
+    /// Returns the missing bytes if a real card might have had them. Its context may be smaller than the
+    /// simulated one, and no fact shows that the rest of the step would not fit there. Otherwise returns
+    /// `None`.
     fn lacking_inside_range(&self) -> Option<i64> {
         let (context, facts) = (self.context?, &self.facts);
         let lacking = facts.segment - facts.room;

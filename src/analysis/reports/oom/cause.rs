@@ -12,7 +12,7 @@ use crate::render::numbers::counted;
 use crate::state::block::Block;
 use crate::state::retained::Holder;
 
-/// Memory below this share of the card is too small to be the cause.
+/// Memory below this share of the card is too small to be the cause of an OOM.
 const MATERIAL: f64 = 0.1;
 /// If the free memory in the allocator's cache is at least this share of the card, fragmentation is preferred
 /// to a doubtful holder as the cause.
@@ -23,7 +23,8 @@ const USUAL_CONTEXT: i64 = 600 << 20;
 /// The minimum number of finished steps that show growth. The first step does not count, because it allocates
 /// optimizer state.
 pub(super) const FEWEST_STEPS: usize = 3;
-/// Growth over at least this many steps is not a coincidence.
+/// Growth over at least this many steps can be the cause even if it is small, because it is not a
+/// coincidence.
 const MANY_STEPS: usize = 6;
 /// The maximum number of ordinary forwards of the root module without a backward: two are common (an
 /// adversarial or contrastive loss), three are a loop.
@@ -101,7 +102,7 @@ pub(super) struct Facts {
     pub(super) others: i64,
     /// The host memory of this process; `None` if the device has its own memory.
     pub(super) host: Option<i64>,
-    /// The memory for which no row accounts, without `others` and `host`.
+    /// The memory for which no row accounts, excluding `others` and `host`.
     pub(super) unknown: i64,
     /// The free memory of the device; without a sample, an upper bound.
     pub(super) room: i64,
@@ -117,11 +118,11 @@ pub(super) struct Facts {
     pub(super) step_began: i64,
     /// The number of forwards since the last backward began, of the root module with the most such forwards.
     pub(super) forwards: u64,
-    /// The bytes that these forwards, except the last, have left allocated.
+    /// The bytes that these forwards have left allocated, not counting the last one.
     pub(super) left_by_forwards: i64,
     /// The maximum number of such forwards before a backward in earlier steps; 0 if no backward ran.
     pub(super) usual_forwards: u64,
-    /// Live memory of autograd's graphs: activations and temporaries.
+    /// The live memory of autograd's graphs: the bytes of activations and temporaries.
     pub(super) activations: i64,
     /// The bytes of the live parameters.
     pub(super) parameters: i64,
@@ -129,8 +130,9 @@ pub(super) struct Facts {
     pub(super) inputs: i64,
     /// The bytes of the live key-value cache.
     pub(super) kv_cache: i64,
-    /// An estimate of the bytes that this step has yet to allocate: for the layers that the forward had not
-    /// reached, if they take as much as the layers before, or for the rest of the optimizer's state.
+    /// An estimate of the bytes that this step has yet to allocate. In a forward, these are the bytes of the
+    /// layers that were not reached, if they take as much as the layers before. In the optimizer's step, they
+    /// are the bytes of the remaining state.
     pub(super) to_come: i64,
     /// The number of live blocks that this step allocated in the same op and module as the request. If the
     /// request copies a tensor to the GPU outside of modules, these blocks are copied tensors.
@@ -242,18 +244,19 @@ impl Facts {
         2 * self.private > self.cached()
     }
 
-    /// Returns the bytes that were missing for this request.
+    /// Returns the bytes that the request lacked: its segment minus the free memory of the device.
     pub(super) fn lacking(&self) -> i64 {
         (self.segment.max(self.request) - self.room).max(0)
     }
 
-    /// Returns a lower bound of the memory that the program needs: the memory that it held, and the request.
+    /// Returns a lower bound of the memory that the program needs: the memory that it held when the request
+    /// failed, plus the request.
     pub(super) fn needs_at_least(&self) -> i64 {
         self.allocated + self.request + self.outside + self.unknown + self.host.unwrap_or(0)
     }
 
-    /// Returns a lower bound of the memory that this step needs if it takes as much as the smallest earlier
-    /// step; 0 if no step has finished.
+    /// Returns the memory that this step needs if it takes as much as the smallest earlier step; 0 if no step
+    /// has finished. The result is a lower bound.
     pub(super) fn needs_by_earlier_steps(&self) -> i64 {
         let heights = self.steps.iter().map(|step| step.peak_before_update - step.began);
         heights
@@ -277,7 +280,8 @@ impl Facts {
             .max(1)
     }
 
-    /// Returns the bytes that the CUDA context and untraced libraries take beyond their usual size.
+    /// Returns the bytes by which the CUDA context and untraced libraries exceed their usual size, which is
+    /// at most [`USUAL_CONTEXT`].
     pub(super) fn large_context(&self) -> i64 {
         (self.unknown - USUAL_CONTEXT).max(0)
     }
@@ -286,7 +290,8 @@ impl Facts {
         bytes as f64 >= MATERIAL * self.capacity.max(self.reserved) as f64
     }
 
-    /// Returns the first cause in the chain of reasons, and the holder that is responsible for it.
+    /// Returns the first cause that applies, in a fixed order, and the holder that is responsible for it, if
+    /// there is one.
     pub(super) fn judge(&self) -> (Cause, Option<(&Holder, Kept)>) {
         if self.is_injected {
             return (Cause::Injected, None);
@@ -309,8 +314,8 @@ impl Facts {
         if self.others >= self.lacking() && self.is_material(self.others) {
             return (Cause::OtherProcess, None);
         }
-        // A list may gather the results that the program exists to produce, but large holes are certainly
-        // useless.
+        // A list may gather the results that the program exists to produce, so such a holder is doubtful.
+        // Large holes are useless without doubt.
         let is_doubtful = matches!(kept, Some((_, Kept::Gathered | Kept::EarlierResult)));
         if kept.is_some()
             && !(is_doubtful && is_fragmented && self.cached() as f64 >= LARGE * self.capacity as f64)
@@ -321,8 +326,8 @@ impl Facts {
             return (Cause::Fragmentation, None);
         }
         if let Some(host) = self.host.filter(|host| *host >= self.lacking() && self.is_material(*host)) {
-            // Device and host share this memory. The host is named only if its part is at least half of the
-            // memory in torch's blocks.
+            // Device and host share this memory. The host is named only if its memory is at least half as
+            // large as torch's blocks.
             if 2 * host >= self.allocated {
                 return (Cause::HostMemory, None);
             }
@@ -356,14 +361,15 @@ impl Facts {
         let usual = self.steps.iter().skip(1).map(|step| height(step.began, step.peak)).max()?;
         let now = height(self.step_began, self.allocated + self.request);
         let is_usual = now as f64 <= 1.25 * usual as f64 || growth.total > now;
-        // If many steps fitted and this one is no larger, the growth since then is the cause, however small
-        // it is.
+        // After many steps that fitted, a step of the usual size failed. So the growth since then is the
+        // cause, however small it is.
         let is_enough = self.is_material(growth.total) || growth.steps >= MANY_STEPS;
         (is_usual && growth.total >= self.lacking() && is_enough).then_some(growth)
     }
 
-    /// Returns the holder of the growing memory: a holder that the search found to grow, or else a holder
-    /// with at least half of the growth, such as a tensor to which results are joined.
+    /// Returns the holder of the growing memory: the largest holder whose verdict is that it grows. Without
+    /// one, returns the largest holder with at least half of the growth, such as a tensor to which results
+    /// are joined.
     fn growing(&self) -> Option<(&Holder, Kept)> {
         let seen =
             self.holders.iter().filter(|holder| holder.verdict == "grows").max_by_key(|holder| holder.bytes);
@@ -376,12 +382,14 @@ impl Facts {
         seen.map(|holder| (holder, Kept::Grows)).or_else(|| joined().map(|holder| (holder, Kept::Gathered)))
     }
 
-    /// Returns the holder of the most memory that the program does not need now.
+    /// Returns the largest holder of memory that the program does not need now, and the reason. A traceback
+    /// comes before all others.
     pub(super) fn kept(&self) -> Option<(&Holder, Kept)> {
         let live = self.allocated.max(1);
         let material = self.holders.iter().filter(|holder| holder.bytes as f64 >= MATERIAL * live as f64);
         let found = material.filter_map(|holder| Some((holder, self.why_kept(holder)?)));
-        // A traceback holds the memory of a failed attempt: the retry can only succeed once it is freed.
+        // A traceback comes first: it holds the memory of a failed attempt, and the retry can succeed only
+        // once this memory is freed.
         found.max_by_key(|(holder, why)| (*why == Kept::Traceback, holder.bytes))
     }
 
@@ -396,8 +404,8 @@ impl Facts {
         {
             return (self.step < 0).then_some(Kept::Loading);
         }
-        // A search leaves out the parameters themselves. So tensors that a function for `state_dict` holds
-        // are the state of a sharded model, which torch gathers to save it.
+        // A search for holders leaves out the parameters themselves. So tensors that a function of
+        // `state_dict` holds are the gathered state of a sharded model, which torch makes to save it.
         let is_state = text("file").contains("state_dict") && holder.graphs == 0;
         if is_state && holder.tensors >= FEWEST_GATHERED {
             return Some(Kept::FullState);
@@ -410,20 +418,21 @@ impl Facts {
         }
         let (first, last) = (holder.first_step?, holder.last_step?);
         if holder.graphs > 0 {
-            // A script without modules makes the graph of its first step before the step begins.
+            // In a script without modules, the first step begins after its forward. So the graph of its
+            // forward has step -1, and is needed in step 0.
             if self.step > last && (last >= 0 || self.step > 0) {
                 return Some(Kept::EarlierGraph);
             }
-            // The backward of the last forward needs its graph, so that graph alone is not kept in vain.
+            // The backward of the last forward needs one graph. So there must be more forwards than usual,
+            // and the earlier forwards must have left memory.
             let is_of_several =
                 self.forwards > self.most_forwards() && 3 * self.left_by_forwards >= holder.bytes;
             let most = 2 * holder.bytes > self.activations;
             return (holder.graphs >= FEWEST_GATHERED || is_of_several && most).then_some(Kept::Graphs);
         }
         if last < 0 && self.step >= 0 {
-            // A data set on the GPU has one or two tensors; a second copy of the weights has as many tensors
-            // as the model. Averaged weights are used in each step; they belong to an object, so their name
-            // has a dot.
+            // A data set on the GPU has one or two tensors, but a second copy of the weights has many. A name
+            // with a dot belongs to an attribute of an object, such as averaged weights that each step uses.
             let is_copy =
                 holder.tensors >= 8 && self.parameters > 0 && 4 * holder.bytes >= 3 * self.parameters;
             return (is_copy && !text("name").contains('.')).then_some(Kept::Loaded);
@@ -438,8 +447,8 @@ impl Facts {
             if self.holders.iter().any(|holder| holder.text("file").contains("state_dict")) {
                 return Some(Kept::FullState);
             }
-            // A running call of a library may hold memory that no name reaches, such as the backward of a
-            // checkpoint.
+            // A running call of a library may hold memory that no variable refers to, such as the backward of
+            // a checkpoint.
             let is_of_call = text("kind") == "unnamed" && last >= self.step;
             return (!is_of_call).then_some(Kept::Gathered);
         }
@@ -447,14 +456,15 @@ impl Facts {
         (first >= 0 && last < self.step && is_enough).then_some(Kept::EarlierResult)
     }
 
-    /// Returns the maximum number of forwards of a root module without a backward that are not a loop over a
-    /// data set.
+    /// Returns the maximum number of forwards of a root module without a backward that is ordinary. More
+    /// forwards are a loop over a data set.
     fn most_forwards(&self) -> u64 {
-        // A program that trained with one forward per backward needs no second graph.
+        // If the program so far had one forward per backward, it needs no second graph.
         if self.usual_forwards == 1 { 1 } else { MOST_FORWARDS }
     }
 
-    /// Returns other uses of memory that could be freed, as sentences without a full stop.
+    /// Returns sentences (without a full stop) about memory that could be freed, in addition to the memory
+    /// that the cause names.
     pub(super) fn remarks(&self, cause: Cause, units: Unit) -> Vec<String> {
         let mut found = Vec::new();
         let shown = |bytes: i64| units.show(bytes).to_string();
@@ -508,9 +518,9 @@ impl Facts {
         found
     }
 
-    /// Returns the bytes that were allocated when this step began, and the maximum that an earlier step took.
-    /// Returns `None` unless this step took much more than each earlier step, and at least [`FEWEST_STEPS`]
-    /// steps have ended.
+    /// If this step took much more memory than each earlier step, returns the bytes that were allocated when
+    /// it began, and the most that an earlier step took. Otherwise, or if fewer than [`FEWEST_STEPS`] steps
+    /// have ended, returns `None`.
     pub(super) fn larger_step(&self) -> Option<(i64, i64)> {
         let usual = self.steps.iter().map(|step| step.peak - step.began).max()?;
         (self.steps.len() >= FEWEST_STEPS && self.is_larger_than_before()).then_some((self.step_began, usual))
@@ -524,16 +534,17 @@ impl Facts {
     }
 }
 
-/// Returns true if a holder belongs to a running forward: its variables, or the tensors that torch itself
-/// packs for the backward.
+/// Returns true if a holder belongs to a running forward: a local variable of a forward function, or tensors
+/// that torch itself keeps for the backward.
 pub(super) fn is_of_forward(holder: &Holder) -> bool {
     let is_variable =
         holder.text("kind") == "local" && holder.text("owner").to_lowercase().contains("forward");
     is_variable || holder.text("file").contains("/torch/")
 }
 
-/// Returns the holders. The memory that torch's checkpoints keep for their backward is added to the graph
-/// that waits for this backward.
+/// Returns the holders, but without the holders of the inputs that torch's checkpoints keep for their
+/// backward. The bytes of these inputs are added to the largest graph of the script, whose backward needs
+/// them.
 pub(super) fn with_inputs_of_checkpoints(holders: &[Holder]) -> Vec<Holder> {
     let is_of_checkpoint =
         |holder: &Holder| holder.graphs > 0 && holder.text("file").ends_with("torch/utils/checkpoint.py");
@@ -626,17 +637,17 @@ mod tests {
     #[test]
     fn oom_small_holes_of_a_full_card_are_no_fragmentation() {
         assert_eq!(full().judge().0, Cause::TooBig);
-        // The same card with holes of a fifth of its memory.
+        // The same card, but a fifth of its memory is in holes: the cause is fragmentation.
         let holes = Facts { allocated: 18 * GIB, ..full() };
         assert_eq!(holes.judge().0, Cause::Fragmentation);
         assert_eq!(Facts { needed: Some(34 * GIB), ..holes.clone() }.judge().0, Cause::TooBig);
         assert_eq!(Facts { largest_hole: 2 * GIB, ..holes.clone() }.judge().0, Cause::TooBig);
-        // A step as large as the earlier one does not fit if 14 GiB are allocated at its start; it fits with
-        // 13 GiB.
+        // The step needs as much as the earlier one. If 14 GiB are allocated at its start, it does not fit,
+        // even without holes. With 13 GiB it would fit, so the holes are the cause.
         let began = Facts { steps: steps(&[GIB]), step_began: 14 * GIB, ..holes.clone() };
         assert_eq!(began.judge().0, Cause::TooBig);
         assert_eq!(Facts { step_began: 13 * GIB, ..began }.judge().0, Cause::Fragmentation);
-        // Small holes are the cause if an earlier step held as much memory as now.
+        // An earlier step held as much memory as this one. So even small holes are the cause.
         assert_eq!(Facts { steps: steps(&[13 * GIB]), ..full() }.judge().0, Cause::Fragmentation);
     }
 
@@ -646,7 +657,8 @@ mod tests {
         let grows = Facts { steps: steps(&ends), step: 8, step_began: 13 * GIB, ..full() };
         assert_eq!(grows.judge().0, Cause::Grows);
         assert_eq!(grows.growth().map(|growth| (growth.per_step, growth.total)), Some((GIB, 6 * GIB)));
-        // Not growth: too little to matter; a larger step; ends that go up and down.
+        // Not the cause: growth that is too small, a step that is larger than usual, step ends that rise and
+        // fall, and two steps.
         let little: Vec<i64> = (0..8).map(|step| GIB + step * MIB).collect();
         assert_eq!(Facts { steps: steps(&little), ..grows.clone() }.growth(), None);
         assert_eq!(Facts { step_began: GIB, ..grows.clone() }.growth(), None);
@@ -659,8 +671,8 @@ mod tests {
     fn oom_blames_no_variable_that_the_program_needs() {
         let why = |facts: &Facts, fields: serde_json::Value| facts.why_kept(&holder(fields));
         let facts = Facts { step: 3, ..full() };
-        // Not kept in vain: the activations of the running forward; a batch; a data set; averaged weights;
-        // the cache of a decoder.
+        // Needed, so not kept: the activations of the running forward, a batch, the cache of a decoder, a
+        // data set, and averaged weights.
         let forward = json!({ "owner": "Net.forward", "graphs": 1, "first_step": 3, "last_step": 3 });
         assert_eq!(why(&facts, forward), None);
         let now = |tensors: i64| json!({ "tensors": tensors, "first_step": 3, "last_step": 3 });
@@ -674,7 +686,8 @@ mod tests {
         // The buffers of captured graphs, in a list beside the graphs.
         let graphs = json!({ "tensors": 4, "first_step": 3, "last_step": 3, "needed_by": "a CUDA graph" });
         assert_eq!(why(&facts, graphs), None);
-        // Kept: tensors that torch.load makes before training; the full state of a sharded model.
+        // Kept without need: a checkpoint that torch.load has read before training, and the full state of a
+        // sharded model.
         let loads = |file: &str| json!({ "tensors": 24, "first_step": -1, "last_step": -1, "file": file, "owner": "Unpickler.load" });
         let before = Facts { step: -1, ..full() };
         assert_eq!(why(&before, loads("torch/_weights_only_unpickler.py")), Some(Kept::Loading));
@@ -683,22 +696,23 @@ mod tests {
         assert_eq!(why(&Facts { holders: vec![saves], ..facts.clone() }, now(24)), Some(Kept::FullState));
         let hook = json!({ "tensors": 88, "file": "/lib/torch/distributed/fsdp/_state_dict_utils.py" });
         assert_eq!(why(&facts, hook), Some(Kept::FullState));
-        // Two forwards before a backward are common, so their graph is needed. Eight are a loop that keeps
-        // graphs.
+        // Two forwards before a backward are common: their graph is needed. After eight forwards, it is a
+        // loop that keeps graphs.
         let graph = || json!({ "graphs": 1, "bytes": 12 * GIB, "first_step": 3, "last_step": 3 });
         assert_eq!(why(&Facts { forwards: 2, ..facts.clone() }, graph()), None);
         let eight = Facts { forwards: 8, left_by_forwards: 11 * GIB, ..facts.clone() };
         assert_eq!(why(&eight, graph()), Some(Kept::Graphs));
-        // If the earlier forwards left no memory, they were evaluations without graphs: the graph is needed.
+        // The earlier forwards left no memory, so they were evaluations: the graph is needed.
         assert_eq!(why(&Facts { left_by_forwards: 0, ..eight }, graph()), None);
-        // The second graph is kept in vain if earlier steps had one forward per backward, and needed if they
-        // had two.
+        // If earlier steps had one forward per backward, the second graph is not needed. If they had two, it
+        // is needed.
         let second = Facts { forwards: 2, usual_forwards: 1, left_by_forwards: 12 * GIB, ..facts.clone() };
         assert_eq!(why(&second, graph()), Some(Kept::Graphs));
         assert_eq!(why(&Facts { usual_forwards: 2, ..second }, graph()), None);
         let earlier = json!({ "graphs": 1, "first_step": 2, "last_step": 2 });
         assert_eq!(why(&facts, earlier), Some(Kept::EarlierGraph));
-        // The graph of a forward before the first step is needed in step 0, and kept in vain in step 1.
+        // The graph of a forward before the first step is needed in step 0. In step 1, it is kept without
+        // need.
         let first = || json!({ "graphs": 1, "first_step": -1, "last_step": -1 });
         assert_eq!(why(&Facts { step: 0, ..facts.clone() }, first()), None);
         assert_eq!(why(&Facts { step: 1, ..facts.clone() }, first()), Some(Kept::EarlierGraph));
@@ -727,8 +741,8 @@ mod tests {
         let joins = Facts { step: 3, is_join: true, request: 16 * GIB, ..full() };
         assert_eq!(joins.why_kept(&holder(results.clone())), Some(Kept::Joined));
         assert_eq!(Facts { is_join: false, ..joins.clone() }.why_kept(&holder(results.clone())), None);
-        // A request for twice the size joins an ordinary pair, and a holder with a graph is needed for a
-        // backward: neither is kept in vain.
+        // Needed, so not kept: a holder that is small compared with the request, and a holder with a graph,
+        // which a backward needs.
         assert_eq!(Facts { request: 24 * GIB, ..joins.clone() }.why_kept(&holder(results.clone())), None);
         let mut graph = results;
         graph["graphs"] = 1.into();
@@ -742,8 +756,8 @@ mod tests {
         assert_eq!(Facts { others: GIB, ..others }.judge().0, Cause::TooBig);
         let outside = Facts { outside: 4 * GIB, reserved: 19 * GIB, allocated: 19 * GIB, ..full() };
         assert_eq!(outside.judge().0, Cause::OutsideTorch);
-        // Device and host share one memory. The host is the cause if its part is at least half of torch's
-        // blocks, but not if it is less.
+        // Device and host share one memory. The host is the cause if its memory is at least half as large as
+        // torch's blocks, and otherwise it is not.
         let host = Facts { host: Some(10 * GIB), reserved: 13 * GIB, allocated: 13 * GIB, ..full() };
         assert_eq!(host.judge().0, Cause::HostMemory);
         let host = Facts { host: Some(4 * GIB), reserved: 19 * GIB, allocated: 19 * GIB, ..full() };

@@ -30,7 +30,7 @@ pub(super) struct Begun {
 }
 
 impl Begun {
-    /// Returns the bytes that all calls of the range except the last have left allocated.
+    /// Returns the bytes that the calls of the range have left allocated, not counting the last call.
     pub(super) fn left(&self) -> i64 {
         self.last - self.first
     }

@@ -125,8 +125,8 @@ impl Report for Oom {
             if cases.is_empty() && killed.is_empty() {
                 heading(&mut printer, input, &trace.meta);
             }
-            // The kill of a child is derived from a counter that may also count other processes, so after an
-            // OOM it is not printed as a second verdict.
+            // The kill of a child is derived from a counter that may also count other processes. So after an
+            // OOM, a killed child is not printed as a second verdict.
             if cases.is_empty() || verdict.is_of_process() {
                 printer.gap();
                 if input.traces.len() > 1 {
@@ -256,7 +256,7 @@ impl KeptMemory {
         }))
     }
 
-    /// Returns the holder and the reason as one line.
+    /// Returns the sentence about the holder, without the verdict.
     pub(super) fn line(&self) -> &str {
         &self.because
     }

@@ -8,13 +8,13 @@ use super::case::OomCase;
 use super::cause::{Cause, Kept, is_of_forward};
 use crate::state::retained::Holder;
 
-/// Parts of the names of the ops that attention runs on its scores if it writes them to memory.
+/// Attention that writes its scores to memory runs ops with these texts in their names.
 const SCORES: [&str; 6] = ["softmax", "bmm", "matmul", "masked_fill", "::where", "dropout"];
 /// The size in bytes of the pages by which expandable segments of large blocks grow and shrink.
 const PAGE: i64 = 20 << 20;
-/// If a step moves at least this many tensors to the GPU, they are taken for a model.
+/// If a step moves at least this many tensors to the GPU, they are assumed to be a model.
 const FEWEST_OF_MODEL: usize = 8;
-/// The text after a saving that may be smaller than the missing memory.
+/// The text after a saving that may be less than the missing memory.
 const UNSURE: &str = ", may not be enough alone";
 /// The remedy for an evaluation that keeps graphs, if it is unknown whether the program evaluates.
 const EVALUATES: &str = "if this is an evaluation: torch.no_grad() or torch.inference_mode()";
@@ -165,7 +165,8 @@ impl OomCase<'_> {
             ));
         }
         if facts.is_material(facts.step_temporaries) {
-            // While the optimizer still allocates state, no temporary result is live yet.
+            // While the optimizer still allocates state, the temporary results are still to come, so add them
+            // to the need.
             let whole = facts.needs_at_least() + facts.to_come + facts.step_temporaries;
             let is_short = facts.to_come > 0 && facts.step_temporaries < (whole - facts.capacity) / 4 * 5;
             all.push(format!(
@@ -325,7 +326,8 @@ impl OomCase<'_> {
     pub(super) fn advised_line(&self, advice: &FirstAdvice, units: Unit) -> String {
         let facts = &self.facts;
         let least = if advice.is_least { "at least " } else { "" };
-        // Memory that was not yet allocated shrinks in the same proportion as the memory that was.
+        // The memory that this step has yet to allocate is assumed to shrink by the same factor as the memory
+        // that it has allocated.
         let now = (facts.activations).max(1);
         let of_rest =
             (i128::from(facts.to_come) * i128::from(advice.saved.min(now)) / i128::from(now)) as i64;

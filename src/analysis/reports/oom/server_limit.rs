@@ -67,7 +67,8 @@ impl ServerPart {
         (0.0..=1.0).contains(&part).then_some(ServerPart { part, blocks })
     }
 
-    /// Returns the remedy after an OOM in the trial forward, which runs before the KV cache exists.
+    /// Returns the remedy after an OOM in the trial forward, or `None` if the KV cache already exists,
+    /// because the trial forward runs before.
     pub(super) fn smaller_trial(&self) -> Option<String> {
         (self.blocks == 0).then(|| {
             "vLLM: a smaller max_num_batched_tokens (and max_num_seqs), so that the trial forward needs less; \
@@ -76,8 +77,8 @@ impl ServerPart {
         })
     }
 
-    /// Returns the remedy after an OOM if the server has a KV cache, because the cache takes all memory that
-    /// the share allows.
+    /// Returns the remedy after an OOM for a server with a KV cache, or `None` without one. The cache takes
+    /// all memory that the share allows, so a smaller share leaves room for the `lacking` bytes.
     pub(super) fn less_cache(&self, lacking: i64, capacity: i64) -> Option<String> {
         let lower = hundredths(self.part - lacking as f64 / capacity.max(1) as f64, f64::floor) - 0.01;
         (self.blocks > 0 && lower > 0.0).then(|| {
@@ -90,7 +91,7 @@ impl ServerPart {
     }
 }
 
-/// Rounds a number to two decimals.
+/// Rounds a number to two decimals with `round`, such as `f64::floor`.
 fn hundredths(value: f64, round: fn(f64) -> f64) -> f64 {
     round(value * 100.0) / 100.0
 }
@@ -145,12 +146,12 @@ impl Refused {
         (self.part * self.capacity as f64).ceil() as i64
     }
 
-    /// Returns true if less memory was free at the start than the share.
+    /// Returns true if the share is larger than the memory that was free at the start.
     fn is_too_large(&self) -> bool {
         self.allowed() > self.free
     }
 
-    /// Returns the verdict, with the words of the report about an OOM.
+    /// Returns the verdict in the terms of `memtrace oom`: another process, or a limit.
     fn verdict(&self) -> &'static str {
         let is_taken = self.is_too_large() && self.allowed() <= self.free + self.others;
         if is_taken { "another process" } else { "a limit" }
@@ -272,7 +273,7 @@ mod tests {
             "vllm: gpu_memory_utilization=0.9 ended",
             "vllm: gpu_memory_utilization=nan blocks=0 ended",
             "vllm: gpu_memory_utilization=9 blocks=0 ended",
-            // Not from the end of the process: the server may still get a cache.
+            // A mark without `ended` is not from the end of the process, so the server may still get a cache.
             "vllm: gpu_memory_utilization=0.9 blocks=0",
             "kv_cache: gpu_memory_utilization=0.9 blocks=0 ended",
         ] {
@@ -296,9 +297,10 @@ mod tests {
             first(&small),
             "gpu_memory_utilization above 0.19, at most 0.96 here: each 0.01 more is 81.92 MiB of KV cache"
         );
-        // If some memory is left but no sequence fits, the reason names the memory that is left.
+        // Some memory is left, but too little for a sequence: the reason names the memory that is left.
         assert!(Refused { part: 0.2, ..small }.because(Unit::default()).contains("102.40 MiB that is left"));
-        // The share exceeds the free memory. First no other process holds memory, then another process does.
+        // The share is larger than the free memory. Without another process on the card, the verdict is a
+        // limit.
         let large = Refused { part: 0.99, needed: 0, ..small };
         assert_eq!(
             (large.verdict(), first(&large).as_str()),
@@ -307,7 +309,7 @@ mod tests {
         let taken = Refused { part: 0.9, free: 5 * GIB, others: 3 * GIB, needed: 0, ..small };
         assert_eq!(taken.verdict(), "another process");
         assert_eq!(taken.tries(Unit::default()).len(), 2);
-        // If no larger share helps, the first remedy is a smaller trial forward.
+        // A larger share does not help: the first remedy is a smaller trial forward.
         let full = Refused { part: 0.9, needed: 8 * GIB - GIB / 3, ..small };
         assert!(first(&full).starts_with("a smaller max_num_batched_tokens"));
     }

@@ -115,8 +115,8 @@ impl StepGroups {
         }
     }
 
-    /// Returns the groups that exceed their memory in earlier steps most, including a request that failed.
-    /// Repeated layers count as one group.
+    /// Returns the groups whose memory exceeds their usual memory most. The `request` bytes of the request
+    /// that failed count for its group. Repeated layers count as one group.
     pub(super) fn differences(
         &self,
         failed: &Record,
@@ -141,8 +141,8 @@ impl StepGroups {
             .collect();
         all.sort_by(|a, b| (b.bytes - b.usual, &a.op, &a.module).cmp(&(a.bytes - a.usual, &b.op, &b.module)));
         all.truncate(SHOWN);
-        // A larger input may be the reason for all other differences, although it is too small to be one of
-        // them. So the input that grew most is added.
+        // A larger input may cause all other differences, although it is too small to be listed itself. So
+        // add the input that grew by the largest factor.
         let inputs = self.inputs.now.iter().map(|(group, bytes)| Difference {
             op: symbols.or_dash(group.0).to_string(),
             module: symbols.or_dash(group.1).to_string(),

@@ -8,8 +8,9 @@ use crate::state::block::Block;
 use crate::state::categories::{self, InferenceState};
 
 impl Replay {
-    /// Returns two sums over all blocks that were allocated on a device in the window: the bytes of the
-    /// blocks without an owner when they were freed or at the end, and the bytes of all blocks.
+    /// Returns two sums over all blocks that were allocated on a device in the window. The first is the bytes
+    /// of the blocks that still had no owner when they were freed, or at the end of the trace. The second is
+    /// the bytes of all blocks.
     #[must_use]
     pub fn unowned_and_total(&self, ordinal: i32) -> (i64, i64) {
         let Some(device) = self.find(ordinal) else { return (0, 0) };
@@ -20,9 +21,9 @@ impl Replay {
         (live.fold(device.unowned.all.wrapping_sub(inferred), i64::wrapping_add), device.total_allocated)
     }
 
-    /// Returns true if categories are inferred, which requires a trace without tags so far. If `known` has a
-    /// map of categories, the map must not be empty. Otherwise, a forward pass must have begun, or the first
-    /// backward pass must have freed an activation.
+    /// Returns true if categories are inferred. The trace must have no tags so far. If `known` has a map of
+    /// categories, the map must not be empty. Without a map, a forward pass must have begun, or the first
+    /// backward pass must have freed a block from outside backward.
     #[must_use]
     pub fn infers(&self) -> bool {
         let by_phase = self.first_forward.is_some() || self.passes.first_activation.is_some();
@@ -54,8 +55,8 @@ impl Replay {
         InferenceState { phases, first_forward, step, phase, passes, last_alloc }
     }
 
-    /// Sets the inferred categories of `blocks`. A block that was freed after `last_alloc`, the `seq` of the
-    /// last allocation, counts as never freed; `i64::MAX` makes every free count.
+    /// Sets the inferred categories of `blocks`. `last_alloc` is the `seq` of the last allocation: a block
+    /// that was freed after it counts as never freed. With `i64::MAX`, every free counts.
     pub(super) fn infer_categories(&self, blocks: &mut [Block], last_alloc: i64) {
         if self.known.is_none() {
             categories::infer(blocks, &self.inference_state(last_alloc));
@@ -64,8 +65,8 @@ impl Replay {
         }
     }
 
-    /// Sets the category of each live block that is also in `blocks` to its category there, which a later
-    /// `tag` row set.
+    /// Copies the categories of `blocks`, which come from later `tag` rows, to the live blocks with the same
+    /// ids.
     pub(in crate::state) fn set_categories(&mut self, blocks: &[Block]) {
         for tagged in blocks {
             if let Some(block) = self.memory.live.get_mut(tagged.id) {

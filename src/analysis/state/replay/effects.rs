@@ -13,7 +13,8 @@ use crate::state::device::Moment;
 use crate::state::live_blocks::FreedSlot;
 
 impl Replay {
-    /// Uses the totals at the start of a window as the first candidates for its peaks.
+    /// Starts the search for peaks at `row`, the first row of the window. The totals before the row are the
+    /// first candidates.
     pub(super) fn enter_window(&mut self, row: &Record) {
         let (seq, ts_ns) = (self.seq, row.ts_ns);
         for device in &mut self.memory.devices.list {
@@ -44,8 +45,8 @@ impl Replay {
 
     /// Processes a sample of a device.
     pub(super) fn sample(&mut self, row: &Record) {
-        // A host sample has the process's memory as the kernel counts it, not the pinned memory, which is
-        // what the device `HOST` stands for in a replay.
+        // In a replay, the device `HOST` has only pinned host memory. A host sample counts the whole memory
+        // of the process, so it is no sample of that device.
         if row.device == HOST {
             return;
         }
@@ -65,8 +66,8 @@ impl Replay {
         let drift = (totals.allocated - summed.allocated, totals.reserved - summed.reserved);
         let is_above = row.device >= 0 && totals.allocated > totals.reserved && self.counts.lost == 0;
         let was_above = std::mem::replace(&mut device.is_above, is_above);
-        // A sleep mode unmaps segments whose blocks stay live. After such an unmap, more allocated than
-        // reserved memory is correct. It is a problem only if it begins at an allocation.
+        // In a sleep mode, segments are unmapped while their blocks stay live. It is then correct that more
+        // memory is allocated than reserved. So count a problem only if this begins at an allocation.
         if is_above && !was_above && row.event == EventName::Alloc {
             self.problems.above_reserved += 1;
             self.problems.example(|| {
@@ -76,8 +77,9 @@ impl Replay {
                 )
             });
         }
-        // A wrong total stays wrong, so only the row at which the difference changes is a problem. In the
-        // opening rows of a rotated part, the totals are ahead of the sums.
+        // After a wrong total, all later totals are wrong by the same amount, so only the row at which the
+        // difference changes is a problem. The opening rows of a rotated part are no problem, because the
+        // sums are still incomplete there.
         let changed = drift != std::mem::replace(&mut device.drift, drift);
         if changed && drift != (0, 0) && row.event != EventName::Live {
             self.problems.totals += 1;
@@ -231,8 +233,8 @@ impl Replay {
         }
     }
 
-    /// Counts a freed block without an owner, once with and once without inference, because only the end of
-    /// the trace shows whether the trace has tags.
+    /// Adds the bytes of a freed block without an owner to both sums, `all` and `inferred`. Which of them
+    /// applies is known only at the end of the trace, when it is clear whether the trace has tags.
     #[cold]
     fn count_unowned(&mut self, mut block: Block) {
         self.infer_categories(std::slice::from_mut(&mut block), i64::MAX);

@@ -87,9 +87,9 @@ pub struct Replay {
     pub step: i64,
     /// The highest step so far; -1 before the first.
     highest_step: i64,
-    /// The highest step at the last OOM, or `None` once a later step has allocated.
+    /// The highest step at the last OOM. `None` if there was no OOM, or if a later step has allocated since.
     oom_step: Option<i64>,
-    /// The highest steps with work.
+    /// The highest steps with a forward, with training and with an OOM.
     worked_steps: WorkedSteps,
     /// The first step so far.
     pub first_step: Option<i64>,
@@ -179,7 +179,8 @@ impl Replay {
 
     /// Processes the next row.
     pub fn feed(&mut self, row: &Record) {
-        // `seq` jumps after removed parts, which the reader has reported as missing.
+        // After removed parts, a jump of `seq` is no gap, because the reader has reported the missing parts
+        // already.
         let jumps = row.is_behind_removed && row.seq > self.seq;
         if self.seq + 1 != row.seq && self.counts.rows > 0 && !jumps {
             let last = self.seq;
@@ -206,7 +207,7 @@ impl Replay {
                 self.first_forward = Some((row.seq, row.step));
             }
         }
-        // The time of an op row is 0 if its column was not read.
+        // An op row may have the time 0, because its time column was not read. So keep the highest time.
         self.ts_ns = self.ts_ns.max(row.ts_ns);
         let inside = self.window.has(self.ts_ns, self.step);
         if inside && !self.inside {
@@ -233,7 +234,8 @@ impl Replay {
         match row.event {
             EventName::Oom => {
                 self.totals(row);
-                // A simulated grant let the program continue, so the run did not end here.
+                // After an OOM that a simulated grant of memory resolved (`--past-oom`), the program
+                // continued, so do not count it as the end of the run.
                 if *self.symbols.get(row.api) != *Api::PastOom.as_str() {
                     self.oom_step = Some(self.highest_step);
                     if self.inside {
@@ -276,17 +278,18 @@ impl Replay {
         self.worked_steps.end(text);
     }
 
-    /// Returns the last step with work so far, or -1 before the first. A step ends with the optimizer, and
-    /// memory that the program allocates after the last optimizer step (`loss.item()`, an evaluation) begins
-    /// no further step. If no row shows such work, for example because the program numbers its steps and no
-    /// phase is known, returns the highest step.
+    /// Returns the last step with work so far, or -1 before the first.
+    ///
+    /// A step ends with the optimizer. Memory that the program allocates after the last optimizer step
+    /// (`loss.item()`, an evaluation) begins no further step. If no row shows such work, for example because
+    /// no phase is known, returns the highest step.
     #[must_use]
     pub fn last_step(&self) -> i64 {
         self.worked_steps.last().unwrap_or(self.highest_step)
     }
 
-    /// Returns true if no later step allocated on the GPU after the last OOM, so that the trace has only a
-    /// part of the step that failed. A trainer that only cleans up after an OOM begins no new step.
+    /// Returns true if no later step has allocated memory on the GPU after the last OOM. The failed step is
+    /// then incomplete in the trace. A trainer that only cleans up after an OOM begins no new step.
     #[must_use]
     pub fn ended_in_oom(&self) -> bool {
         self.oom_step.is_some()

@@ -74,7 +74,7 @@ fn a_run_ended_in_an_oom_unless_a_later_step_allocates() {
         allocated(&trace.finish()).ended_in_oom()
     };
     assert!(ended(&|_, _| {}));
-    // The next step has only an op and a free, as in a trainer that cleans up. The run still ended in the
+    // The next step has only an op and a free, as in a trainer that cleans up: the run still ended in the
     // OOM.
     assert!(ended(&|trace, a| {
         trace.raw(Row { event: EventName::Op, ..step(1) });
@@ -83,7 +83,7 @@ fn a_run_ended_in_an_oom_unless_a_later_step_allocates() {
     assert!(!ended(&|trace, _| {
         trace.alloc(512, step(1));
     }));
-    // A second attempt in the same step does not count as a later step.
+    // A second attempt in the same step allocates: the run still ended in the OOM.
     assert!(ended(&|trace, _| {
         trace.alloc(512, step(0));
     }));
@@ -208,8 +208,7 @@ fn a_contradiction_between_rows_is_counted_once() {
     let mut trace = TraceBuilder::default();
     trace.segment(2 << 20);
     let a = trace.alloc(512, step(0));
-    // The total in this row is 512 bytes more than the sum of the deltas, and so are the totals in all later
-    // rows.
+    // From this row on, the totals are 512 bytes more than the sum of the deltas: one problem.
     let b = trace.change(
         Row {
             device: 0,
@@ -232,8 +231,8 @@ fn a_contradiction_between_rows_is_counted_once() {
     assert_eq!(problems.examples.len(), 3);
 }
 
-/// A row without a step, such as a sample, may be written between a backward and the tags of its gradients.
-/// It must not end a window of steps.
+/// Rows without a step, such as a sample, come between the backward and the tags of its gradients: the window
+/// of steps continues after them.
 #[test]
 fn a_window_of_steps_continues_after_rows_without_a_step() {
     for event in [EventName::Sample, EventName::Lost, EventName::Meta] {
@@ -308,7 +307,7 @@ fn a_live_block_is_found_at_any_age() {
     for round in 0..200_000 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let random = (state >> 33).cast_signed();
-        // Most ids are row numbers, as in a trace, and some are arbitrary.
+        // Most ids are row numbers, as in a trace. The others are arbitrary, also negative or repeated.
         let id = if random % 8 > 0 { round } else { random / 8 % (1 << 17) - 1000 };
         if random % 3 == 0 {
             let id = if random % 2 == 0 { id } else { round - random / 2 % 50 };

@@ -18,7 +18,8 @@ def give_way(folder):
         if error.name != "sitecustomize":
             raise
     finally:
-        # The import system looks up the entry once more after this file has run.
+        # After this file has run, the import system looks up the entry `sitecustomize` once more, so it must
+        # exist even if the program has no `sitecustomize`.
         sys.modules.setdefault("sitecustomize", own)
 
 

@@ -101,7 +101,7 @@ def warn_of_other_ranks():
     if runs and size in ("", world):
         return
     try:
-        # The folder belongs to this rank alone, so this file shows that the rank has warned.
+        # The folder belongs to this rank alone. If the file exists, a process of the rank has already warned.
         os.close(os.open(os.path.join(waiting.OWN_FOLDER, "warned"), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return
@@ -142,7 +142,8 @@ def install_stores(native):
         known = {key: options[key] for key in ("timeout", "use_libuv") if key in options}
         if rest:
             known["timeout"] = rest[0]
-        # A client that expects more than one worker would first pause, to spare the server.
+        # Pass 1 as the number of workers: with more, the client would pause before it connects, to spare the
+        # server.
         connect(self, HOST, store_port(name), 1, False, **known)
 
     native.TCPStore.__init__ = init
@@ -170,9 +171,8 @@ def install_waits(native, waits):
         empty value meanwhile."""
         started = time.monotonic()
         result = call()
-        # A call that returned a value at once did not wait, so there is nothing to report. Otherwise
-        # `answered` reports the line of the script, and says whether a stand-in set the key to an empty
-        # value.
+        # If the call returned a value at once, it did not wait, so there is nothing to report. Otherwise,
+        # `answered` reports the line of the script and returns `empty` if a stand-in set an empty value.
         if time.monotonic() - started < waiting.ANSWERED_LATE and not is_empty(result):
             return result, []
         return result, [key for key in keys if waits.answered(key) == "empty"]
@@ -241,7 +241,7 @@ def install_groups(c10d, native):
     def new_process_group_helper(group_size, *arguments, **options):
         note_pipeline(c10d, arguments, options)
         given = signature.bind_partial(group_size, *arguments, **options).arguments
-        # The group of all ranks has an empty list.
+        # PyTorch passes an empty list for the group of all ranks.
         near = near_of(given.get("global_ranks_in_group") or range(group_size))
         if given.get("group_name") is not None:
             place(str(given["group_name"]).encode(errors="backslashreplace").replace(b"\0", b""), near)
@@ -417,7 +417,8 @@ def install_gloo(torch, c10d, native, waits):
 
 
 def install_objects(torch, c10d):
-    """Makes an object from a stand-in a copy of the object that this rank passed."""
+    """Replaces the collectives for objects, so that each object from a stand-in is a copy of the object that
+    this rank passed."""
     current = threading.local()
     read_object = c10d._tensor_to_object
 
@@ -485,7 +486,7 @@ def install_objects(torch, c10d):
         if is_root(group, src, options.get("group_src")):
             return real(object_list, src, group, device, **options)
         if on_host(group, device):
-            # gloo's tensors would be on the host, so no GPU memory is missing from the trace.
+            # The tensors of this broadcast would be on the host, so skipping it changes no GPU memory.
             count_answer()
             return None
         with passing(list(object_list)):

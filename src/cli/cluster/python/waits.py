@@ -17,18 +17,19 @@ import time
 # rank equally long.
 PATIENCE = 60.0
 PATIENCE_VARIABLE = "MEMTRACE_PHANTOM_PATIENCE"
-# A time in seconds. A longer wait for a key may have been ended by a stand-in, because the store first gives
-# other threads of the rank time to set the key.
+# The time in seconds after which a wait for a key counts as answered late: a stand-in may then have set the
+# key. The store gives other threads of the rank a little longer than this to set it.
 ANSWERED_LATE = 0.15
-# The minimum number of repetitions of one line, for polls and for received messages, that count as a waiting
-# loop.
+# If the script repeats a call at one line at least this often, the line counts as a waiting loop. The first
+# number is for polls, the second for received messages.
 POLLS, MESSAGES = 10, 1000
 # A process that uses less than this share of one core is idle.
 RESTING = 0.1
-# The minimum number of consecutive checks that find the same call before the process ends, and the maximum
-# number of intervals between two checks: a process that was stopped or got no CPU time is not deadlocked.
+# LOOKS: the minimum number of consecutive checks that must find the same call before the process is ended.
+# GAP: the maximum time between two checks, in intervals. After a longer gap, counting starts again, because
+# the process was stopped or got no CPU time.
 LOOKS, GAP = 4, 3
-# The maximum time in seconds that the interpreter waits for the thread at exit.
+# The maximum time in seconds for which the exit of the interpreter waits for the thread.
 # Normally the thread ends at once.
 LAST_LOOK = 1.0
 OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -48,7 +49,7 @@ def current_folder():
         return os.sep
 
 
-# Read at the start, because the folder may change or be removed later: then `os.path.abspath` raises.
+# Read now, because the program may change or remove its folder later: then `os.path.abspath` raises.
 START_FOLDER = current_folder()
 
 
@@ -84,13 +85,13 @@ class Waits:
         # A line outside of these folders is a line of the script.
         self.inner = (OWN_FOLDER + os.sep, torch_folder + os.sep)
         files = ("distributed_c10d.py", "rendezvous.py", "device_mesh.py", "rpc")
-        # Other files of torch.distributed may wait for long: a launcher for its
-        # ranks, a checkpoint for a disk.
+        # Only waits in these files count. Other files of torch.distributed may wait for
+        # long without a deadlock: a launcher for its ranks, a checkpoint for a disk.
         self.waiting = (OWN_FOLDER, *(os.path.join(torch_folder, "distributed", file) for file in files))
         self.tell_place, self.launches, self.error = tell_place, launches, error
         self.patience = patience()
-        # For each call and line that polls: the number of kernel launches so far, the time of the last call,
-        # the seconds since the first call without another launch, and the number of calls in that time.
+        # For each call and line that polls: the number of kernel launches at the last call, the time of that
+        # call, and the seconds and the number of calls since the first call with this number of launches.
         self.lines = {}
         # Set when the interpreter exits.
         self.ended = threading.Event()
@@ -101,7 +102,8 @@ class Waits:
     def answered(self, key):
         """Reports the line that waited for a key. Returns the source of the key's value.
 
-        `own` or `empty` if a stand-in set it in this call and no line was reported before; otherwise `set`.
+        The source is `own` or `empty` if a stand-in set the value in this call and no line was reported
+        before; otherwise it is `set`.
         """
         return self.tell_place(self.place(), key)
 
@@ -115,7 +117,7 @@ class Waits:
         if known is None or known[0] != launches:
             self.lines[what, place] = [launches, now, 0.0, 1]
             return
-        # The process may have been stopped since the last call, so a long pause counts only in part.
+        # The process may have been stopped since the last call, so count at most a part of the patience.
         known[2] += min(now - known[1], self.patience / POLLS)
         known[1], known[3] = now, known[3] + 1
         if known[3] >= least and known[2] > 0.9 * self.patience:
@@ -144,10 +146,10 @@ class Waits:
         if frame is None or not is_of(frame, self.waiting):
             return None
         innermost = id(frame), frame.f_lasti
-        # The outermost function of `torch.distributed` that the script called.
+        # Go up to the outermost frame of torch, which the script called directly.
         while frame.f_back is not None and is_of(frame.f_back, self.inner):
             frame = frame.f_back
-        # A process that swaps is not idle.
+        # Include the page faults: a process that swaps makes progress, so it is not idle.
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
         return *innermost, self.launches(), faults, frame.f_code.co_name, place_of(frame, self.inner)
 

@@ -36,7 +36,7 @@ impl State {
     }
 }
 
-/// One line of the answer.
+/// The result of one check, which is one line of the answer.
 #[derive(PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) subject: &'static str,
@@ -61,7 +61,8 @@ impl Finding {
 #[derive(Default)]
 pub(super) struct Findings {
     pub(super) list: Vec<Finding>,
-    /// The functions that the simulated GPU answers, by the kind of answer; null without a simulated GPU.
+    /// The names of the functions that the simulated GPU answers, grouped by the kind of answer; null without
+    /// a simulated GPU.
     pub(super) phantom_answers: Value,
 }
 
@@ -74,7 +75,7 @@ impl Findings {
         advice: impl Into<String>,
     ) {
         let finding = Finding { subject, state, message: message.into(), advice: advice.into() };
-        // Several checks may have the same finding, which is listed once.
+        // Several checks may produce the same finding. List it once.
         if !self.list.contains(&finding) {
             self.list.push(finding);
         }
@@ -84,8 +85,8 @@ impl Findings {
         self.add(subject, State::Ok, message, "");
     }
 
-    /// Adds `message` with the state [`State::Ok`] if `good`, otherwise the state, message and advice of
-    /// `bad`.
+    /// Adds a finding about `subject`. If `good`, it is `message` with the state [`State::Ok`]; otherwise it
+    /// has the state, message and advice of `bad`.
     pub(super) fn check(
         &mut self,
         subject: &'static str,

@@ -65,7 +65,7 @@ pub(super) fn check_journals(findings: &mut Findings) {
         let advice = if in_sight {
             format!("memtrace check --repair {trace} (it writes the rows and removes the journal)")
         } else {
-            format!("repair it where {trace} is; if that was deleted, remove the journal")
+            format!("run memtrace check --repair where {trace} is; if it was deleted, remove the journal")
         };
         findings.add("journals", State::Note, message, advice);
     }

@@ -82,14 +82,14 @@ SYMBOLS = {
 
 
 def text_from_phantom(function):
-    """Returns the text that a function of the phantom device writes into a buffer."""
+    """Returns the text that a function of the simulated GPU's library writes into a buffer."""
     write = getattr(ctypes.CDLL(loaded("libmemtrace_phantom.so")[0]), function)
     text = ctypes.create_string_buffer(write(None, ctypes.c_size_t(0)) + 1)
     write(text, ctypes.c_size_t(len(text)))
     return text.value.decode()
 
 
-# The prefixes of the names of CUDA and its libraries.
+# The prefixes of the functions of CUDA and its libraries.
 FAMILIES = ("__cuda", "cuda", "cublas", "cudnn", "cusparse", "cusolver", "cufft", "curand", "nccl", "nvml")
 
 

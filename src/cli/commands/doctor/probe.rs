@@ -43,8 +43,7 @@ pub(super) fn run_probe(
     let mut command = Command::new(program);
     command.args(arguments).args(["-c", PROBE]).stdin(Stdio::null());
     for (name, _) in std::env::vars_os() {
-        // The user's settings are removed, because they could disable tracing here. They are checked
-        // separately.
+        // Remove the user's settings, because they could disable tracing. Another check reports on them.
         if name.to_string_lossy().starts_with("MEMTRACE_") {
             command.env_remove(name);
         }

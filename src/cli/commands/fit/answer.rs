@@ -25,15 +25,16 @@ pub(super) struct Answer<'a> {
     pub(super) too_big: Option<&'a Trial>,
     /// All runs, in the order in which they ended.
     pub(super) trials: Vec<&'a Trial>,
-    /// True if there are values between the last candidate that fits and the first that does not.
+    /// True if candidates remain between the last one that fits and the first one that does not. They were
+    /// not tried.
     pub(super) has_gap: bool,
-    /// The reason why the runs contradict the assumed order of the values, if they do.
+    /// An explanation if a value fits although an earlier one does not; otherwise `None`.
     pub(super) disorder: Option<String>,
     /// True if the user set the last value, with `--max`, `--values` or `--gpus`.
     pub(super) last_is_given: bool,
     /// The free memory at the start; `None` without a simulated GPU.
     pub(super) free_at_start: Option<FreeAtStart>,
-    /// The reason why the search ended without an answer; `None` if it did not.
+    /// The reason why the search ended without an answer; `None` if it has an answer.
     pub(super) stopped: Option<String>,
 }
 
@@ -74,7 +75,8 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Returns the peaks of the first run that used a device, or `None` if no run did.
+    /// Returns the peaks of the first run that left a trace, which has the name and size of the device.
+    /// Returns `None` if no run did.
     fn device(&self) -> Option<&PeakUse> {
         self.trials.iter().map(|trial| &trial.peak).find(|peak| peak.processes > 0)
     }
@@ -122,7 +124,7 @@ impl<'a> Answer<'a> {
     }
 
     fn heading(&self, page: &mut Printer) {
-        // The command is shown without the folders of python and of the script, which the user knows.
+        // Leave out the folders of python and of the script, because the user knows them.
         let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
         let words: Vec<String> = self
             .command
@@ -147,7 +149,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Returns the runs at the limit whose outcome may differ on a real card.
+    /// Returns the values of the two runs at the limit, if their outcome may differ on a real card.
     fn inside_range(&self) -> Vec<&str> {
         let limits = [self.fits, self.too_big].into_iter().flatten();
         limits.filter(|trial| trial.peak.inside_range).map(|trial| trial.value.as_str()).collect()
@@ -165,7 +167,7 @@ impl<'a> Answer<'a> {
             ("took", Side::Right),
         ]);
         let mut trials = self.trials.clone();
-        // Sorts numbers by size. Other values stay in the order of the runs.
+        // Sort numbers by size. All other values get the key 0, so they stay in the order of the runs.
         trials.sort_by_key(|trial| trial.value.parse::<u64>().unwrap_or(0));
         for trial in trials {
             let peak = &trial.peak;

@@ -52,7 +52,7 @@ pub(super) fn run(matches: &ArgMatches, pattern: &str) -> Result<ExitCode> {
         None => vec![String::new()],
     };
     if places::has(&words, VALUE) != matches.contains_id("values") || values.is_empty() {
-        bail!("--ask puts the values of --values in place of {{}}: give both or neither");
+        bail!("with --ask, give both {{}} in the command and --values, or neither");
     }
     let mut most_gpus = 1;
     for card in &cards {

@@ -8,8 +8,8 @@ pub(super) type Point<'a> = (f64, &'a PeakUse);
 /// The share of free memory that a program can fill. Torch cannot allocate the memory of the CUDA context,
 /// nor fill the rest without gaps.
 const USABLE: f64 = 0.97;
-/// A point is far enough from another one if its position is at most this share of the other point's
-/// position.
+/// Of two points, the earlier one is far enough away if its position is at most this share of the later
+/// one's.
 const FAR: f64 = 0.95;
 /// The categories that do not grow with a batch, and that ranks share.
 const STATIC: [&str; 3] = ["parameter", "gradient", "optimizer_state"];
@@ -22,9 +22,9 @@ fn full_at([(a, less), (b, more)]: [(f64, i64); 2], room: i64) -> Option<f64> {
     (slope > 0.0 && slope.is_finite() && room >= 0.0).then(|| b + room / slope)
 }
 
-/// Same as [`full_at`], for several points in ascending order. Uses the last point, and the closest point
-/// before it that is far enough away, or else another one. Memory is reserved in pieces, so close points may
-/// have the same peak.
+/// Same as [`full_at`], for several points in ascending order. Draws the line through the last point and the
+/// closest earlier point that is far enough away. If that line does not rise, tries the other points. Memory
+/// is reserved in pieces, so close points may have the same peak.
 pub(super) fn full_by_line(points: &[(f64, i64)], room: i64) -> Option<f64> {
     let (last, before) = points.split_last()?;
     let far = before.iter().rev().filter(|point| point.0 <= last.0 * FAR);
@@ -45,10 +45,12 @@ fn were_full(points: &[Point<'_>]) -> bool {
     points.iter().any(|(_, peak)| peak.retries > 0)
 }
 
-/// Returns the position at which memory would be full, from runs that fitted, in ascending order. Uses the
-/// line through two of the runs. If there is only one run, its memory is split by category into memory that
-/// grows and memory that does not. With `are_gpus`, the memory that ranks share grows with the share of each
-/// GPU, and activations do not. Returns `None` if the runs do not show how memory grows.
+/// Returns the position at which memory would be full, from runs that fitted, in ascending order. Returns
+/// `None` if the runs do not show how memory grows.
+///
+/// With two or more runs, uses the line through two of them. A single run is split by category into memory
+/// that grows and memory that does not. With `are_gpus`, the memory that ranks share grows with the share of
+/// each GPU, and activations do not grow.
 pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
     let was_full = were_full(points);
     let room = |peak: &PeakUse| peak.capacity - bytes(peak, was_full);
@@ -56,8 +58,8 @@ pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
         [] => None,
         [(at, peak)] => {
             let fixed = static_bytes(peak);
-            // A single run needs categories to show what grows. A program without torch has none, and no
-            // allocated memory.
+            // A single run shows which memory grows only by its categories. A program without torch has no
+            // categories.
             let growing = if are_gpus { fixed } else { peak.allocated - fixed };
             if peak.by_category.is_empty() {
                 return None;
@@ -69,15 +71,16 @@ pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
                 let points: Vec<(f64, i64)> = points.iter().map(|(at, peak)| (*at, bytes(peak))).collect();
                 full_by_line(&points, room(last))
             };
-            // Segments are large, so small values may all fit into one segment and use the same memory.
+            // Segments are large, so the reserved memory of small values may be the same. Then use the
+            // allocated memory.
             line(&|peak| bytes(peak, was_full)).or_else(|| line(&|peak| peak.allocated))
         }
     }
 }
 
-/// Same as [`full_by`], but the runs were made elsewhere: the result is for a card of `capacity` bytes and
-/// `shrunk` times as many GPUs. On these, each GPU holds a correspondingly smaller share of the memory that
-/// ranks share.
+/// Same as [`full_by`], but from runs on another card or another number of GPUs. The result is for a card of
+/// `capacity` bytes and for `shrunk` times as many GPUs, so that each GPU holds `1 / shrunk` of the memory
+/// that ranks share.
 pub(super) fn full_elsewhere(
     points: &[Point<'_>],
     are_gpus: bool,
@@ -88,7 +91,7 @@ pub(super) fn full_elsewhere(
         .iter()
         .map(|(at, peak)| {
             let less = (static_bytes(peak) as f64 * (1.0 - 1.0 / shrunk)) as i64;
-            // Zero means that the program does not use torch; see `bytes`.
+            // Keep 0, which means that the program does not use torch (see `bytes`).
             let allocated = if peak.allocated > 0 { (peak.allocated - less).max(1) } else { 0 };
             let (reserved, used) = (peak.reserved - less, peak.used - less);
             let moved = PeakUse { allocated, reserved, used, capacity, ..(*peak).clone() };
@@ -116,16 +119,16 @@ mod tests {
 
     #[test]
     fn one_run_shows_the_slope_by_its_categories() {
-        // The run with value 2 uses 400 of 1000 bytes, 200 of them for activations: 100 bytes per value. 97 %
-        // of the free 600 bytes are 582, enough for 5.82 more.
+        // With value 2, the run uses 400 of 1000 bytes, 200 of them for activations: 100 bytes per value. Of
+        // the free 600 bytes, 97 % are 582: enough for 5.82 more values.
         let one = peak(200, 200, 1000);
         assert!((full_by(&[(2.0, &one)], false).unwrap() - 7.82).abs() < 1e-9);
-        // On 4 GPUs (position 1/4), each GPU holds 200 bytes of parameters. 582 more bytes are usable, so the
-        // share of a GPU may grow by a factor of 1 + 582 / 200.
+        // On 4 GPUs (position 1/4), each GPU holds 200 bytes of parameters. 582 more bytes are usable: the
+        // share of a GPU may grow by the factor 1 + 582 / 200.
         let share = full_by(&[(0.25, &one)], true).unwrap();
         assert!((share - 0.25 * (1.0 + 582.0 / 200.0)).abs() < 1e-9);
         assert_eq!(full_by(&[(1.0, &PeakUse::default())], false), None);
-        // Without memory that grows, there is no estimate.
+        // No memory grows with the value: no estimate.
         assert_eq!(full_by(&[(1.0, &peak(100, 0, 1000))], false), None);
     }
 
@@ -146,19 +149,19 @@ mod tests {
             }
         };
         let (one, two) = (run(50, 0), run(100, 0));
-        // 600 bytes are free after value 2, and each further value needs 100 bytes.
+        // Two runs: after value 2, 600 bytes are free, and each further value needs 100 bytes.
         assert!((full_by(&[(1.0, &one), (2.0, &two)], false).unwrap() - 7.82).abs() < 1e-9);
-        // The context does not grow: 700 bytes are free after value 1, and each further value allocates 50
-        // bytes.
+        // One run: the context does not grow, so each further value needs the 50 bytes that it allocates.
+        // After value 1, 700 bytes are free.
         assert!((full_by(&[(1.0, &one)], false).unwrap() - 1.0 - 0.97 * 700.0 / 50.0).abs() < 1e-9);
-        // If the allocator had to empty its cache, allocated memory counts instead of reserved memory: 50
-        // bytes per value, and 300 of 1000 bytes for value 2.
+        // The allocator had to empty its cache, so allocated memory counts: 50 bytes per value. Value 2 uses
+        // 300 of 1000 bytes.
         let full = run(100, 1);
         assert!(
             (full_by(&[(1.0, &one), (2.0, &full)], false).unwrap() - 2.0 - 0.97 * 700.0 / 50.0).abs() < 1e-9
         );
-        // Both values fit into one segment, so reserved memory does not grow. Allocated memory gives the
-        // slope of 50 bytes.
+        // Both values fit into one segment, so reserved memory does not grow: the slope is that of allocated
+        // memory, 50 bytes per value.
         let in_one = |allocated| PeakUse { reserved: 400, used: 600, ..run(allocated, 0) };
         let (one, two) = (in_one(50), in_one(100));
         assert!(
@@ -171,10 +174,10 @@ mod tests {
         let (one, two) = (peak(400, 100, 1000), peak(400, 200, 1000));
         let points = [(1.0, &one), (2.0, &two)];
         assert!((full_elsewhere(&points, false, 1000, 1.0).unwrap() - 2.0 - 3.88).abs() < 1e-9);
-        // On twice as many GPUs, each GPU holds 200 of the 400 bytes that ranks share. On a card of 600
-        // bytes, 200 bytes are then free after value 2, enough for 1.94 more values.
+        // On twice as many GPUs, each GPU holds 200 of the 400 bytes that ranks share. After value 2, 200 of
+        // the card's 600 bytes are free: enough for 1.94 more values.
         assert!((full_elsewhere(&points, false, 600, 2.0).unwrap() - 2.0 - 1.94).abs() < 1e-9);
-        // Without torch, only `used` is known: each value needs 100 bytes, and 400 of 600 bytes are free
+        // Without torch, only `used` is known. Each value needs 100 bytes, and 400 of 600 bytes are free
         // after value 2.
         let used = |used| PeakUse { used, capacity: 1000, ..PeakUse::default() };
         let (one, two) = (used(100), used(200));

@@ -70,7 +70,7 @@ pub(crate) fn command() -> Command {
              a new folder in memtrace-out]",
         ))
         .args(args::phantom_args().map(|arg| match arg.get_id().as_str() {
-            // `--cards` was the name of this option with `--ask`, and is still accepted.
+            // `--cards` is the old name of this option with `--ask`. It is still accepted.
             "phantom" => arg.value_name("CARDS").alias("cards").help(
                 "Simulate the GPU, no device needed: h100-80g. Several cards, a100-40g,h100-80g, give a row each; \
                  {}xh100-80g finds the fewest GPUs; {gpus}xh100-80g makes a table by the numbers of --gpus",
@@ -80,7 +80,7 @@ pub(crate) fn command() -> Command {
         .arg(args::ranks_arg())
         .arg(
             Arg::new("gpus").long("gpus").value_name("LIST").requires("phantom").help(
-                "Try these numbers of GPUs: 8,16,32 [default: powers of two up to 8, with --ranks up to 1024]",
+                "Try these numbers of GPUs: 8,16,32 [default: powers of 2 up to 8; up to 1024 with --ranks]",
             ),
         )
         .arg(
@@ -119,7 +119,7 @@ pub(crate) fn command() -> Command {
             Arg::new("values")
                 .long("values")
                 .value_name("LIST")
-                .help("Try only these values, ordered by the memory that they need: 512,1024,2048"),
+                .help("Try only these values, in order of the memory that they need: 512,1024,2048"),
         )
         .arg(
             Arg::new("ask")
@@ -196,7 +196,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     Ok(ended.status(ExitCode::from(status)))
 }
 
-/// Writes the script of a recipe, with the batch of the first row in which a batch fits.
+/// Writes the script of a recipe with the batch that the first successful search found. Writes nothing if no
+/// batch fits.
 fn write_script(recipe: &recipe::Request, file: &Path, searches: &Searches<'_>) -> Result<()> {
     let fitting = searches.lanes.iter().find_map(|lane| Some((lane.fits()?, lane.row.length?)));
     let Some((trial, length)) = fitting else {

@@ -87,8 +87,8 @@ impl Plan {
         };
         if wanted == Wanted::YesOrNo && cards.len() < 2 {
             bail!(
-                "the command has no place for the value; write {{}} in its place: \
-                 memtrace fit -- python train.py --batch {{}}; or name several cards: --phantom a100-40g,h100-80g"
+                "the command has no placeholder for the value; write {{}} in its place: memtrace fit -- \
+                 python train.py --batch {{}}; or name several cards: --phantom a100-40g,h100-80g"
             );
         }
         let mut plan = Plan {
@@ -121,7 +121,7 @@ impl Plan {
             }
         };
         let names = plan.rows.iter().flat_map(|row| {
-            // Numbers give runs with different names, so it is enough to check one name.
+            // The runs of a sequence of numbers have different names anyway, so check only the first.
             let last = if matches!(row.values, Values::Numbers { .. }) { 0 } else { row.values.last() };
             (0..=last).map(|index| plan.attempt(row, &row.values, index).value)
         });
@@ -165,7 +165,8 @@ impl Plan {
             for &number in &numbers {
                 match self.check(matches, &mut row, &number.to_string(), Some(number)) {
                     Ok(()) => usable.push(number),
-                    // A number that the user named must be possible. Other impossible numbers are left out.
+                    // If the user named the number, it must be possible. Impossible numbers that this command
+                    // chose are left out.
                     Err(error) if given.is_some() => return Err(error),
                     Err(error) => {
                         left_out.push(number.to_string());
@@ -228,7 +229,7 @@ impl Plan {
         Ok(rows)
     }
 
-    /// Checks that the card and the job of a run are possible, and stores the card's memory in `row`.
+    /// Checks that a run with this value is possible on its card. Stores the card's memory in `row`.
     fn check(&self, matches: &ArgMatches, row: &mut Row, value: &str, gpus: Option<u64>) -> Result<()> {
         let filling = self.filling(value, gpus, row.length);
         let Some(card) = row.card.as_ref().map(|card| filled_text(card, &filling)) else { return Ok(()) };
@@ -281,8 +282,8 @@ impl Plan {
         Attempt { command, value, candidate: text, card }
     }
 
-    /// Returns the card of a row as the user gave it, but without the number of GPUs; empty for the machine's
-    /// own GPU.
+    /// Returns the card of a row as the user gave it, but without the placeholder for the number of GPUs;
+    /// empty for the machine's own GPU.
     pub(super) fn card_of<'a>(&self, row: &'a Row) -> &'a str {
         let card = row.card.as_deref().unwrap_or_default();
         gpus_place_of(card)
@@ -339,13 +340,14 @@ fn gpus_place(cards: &[String]) -> Result<Option<&'static str>> {
     };
     if let Some(card) = cards.iter().find(|card| wrong(card)) {
         bail!(
-            "--phantom {card}: {VALUE} or {GPUS}, the number of GPUs, goes before the card: {VALUE}xh100-80g"
+            "--phantom {card}: the number of GPUs, {VALUE} or {GPUS}, goes before the card: {VALUE}xh100-80g"
         );
     }
     let place = cards.first().and_then(|card| gpus_place_of(card));
     if let Some(other) = cards.iter().find(|card| gpus_place_of(card) != place) {
         bail!(
-            "--phantom {other}: each card needs the same place for the number of GPUs: {VALUE}xa100-80g,{VALUE}xh100-80g"
+            "--phantom {other}: write the number of GPUs the same way for each card: \
+             {VALUE}xa100-80g,{VALUE}xh100-80g"
         );
     }
     Ok(place)
@@ -356,11 +358,12 @@ fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -
     let Some(place) = place else {
         if let Some(lone) = [GPUS, NODES, PER_NODE].into_iter().find(|lone| places::has(words, lone)) {
             bail!(
-                "the command has {lone}, and --phantom has no number of GPUs to vary: --phantom {GPUS}xh100-80g"
+                "the command has {lone}, so --phantom needs a number of GPUs to vary: --phantom \
+                 {GPUS}xh100-80g"
             );
         }
         if matches.contains_id("gpus") {
-            bail!("--gpus needs a place for the number of GPUs in --phantom: --phantom {GPUS}xh100-80g");
+            bail!("--gpus needs a placeholder for the GPUs in --phantom: --phantom {GPUS}xh100-80g");
         }
         return Ok(());
     };
@@ -371,8 +374,8 @@ fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -
     let has_value = place != VALUE && places::has(words, VALUE);
     if both && !has_value {
         bail!(
-            "{place} is the number of GPUs, so give --gpus or --values; for a table by both, write {GPUS} \
-             in --phantom and {VALUE} in the command"
+            "{place} is the number of GPUs: give only one of --gpus and --values; for a table by both, \
+             write {GPUS} in --phantom and {VALUE} in the command"
         );
     }
     let is_told = [place, GPUS, NODES, PER_NODE].into_iter().any(|place| places::has(words, place));
@@ -380,12 +383,11 @@ fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -
         let word = word.to_string_lossy();
         word.ends_with("torchrun") || word == "torch.distributed.run"
     };
-    // With `gpu` and `auto`, torchrun counts the cards itself.
+    // With `gpu` or `auto`, torchrun counts the cards itself, so the command needs no placeholder.
     let counts = |word: &OsString| ["gpu", "auto"].iter().any(|how| word.to_string_lossy().ends_with(how));
     if !is_told && words.iter().any(of_torchrun) && !words.iter().any(counts) {
         bail!(
-            "the command needs a place for the number of GPUs, as --phantom has: torchrun --nproc-per-node \
-             {place}"
+            "the command needs a placeholder for the number of GPUs, too: torchrun --nproc-per-node {place}"
         );
     }
     Ok(())
@@ -472,7 +474,7 @@ mod tests {
         let job = "fit --phantom {}xh100-80g --ranks 1 -- python t.py {}";
         let [line] = &plan(job).unwrap().left_out[..] else { panic!("one line") };
         assert!(line.starts_with("{}xh100-80g: not tried: 1 GPUs: --ranks"), "{line}");
-        // 12 ranks do not fill whole nodes of 8, so 12 GPUs are left out; 24 ranks do.
+        // On nodes of 8 GPUs, 12 ranks do not fill whole nodes, so 12 GPUs are left out. 24 GPUs are tried.
         let lines = plan(&job.replace("--ranks", "--min 12 --max 24 --ranks")).unwrap().left_out;
         assert!(
             lines.len() == 1 && lines[0].contains("not tried: 12 GPUs: 12 ranks do not fill whole nodes"),

@@ -20,7 +20,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// have thousands of processes.
 const LOOK_SHARE: u32 = 50;
 
-/// A process: its id, and the clock tick at which it started, because ids are reused.
+/// A process: its id, and the clock tick at which it started. The tick distinguishes processes that had the
+/// same id one after the other.
 type Member = (i32, u64);
 
 /// A program in a process group of its own.
@@ -49,24 +50,25 @@ impl ProcessTree {
         Ok(ProcessTree { child, pid, seen: HashSet::new(), next_look, asked: None, status: None })
     }
 
-    /// Returns the status of the program once it and its processes have ended. If the program ends by itself,
-    /// its remaining processes are asked to end, because workers whose launcher died would keep their port
-    /// and memory during the next run. The remaining processes are the rest of the program's group and its
-    /// descendants at the last scan. A daemon in its own session keeps running if no scan found it among the
-    /// descendants.
+    /// Returns the status of the program once it and its processes have ended, and `None` before.
+    ///
+    /// If the program ends by itself, its remaining processes are asked to end: workers whose launcher died
+    /// would keep their port and memory during the next run. The remaining processes are the rest of the
+    /// program's group, and its descendants at the last scan. A daemon in its own session keeps running if no
+    /// scan found it.
     ///
     /// # Errors
     /// When the program cannot be waited for.
     pub(super) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         if self.status.is_none() && self.has_ended()? {
-            // The program has not been waited for yet, so its process group id cannot be reused.
+            // The program is not reaped yet, so no other process group can have its id.
             kill_process_group(self.pid, Signal::TERM).ok();
             let machine = Machine::read();
             let (_, members) =
                 self.asked.get_or_insert_with(|| (Instant::now(), std::mem::take(&mut self.seen)));
             members.retain(|member| machine.is_alive(*member));
-            // Processes in other groups need their own signal, and the launcher, which could have sent it,
-            // has ended.
+            // Processes in other groups need a signal of their own, because the launcher that could have
+            // ended them has ended.
             members.iter().for_each(|member| kill(*member, Signal::TERM));
             members.extend(machine.group(self.pid));
             self.status = Some(self.child.wait()?);
@@ -84,7 +86,8 @@ impl ProcessTree {
             }
             alive.iter().for_each(|member| kill(*member, Signal::KILL));
             if since.elapsed() > 2 * PATIENCE && self.status.is_some() {
-                // These processes survive SIGKILL, because they belong to another user or wait for a device.
+                // After SIGKILL, only processes of other users and processes that wait for a device remain.
+                // Stop waiting for them.
                 alive.clear();
             }
         }
@@ -95,7 +98,8 @@ impl ProcessTree {
     fn look(&mut self) -> io::Result<()> {
         let began = Instant::now();
         let members = Machine::read().tree(self.pid);
-        // If the program ended during the scan, its processes have another parent and the scan is incomplete.
+        // If the program ended during the scan, its processes got another parent, so the scan may have missed
+        // them.
         if !self.has_ended()? {
             self.seen = members;
         }
@@ -133,7 +137,8 @@ impl ProcessTree {
 }
 
 impl Drop for ProcessTree {
-    /// Ends the program, so that none of its processes keeps running if this command fails.
+    /// Ends the program and waits for it, so that none of its processes outlives this command, even after an
+    /// error.
     fn drop(&mut self) {
         while let Ok(None) = self.ended() {
             self.end(Signal::TERM);
@@ -142,9 +147,10 @@ impl Drop for ProcessTree {
     }
 }
 
-/// Sends a signal to one process; an error means that the process has just ended.
+/// Sends a signal to one process. Ignores an error, because the process may just have ended.
 fn kill((pid, _): Member, signal: Signal) {
-    // An id of 0 or less would mean several processes, and process 1 is never one of the program's.
+    // To `kill`, an id of 0 or less means several processes. Process 1 is init, which is never a process of
+    // the program.
     if let Some(pid) = Some(pid).filter(|pid| *pid > 1).and_then(Pid::from_raw) {
         kill_process(pid, signal).ok();
     }
@@ -168,7 +174,8 @@ impl Machine {
     fn tree(&self, root: Pid) -> HashSet<Member> {
         let root = root.as_raw_nonzero().get();
         let descends = |mut pid: i32| {
-            // Chains of parents are short. The limit prevents an endless loop if ids change during the scan.
+            // Chains of parents are short. The limit prevents an endless loop if ids are reused during the
+            // scan.
             for _ in 0..64 {
                 if pid == root {
                     return true;
@@ -214,7 +221,7 @@ mod tests {
 
     use super::*;
 
-    /// Waits until the tree has ended.
+    /// Waits until the program and its processes have ended, and returns the program's status.
     fn wait(tree: &mut ProcessTree) -> ExitStatus {
         loop {
             if let Some(status) = tree.ended().unwrap() {
@@ -247,8 +254,7 @@ mod tests {
         let machine = Machine::read();
         assert!(members.iter().all(|member| !machine.is_alive(*member)), "{members:?}");
 
-        // `sh` ends before the first scan, so `sleep` is known only through its process group. It must be
-        // ended, too.
+        // `sh` ends before the first scan, so `sleep` is known only by its process group: it is ended, too.
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 600 > /dev/null & echo $!"]).stdout(Stdio::piped());
         let mut tree = ProcessTree::spawn(command).unwrap();
@@ -275,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_asked_to_end_takes_its_processes_along() {
-        // The second process is in its own session, as torchrun's workers are.
+        // The second `sleep` is in a session of its own, as torchrun's workers are: both are ended.
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 600 & setsid sleep 600 & wait"]);
         let mut tree = ProcessTree::spawn(command).unwrap();

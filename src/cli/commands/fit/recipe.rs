@@ -129,7 +129,8 @@ impl Request {
         }
         script = with(&script, "MODEL", &quoted(shown));
         script = with(&script, "TRUST_REMOTE_CODE", if trusts { "True" } else { "False" });
-        // The name is quoted, so that the name of a folder cannot end the string at the top of the script.
+        // Quote the name: otherwise, the name of a folder could end the Python string at the top of the
+        // script.
         let title =
             format!("{} of {}, written by memtrace fit --recipe {name}.", recipe.title, quoted(shown));
         script = script.replacen("TITLE", &title, 1);
@@ -189,8 +190,8 @@ fn lines_of(recipe: &Recipe) -> String {
     let mut is_kept = true;
     let mut text = String::new();
     for line in recipe.script.lines() {
-        // The template has an empty line before the marker, because Python's formatter requires one after
-        // imports. The script has no marker, so the empty line is removed, too.
+        // In the template, an empty line precedes the marker, because Python's formatter requires one after
+        // imports. The script has no marker, so remove this line, too.
         if line == "# []" && is_kept && text.ends_with("\n\n") {
             text.pop();
         }
@@ -211,7 +212,7 @@ fn settings(script: &str) -> Vec<(&str, &str)> {
     constants.filter(|(name, _)| is_name(name) && !RESERVED.contains(name)).collect()
 }
 
-/// Returns the script with another value for a constant.
+/// Returns the script with `value` as the value of the constant `name`.
 fn with(script: &str, name: &str, value: &str) -> String {
     let start = format!("{name} = ");
     let lines = script.lines().map(|line| match line.strip_prefix(&start) {
@@ -221,7 +222,7 @@ fn with(script: &str, name: &str, value: &str) -> String {
     lines.collect()
 }
 
-/// Returns the script with a change of `--set` applied.
+/// Returns the script with the change `NAME=VALUE` of `--set` applied.
 fn set(recipe: &Recipe, script: &str, change: &str) -> Result<String> {
     let settings = settings(script);
     let listed = || {

@@ -25,25 +25,26 @@ use crate::{signals, terminal};
 const INTERVAL: Duration = Duration::from_millis(10);
 /// The interval between two measurements of the runs' memory.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(200);
-/// The share of this machine's free memory that runs may take.
+/// The share of this machine's free memory that new runs may use.
 const MEMORY_SHARE: f64 = 0.8;
 
-/// After this many runs that were too short to measure their memory, several runs may run at once anyway.
+/// The memory of a run is unknown if the run ends before it is measured. After this many runs, several runs
+/// may run at once even if no run was measured.
 const UNSEEN: usize = 2;
 
-/// The number of runs at once.
+/// How many runs may be in progress at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Jobs {
-    /// Unknown until the first run has ended, which runs alone and shows the number of its processes and its
-    /// memory.
+    /// One, because the first run is not over yet. It runs alone, to show how many processes and how much
+    /// memory a run needs.
     AfterTheFirst,
-    /// At most this many, as the cores allow, and only while there is memory for another run.
+    /// At most this many, which the cores allow. Another run starts only while there is memory for it.
     WithMemory(usize),
     /// At most this many, as the user requested.
     Number(usize),
 }
 
-/// A run in progress, with the ticket that its starter gave it.
+/// A run in progress. The caller of [`Runs::start`] gives the ticket, and gets it back with the result.
 struct Job<T> {
     ticket: T,
     running: Running,
@@ -57,7 +58,8 @@ struct Job<T> {
 struct InProgress<T>(Vec<Job<T>>);
 
 impl<T> Drop for InProgress<T> {
-    /// Asks all runs to end, before the first is dropped and thus waited for.
+    /// Asks all runs to end. Dropping a run waits for it, so without this, each would be asked only after the
+    /// previous one has ended.
     fn drop(&mut self) {
         self.0.iter_mut().for_each(|job| job.running.tree.end(Signal::TERM));
     }
@@ -73,7 +75,7 @@ pub(super) struct Runs<'a, T> {
     running: InProgress<T>,
     /// A run that failed while another run was in progress. It is repeated alone.
     again: Option<(T, Attempt)>,
-    /// Further such runs, which are repeated after `again`.
+    /// Further runs that failed while another run was in progress. They are repeated after `again`.
     later: Vec<(T, Attempt)>,
     /// True while a run is repeated alone.
     is_alone: bool,
@@ -99,11 +101,9 @@ impl<'a, T: Copy> Runs<'a, T> {
         let progress =
             Progress { on_terminal: std::io::stderr().is_terminal(), file: out.folder.join(TRIALS_FILE) };
         let forwarder = signals::Forwarder::start()?;
-        // Signals are not forwarded, because each run is in its own process group and this command ends it
-        // itself.
+        // Do not forward signals: each run is in its own process group, and this command ends it itself.
         forwarder.no_child();
-        // Without a simulated GPU, runs go one at a time, because they would take memory of the real GPU from
-        // one another.
+        // On a real GPU, several runs at once would take memory from one another, so they run one at a time.
         let jobs = match matches.get_one::<u64>("jobs") {
             _ if !matches.contains_id("phantom") => Jobs::Number(1),
             Some(jobs) => Jobs::Number(*jobs as usize),
@@ -142,13 +142,13 @@ impl<'a, T: Copy> Runs<'a, T> {
         jobs.saturating_sub(self.running.0.len())
     }
 
-    /// Returns the number of further runs for which this machine has memory, or at least 1 if no run is in
-    /// progress.
+    /// Returns the number of further runs for which this machine has memory. If no run is in progress, this
+    /// is at least 1, so that the search goes on.
     fn room_in_memory(&self) -> usize {
         let running = &self.running.0;
         let Some(free) = available_bytes().filter(|_| self.resident > 0) else { return usize::MAX };
-        // Runs that have just begun have not allocated all their memory yet, so the rest is reserved for
-        // them.
+        // A run that has just begun has not allocated all its memory yet. Reserve the memory that it is
+        // expected to need.
         let owed = running.iter().map(|job| self.resident.saturating_sub(job.running.tree.resident()));
         let free = ((free as f64 * MEMORY_SHARE) as u64).saturating_sub(owed.sum());
         let room = (free / self.resident) as usize;
@@ -178,7 +178,7 @@ impl<'a, T: Copy> Runs<'a, T> {
     /// When a run cannot be waited for, or its trace cannot be read.
     pub(super) fn next_ended(&mut self) -> Result<Option<(T, Trial)>> {
         loop {
-            // A signal may also arrive while a trace is read.
+            // Check here, too, because a signal may have arrived while a trace was read.
             if let Some(signal) = self.forwarder.asked_to_end() {
                 self.ended_by = Some(signal);
                 self.end_all(Signal::from_named_raw(signal).unwrap_or(Signal::TERM))?;
@@ -207,8 +207,8 @@ impl<'a, T: Copy> Runs<'a, T> {
             let trial = running.finish(status)?;
             self.progress.clear();
             if matches!(trial.outcome, TrialOutcome::Failed(..)) && has_company && !self.is_alone {
-                // The other run may be the cause, if both need the same port, or together more memory than
-                // this machine has. So the result is dropped, and the run is repeated alone.
+                // The other run may be the cause: both may need the same port, or together more memory than
+                // this machine has. So drop the result and repeat the run alone.
                 fs::remove_dir_all(&trial.files).ok();
                 self.progress.say(&format!(
                     "{}: failed while another run was active; it runs again, alone",
@@ -267,8 +267,8 @@ impl<'a, T: Copy> Runs<'a, T> {
         Ok(())
     }
 
-    /// Updates the most memory that one run has needed, because runs with larger values may need more than
-    /// the first run. Does nothing if the user set the number of jobs.
+    /// Updates the most memory that one run has needed. Larger values may need more memory than the first run
+    /// did. Does nothing if the user set the number of jobs.
     fn look_at_memory(&mut self) {
         if !matches!(self.jobs, Jobs::Number(_)) && self.looked.elapsed() > MEMORY_INTERVAL {
             self.looked = Instant::now();
@@ -279,9 +279,11 @@ impl<'a, T: Copy> Runs<'a, T> {
         }
     }
 
-    /// Sets the number of concurrent runs after `first`, the run on `gpus` GPUs that ran alone, from its
-    /// number of processes and the cores of this machine. If no run lasted long enough to measure its memory,
-    /// the next run is alone, too, but not after [`UNSEEN`] runs.
+    /// Sets how many runs may be in progress, once `first` has run alone, on `gpus` GPUs: as many as this
+    /// machine's cores allow with the number of processes of `first`.
+    ///
+    /// If no run lasted long enough to measure its memory, the next run is alone, too, but not after
+    /// [`UNSEEN`] runs.
     fn set_jobs(&mut self, first: &Trial, gpus: u64) {
         if self.jobs == Jobs::AfterTheFirst && (self.resident > 0 || self.begun >= UNSEEN) {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -329,8 +331,8 @@ impl Ended {
     }
 }
 
-/// Scales `amount` from a run on `gpus` GPUs to a run on `most` GPUs, if the run has a process for each GPU;
-/// otherwise returns it unchanged.
+/// Scales `amount` from a run on `gpus` GPUs to a run on `most` GPUs. If the run has fewer processes than
+/// GPUs, the amount does not depend on the number of GPUs, and is returned unchanged.
 fn scaled(amount: u64, processes: usize, gpus: u64, most: u64) -> u64 {
     if processes as u64 >= gpus { amount.saturating_mul(most) / gpus.max(1) } else { amount }
 }
@@ -357,7 +359,7 @@ impl Progress {
 
     fn tried(&self, trial: &Trial) {
         let took = duration(trial.took.as_nanos() as i64);
-        // A program without torch has no allocated memory, because only its calls of CUDA are known.
+        // For a program without torch, only `used` is known.
         let PeakUse { allocated, used, .. } = trial.peak;
         let peak = Unit::Auto.show(if allocated > 0 { allocated } else { used });
         self.say(&format!("{}: {}, peak {peak}, {took}", trial.value, trial.outcome.word()));
@@ -366,7 +368,7 @@ impl Progress {
     fn say(&self, line: &str) {
         let line = printable(line);
         writeln!(std::io::stderr(), "{line}").ok();
-        // Errors are ignored, because the lines are on stderr, too, and a full disk must not end the search.
+        // Ignore errors: the lines are also on stderr, and a full disk must not end the search.
         let file = private_file::append_or_create(&self.file);
         file.and_then(|mut file| writeln!(file, "{line}")).ok();
     }
@@ -379,10 +381,9 @@ mod tests {
     #[test]
     fn a_run_on_more_gpus_takes_more_where_each_has_a_process() {
         assert_eq!(scaled(100, 1, 1, 8), 800);
-        // 3 processes on 2 GPUs are a launcher and one process per GPU, so the amount grows with the number
-        // of GPUs.
+        // 3 processes on 2 GPUs, such as a launcher and one process per GPU: the amount grows with the GPUs.
         assert_eq!(scaled(300, 3, 2, 8), 1200);
-        // A single process that uses all 16 GPUs does not need more memory on 32 GPUs.
+        // A single process that uses all 16 GPUs: on 32 GPUs, it needs the same amount.
         assert_eq!(scaled(100, 1, 16, 32), 100);
         assert_eq!(scaled(u64::MAX, 1, 1, 8), u64::MAX);
     }

@@ -1,11 +1,11 @@
 //! Chooses the next candidates that `memtrace fit` tries.
 
-/// The factor by which the next value may exceed the largest value that fits, as long as no value was too
-/// large. With a larger step, a program that reads its data into host memory could run out of host memory.
+/// As long as no value was too large, the next value is at most this factor times the largest value that
+/// fits. With a larger step, a program that reads its data into host memory could run out of host memory.
 const GROWTH: usize = 16;
-/// The factor that applies instead of [`GROWTH`] if at least [`GROWTH`] candidates are known to fit and runs
-/// of this search show where memory would be full. Memory is reserved in large pieces, so runs with small
-/// values show little.
+/// The factor instead of [`GROWTH`] if at least [`GROWTH`] candidates are known to fit and the guess is based
+/// on at least two runs that fit. Before that, a guess is not reliable, because memory is reserved in large
+/// pieces.
 const GROWTH_BY_RUNS: usize = 64;
 
 /// An estimate of the last candidate that fits.
@@ -46,18 +46,19 @@ impl Search {
         Search { last, start, first, within, ..Search::default() }
     }
 
-    /// Returns the candidates to try next, at most `room`, which run side by side. The list is empty when the
-    /// search is over.
+    /// Returns the candidates to try next, at most `room`. They may run side by side. An empty list means
+    /// that the search is over.
     ///
     /// Until a candidate does not fit, the search goes to the guess, but at most to [`GROWTH`] or
-    /// [`GROWTH_BY_RUNS`] times the largest value that fits. Two candidates are placed around the guess,
-    /// which is confirmed if one of them fits and the other does not. Once a candidate does not fit, the
-    /// search alternates between the guess and equal parts of the range between the bounds. A good guess ends
-    /// the search soon, and the equal parts limit the number of steps.
+    /// [`GROWTH_BY_RUNS`] times the largest value that fits. Two candidates are placed around the guess: it
+    /// is confirmed if one of them fits and the other does not.
+    ///
+    /// Once a candidate does not fit, the search alternates between the guess and equal parts of the range
+    /// between the bounds. A good guess ends the search soon, and the equal parts limit the number of steps.
     pub(super) fn next(&mut self, guess: Option<Guess>, room: usize) -> Vec<usize> {
         let room = room.max(1);
-        // The last candidate known to fit, or -1; and the first known not to fit, or one past the last
-        // candidate.
+        // `low` is the last candidate known to fit, or -1. `high` is the first one known not to fit, or one
+        // past the last candidate.
         let low = self.fits.map_or(-1, |fits| fits as i64);
         let high = self.too_big.map_or(self.last as i64 + 1, |too_big| too_big as i64);
         let gap = self.gap(self.fits.unwrap_or(0)) as i64;
@@ -71,7 +72,8 @@ impl Search {
             },
             (Some(0), None) if guess.is_none() => vec![1],
             (Some(fits), None) => {
-                // The gap is a share of the value. With `--min`, the value can be much larger than the index.
+                // The step must be at least `gap`. With `--min`, values can be much larger than their
+                // indices, and `gap` is a share of the value.
                 let is_known = fits + 1 >= GROWTH && guess.is_some_and(|guess| !guess.is_rough);
                 let growth = if is_known { GROWTH_BY_RUNS } else { GROWTH };
                 let most = ((growth * (fits + 1) - 1) as i64).max(low + gap);
@@ -88,10 +90,9 @@ impl Search {
                 match guess.filter(|_| !self.narrowed.is_multiple_of(2)) {
                     Some(guess) if room == 1 => vec![one(guess.index as i64, low, high, gap)],
                     Some(guess) if (guess.index as i64) < high => around(guess, gap, room),
-                    // The guess is slightly too large: the limit is just below the first candidate that does
-                    // not fit.
+                    // The guess is slightly too large, so the limit is probably just below `high`.
                     Some(guess) if (guess.index as i64) < high + 2 * gap => vec![high - gap, high - 4 * gap],
-                    // A guess far beyond the bounds is wrong and says nothing about the candidates between
+                    // A guess far above `high` is wrong, so it does not help to choose a candidate between
                     // the bounds.
                     _ => parts(low, high, room),
                 }
@@ -109,7 +110,8 @@ impl Search {
         chosen.into_iter().map(|index| index as usize).collect()
     }
 
-    /// Records whether the candidate `index` fits.
+    /// Records whether the candidate `index` fits. All smaller candidates then fit, or all larger ones do
+    /// not.
     pub(super) fn record(&mut self, index: usize, fits: bool) {
         if fits {
             self.fits = Some(self.fits.map_or(index, |before| before.max(index)));
@@ -118,7 +120,8 @@ impl Search {
         }
     }
 
-    /// Returns the distance of the bounds at which the search ends.
+    /// Returns the distance between the bounds at which the search ends, if `fits` is the last candidate that
+    /// fits.
     fn gap(&self, fits: usize) -> usize {
         ((self.within * (self.first + fits as f64)) as usize).max(1)
     }
@@ -131,8 +134,7 @@ fn around(guess: Guess, gap: i64, room: usize) -> Vec<i64> {
     if room == 1 {
         return vec![middle];
     }
-    // A rough guess is based on a single value, which does not show the real slope of memory, so the gap is
-    // larger.
+    // A rough guess does not know the slope of memory, so place the candidates further apart.
     let gap = if guess.is_rough { gap.max(middle / 8) } else { gap };
     let below = middle - gap / 2;
     let mut all = vec![below, below + gap];
@@ -142,11 +144,12 @@ fn around(guess: Guess, gap: i64, room: usize) -> Vec<i64> {
     all
 }
 
-/// Returns one candidate between the bounds: the guess if it is well inside them, a candidate close to a
-/// bound if the guess is near that bound, or the middle if the guess is far above the bounds.
+/// Returns one candidate between the bounds. This is the guess if it is well inside them, a candidate close
+/// to a bound if the guess is near that bound, or the middle if the guess is far above the bounds.
 fn one(guess: i64, low: i64, high: i64, gap: i64) -> i64 {
     if guess < low + gap {
-        // The guess is just above the lower bound, so the next candidate shows whether the limit is here.
+        // The guess is close to the lower bound, or below it. The next candidate shows whether the limit is
+        // here.
         low + gap
     } else if guess < high {
         guess
@@ -157,7 +160,7 @@ fn one(guess: i64, low: i64, high: i64, gap: i64) -> i64 {
     }
 }
 
-/// Returns candidates that divide the range between the bounds into equal parts.
+/// Returns `room` candidates that divide the range between the bounds into equal parts.
 fn parts(low: i64, high: i64, room: usize) -> Vec<i64> {
     let room = room as i64;
     (1..=room).map(|part| low + ((high - low) as i128 * part as i128 / (room as i128 + 1)) as i64).collect()
@@ -212,7 +215,7 @@ mod tests {
                 let needs: [fn(usize) -> i64; 3] = [
                     |index| index as i64,
                     |index| (index * index) as i64,
-                    // The candidates up to 20 need the same memory.
+                    // The first candidates need the same memory.
                     |index| (index.max(20)) as i64,
                 ];
                 for need in needs {
@@ -270,22 +273,22 @@ mod tests {
     #[test]
     fn fit_needs_few_runs_within_a_share_of_the_value() {
         for room in [1, 2] {
-            // The program needs 2.5 GB plus 160 kB per value, so the limit on a card with 24 GB is 135,424.
+            // 2.5 GB plus 160 kB per value. The limit is the value 135,424.
             let need = |index: usize| 2_500_000_000 + 160_000 * index as i64;
             let (found, steps) = search(1 << 20, 0.02, 24_167_840_000, room, need);
             let (fits, too_big) = (found.fits.unwrap(), found.too_big.unwrap());
             assert!(fits <= 135_424 && 135_424 < too_big && too_big - fits <= 2709, "{found:?}");
             assert!(steps <= 8, "{steps} steps, {room} side by side");
-            // A batch size with 1700 bytes per value: the first two runs show the slope.
+            // 3000 bytes plus 1700 bytes per value, as for a batch size: the first two runs show the slope.
             let (found, steps) = search(1 << 20, 0.01, 80_000, room, |index| 3000 + 1700 * index as i64);
             assert_eq!((found.fits, found.too_big), (Some(45), Some(46)));
             assert!(steps <= 8, "{steps} steps, {room} side by side");
-            // Memory comes in pages of 2 MiB, so two neighboring candidates may have the same peak.
+            // Memory comes in pages of 2, so two neighboring candidates may have the same peak.
             let pages = |index: usize| (819 + index as i64 + 2) / 2 * 2;
             let (found, steps) = search(1 << 20, 0.01, 1024, room, pages);
             assert_eq!((found.fits, found.too_big.unwrap() - 204 <= 2), (Some(204), true), "{found:?}");
             assert!(steps <= 9, "{steps} steps, {room} side by side");
-            // A sequence length whose memory grows with its square.
+            // Memory grows with the square, as for a sequence length.
             let (found, steps) = search(1 << 20, 0.01, 1 << 34, room, |index| (index * index) as i64);
             assert!(found.fits.unwrap() < 1 << 17 && found.too_big.unwrap() > 1 << 17, "{found:?}");
             assert!(steps <= 16, "{steps} steps, {room} side by side");
@@ -298,8 +301,8 @@ mod tests {
     fn fit_needs_few_runs_where_torch_reserves_more_than_it_allocates() {
         const MIB: i64 = 1 << 20;
         let capacity = 22_563 * MIB;
-        // In the cases with a bend, memory grows faster than linearly: a line through small values predicts
-        // too little for large ones.
+        // In the cases with a bend, memory grows faster than linearly, so a line through small values
+        // predicts too little memory for large values.
         for (share, context, bend) in [
             (1.0, 210, 0.0),
             (1.3, 210, 0.0),

@@ -12,12 +12,13 @@ use super::search::{Guess, Search};
 use super::trial::{Trial, TrialOutcome};
 use super::values::Values;
 
-/// After this many consecutive runs with the same peak, the value is assumed to have no effect on memory.
+/// If this many consecutive runs have the same peak and fit, the program is assumed not to use the value.
 const UNCHANGED: usize = 5;
-/// If the program fails with this many numbers of GPUs and works with none, the program is assumed to fail
-/// with every number.
+/// If the program failed on this many numbers of GPUs and worked on none, it is assumed to fail on every
+/// number.
 const HOPELESS: usize = 2;
-/// The maximum number of concurrent runs of one search: more would only repeat the results of the first two.
+/// The maximum number of concurrent runs of one search. Further runs would only confirm the results of the
+/// first two.
 const BATCH: usize = 2;
 
 /// A search and its runs.
@@ -63,14 +64,14 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Returns the run of the candidate `index`, or `None` if this search has not run it.
+    /// Returns the run of the candidate `index`, or `None` if this search did not run it.
     pub(super) fn trial(&self, index: usize) -> Option<&Trial> {
         let text = self.values.text(index);
         self.trials.iter().find(|(value, _)| *value == text).map(|(_, trial)| trial)
     }
 
-    /// Returns the run of the last candidate that fits, or `None` if none is known, or if it is known only
-    /// from the runs of another search.
+    /// Returns the run of the last candidate that fits. Returns `None` if no candidate is known to fit, or if
+    /// the result follows from the runs of another search.
     pub(super) fn fits(&self) -> Option<&Trial> {
         self.trial(self.search.fits?)
     }
@@ -80,8 +81,8 @@ impl<'a> Lane<'a> {
         self.trial(self.search.too_big?)
     }
 
-    /// Returns an explanation if a value fits although an earlier one does not. The search assumes that each
-    /// value needs at least as much memory as the value before it.
+    /// Returns an explanation if a value fits although an earlier one does not. The search assumes the
+    /// opposite: each value needs at least as much memory as the value before it.
     pub(super) fn disorder(&self) -> Option<String> {
         let (fits, too_big) = self.search.fits.zip(self.search.too_big)?;
         let (fits_text, too_big_text) = (self.values.text(fits), self.values.text(too_big));
@@ -111,7 +112,8 @@ impl<'a> Lane<'a> {
         points
     }
 
-    /// Removes a number of GPUs that the program cannot use from the candidates.
+    /// Removes the number of GPUs `text` from the candidates, because the program cannot use it. The search
+    /// starts anew with the runs so far.
     fn leave_out(&mut self, text: &str, within: f64) {
         if let Values::Gpus(list) = &mut self.values {
             list.retain(|gpus| gpus.to_string() != text);
@@ -140,13 +142,13 @@ impl<'a> Lane<'a> {
         let gpus = if self.values.are_gpus() { " GPUs" } else { "" };
         match (self.search.fits.map(text), self.search.too_big.map(text)) {
             (Some(fits), Some(too_big)) => {
-                format!("{fits}{gpus} fits and {too_big} does not, the values in between are not tried")
+                format!("{fits}{gpus} fits and {too_big} does not; the values in between were not tried")
             }
             (Some(fits), None) if self.values.are_gpus() => {
-                format!("{fits} GPUs are enough, no number was too small yet")
+                format!("{fits} GPUs are enough; no number tried was too small")
             }
-            (Some(fits), None) => format!("{fits} fits, no value was too large yet"),
-            (None, Some(too_big)) => format!("{too_big}{gpus} does not fit, no value fitted yet"),
+            (Some(fits), None) => format!("{fits} fits; no value tried was too large"),
+            (None, Some(too_big)) => format!("{too_big}{gpus} does not fit; no value tried fits"),
             (None, None) => "no run has finished".to_owned(),
         }
     }
@@ -197,8 +199,8 @@ impl<'a> Searches<'a> {
         Ok(())
     }
 
-    /// Returns the next run, from the first search that has one, or `None` if no search has one now. The run
-    /// is given by the number of its search and the text of its candidate.
+    /// Returns the next run, from the first search that has one: the number of the search and the text of the
+    /// candidate. Returns `None` if no search has a run to start now.
     fn next(&mut self, room: usize) -> Option<(usize, String)> {
         for number in 0..self.lanes.len() {
             let lane = &self.lanes[number];
@@ -222,8 +224,8 @@ impl<'a> Searches<'a> {
         None
     }
 
-    /// Records the results for this row that follow from other rows of the table: a value that fits on some
-    /// number of GPUs also fits on more GPUs.
+    /// Records the results for this row that follow from rows with other numbers of GPUs on the same card. A
+    /// value that fits on fewer GPUs fits here, and a value that does not fit on more GPUs does not fit here.
     fn record_implied(&mut self, number: usize) {
         let (here, rest) = (&self.lanes[number], &self.lanes);
         let card = self.plan.card_of(here.row);
@@ -241,7 +243,7 @@ impl<'a> Searches<'a> {
         too_big.into_iter().for_each(|index| search.record(index, false));
     }
 
-    /// Estimates where memory would be full, from this search's runs or, if none of them fitted, from the
+    /// Estimates the last candidate that fits from the runs of this search. If none of them fitted, uses the
     /// runs of another search.
     fn guess(&self, number: usize) -> Option<Guess> {
         let lane = &self.lanes[number];
@@ -253,7 +255,8 @@ impl<'a> Searches<'a> {
             let gpus = |lane: &Lane<'_>| lane.row.gpus.unwrap_or(1) as f64;
             let shrunk = gpus(lane) / gpus(other);
             let position = full_elsewhere(&points, are_gpus, lane.row.capacity, shrunk)?;
-            // The memory that grows with the batch also grows with the sequence length.
+            // The memory that grows with the batch also grows with the sequence length, so divide by the
+            // ratio of the lengths.
             let length = |lane: &Lane<'_>| lane.row.length.unwrap_or(1) as f64;
             (position * length(other) / length(lane), points.len())
         } else {
@@ -298,12 +301,13 @@ impl<'a> Searches<'a> {
         }
         if lane.stopped.is_none() && lane.search.too_big.is_none() && !are_gpus && lane.is_unchanged() {
             lane.stopped = Some(format!(
-                "the last {UNCHANGED} values have the same peak: the program does not use the value of {{}}"
+                "the peak is the same for the last {UNCHANGED} values: the program seems to ignore {{}}"
             ));
         }
         if lane.stopped.is_some() {
             lane.queue.clear();
-            // If no run of any search has worked yet, the program would fail in the other searches, too.
+            // If no run of any search has worked, the program would also fail in the other searches. End
+            // them.
             let worked = |lane: &Lane<'_>| {
                 lane.trials.iter().any(|(_, trial)| {
                     trial.peak.processes > 0 && !matches!(trial.outcome, TrialOutcome::Failed(..))

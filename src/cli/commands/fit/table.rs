@@ -40,12 +40,12 @@ pub(super) fn text(plan: &Plan, lanes: &[Lane<'_>]) -> String {
     page.text().to_owned()
 }
 
-/// Returns true if the search has a run, or its answer follows from the runs of other searches.
+/// Returns true if the search has a run or a result. A result may come from the runs of other searches.
 fn is_begun(lane: &Lane<'_>) -> bool {
     !lane.trials.is_empty() || lane.search.fits.is_some() || lane.search.too_big.is_some()
 }
 
-/// Returns the name of a row, for notes.
+/// Returns the name of a row for notes, such as `8xh100-80g at 2048 tokens`.
 fn name(plan: &Plan, lane: &Lane<'_>) -> String {
     let card = plan.card_of(lane.row);
     let name = lane.row.gpus.map_or_else(|| card.to_owned(), |gpus| format!("{gpus}x{card}"));
@@ -97,7 +97,7 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
             row.push(Cell::new(text(lane.fits()), Style::Strong));
             row.push(text(lane.too_big()).into());
         }
-        // The peak of a run that did not fit does not show how much the run needs.
+        // A run that did not fit ended early, so its peak does not show how much it needs.
         let peak = shown.filter(|trial| trial.outcome == TrialOutcome::Fits).map(|trial| &trial.peak);
         row.push(peak.map_or("-".to_owned(), |peak| show(peak.allocated)).into());
         row.push(peak.map_or("-".to_owned(), |peak| show(peak.reserved)).into());
@@ -212,8 +212,8 @@ pub(super) fn json(plan: &Plan, lanes: &[Lane<'_>]) -> Value {
     json!({ "report": "fit", "command": command, "wanted": wanted, "rows": rows })
 }
 
-/// Returns the values at the limit, which may follow from other rows without a run of this row. If no value
-/// is searched for, returns whether the program fits, or null if that is not known.
+/// Returns the last value that fits and the first that does not, or null. They may follow from other rows. If
+/// no value is searched for, returns whether the program fits (null if unknown), and null.
 fn limits_json(plan: &Plan, lane: &Lane<'_>) -> (Value, Value) {
     let text = |index: Option<usize>| Value::from(index.map(|index| lane.values.text(index)));
     match (plan.wanted, lane.search.fits, lane.search.too_big) {

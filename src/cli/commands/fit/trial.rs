@@ -79,7 +79,7 @@ pub(super) struct PeakUse {
     pub(super) device: String,
     /// True if the device is simulated.
     pub(super) phantom: bool,
-    /// The number of allocations that failed at first and succeeded after the allocator had emptied its
+    /// The number of allocations that failed at first. They succeeded after the allocator had emptied its
     /// cache.
     pub(super) retries: i64,
     /// True if the outcome may differ on a real card, because the context of a real card may be larger or
@@ -89,12 +89,12 @@ pub(super) struct PeakUse {
     pub(super) fills_machine: bool,
     /// The number of processes with a trace.
     pub(super) processes: usize,
-    /// The sum of the peaks of the processes' host memory in bytes; 0 if unknown. Each rank of a node that
-    /// did not run counts as much as the smallest rank that ran.
+    /// The sum of the processes' peaks of host memory in bytes; 0 if unknown. A rank of the node that did not
+    /// run is counted like the smallest rank that ran.
     pub(super) host: i64,
     /// True if `host` is more than `--host-mem`.
     pub(super) exceeds_host: bool,
-    /// The number of ranks of a node that did not run.
+    /// The number of ranks of one node that did not run.
     pub(super) absent_ranks: i64,
     /// Bytes by category at the peak of allocated memory, largest first.
     pub(super) by_category: Vec<(String, i64)>,
@@ -128,7 +128,7 @@ pub(super) fn check_names(runs: impl IntoIterator<Item = String>) -> Result<()> 
     let mut names: HashMap<String, String> = HashMap::new();
     for run in runs {
         let name = folder_name(&run);
-        // A file name on Linux has at most 255 bytes.
+        // A file name on Linux has at most 255 bytes. The other names have a meaning in the output folder.
         if [".", "..", TRIALS_FILE].contains(&name.as_str()) || name.len() > 255 {
             bail!("the value `{run}` cannot be the name of a folder; put another text in place of {{}}");
         }
@@ -278,8 +278,9 @@ impl Running {
     }
 }
 
-/// Returns true if a program's stderr reports that memory ran out. The trace has no OOM when an allocation
-/// outside torch's allocator failed: an allocation of a library, or of the cudaMallocAsync backend.
+/// Returns true if a program's stderr reports that GPU memory ran out. This is needed where the trace has no
+/// OOM, because the failed allocation was not made by torch's caching allocator but by a library or the
+/// cudaMallocAsync backend.
 fn says_out_of_memory(text: &str) -> bool {
     [
         "CUDA out of memory",
@@ -287,8 +288,8 @@ fn says_out_of_memory(text: &str) -> bool {
         "OutOfMemoryError",
         "CUBLAS_STATUS_ALLOC_FAILED",
         "CUDNN_STATUS_ALLOC_FAILED",
-        // PyTorch queries NVML for the text of an OOM. On a Jetson, NVML does not list processes, and this
-        // assertion fails.
+        // To print an OOM, PyTorch queries NVML. On a Jetson, NVML cannot list processes, so this assertion
+        // fails.
         "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
     ]
     .iter()
@@ -299,7 +300,7 @@ fn says_out_of_memory(text: &str) -> bool {
 /// The last value is true if the kernel killed a process because the host's memory ran out.
 fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
     recovery::begin(folder);
-    // The folder is new, so all its traces belong to this run.
+    // The folder is new, so a failure to open it means that the run left no trace.
     if Input::open(folder).is_err() {
         return Ok((PeakUse::default(), None, false));
     }
@@ -321,7 +322,7 @@ fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
         let host = number(&process["host_peak_bytes"]).max(0);
         peak.host += host;
         smallest_host = smallest_host.min(host);
-        // With `--ranks`, only some ranks of a job run. A node has one rank per card.
+        // With `--ranks`, only some ranks run. A node has one rank for each of its cards.
         let about = &trace.meta.phantom;
         ranks_of_node = number(&about["ranks_of"]).min(number(&about["count"]).max(1));
         was_killed |= ["container_oom", "machine_oom"].iter().any(|by| process["killed"]["by"] == **by);

@@ -34,7 +34,8 @@ impl Values {
         matches!(self, Values::Gpus(_))
     }
 
-    /// Returns the value of the first candidate, in units of the step between two candidates.
+    /// Returns the value of the first candidate, in units of the step between two candidates; 0 for values
+    /// that have no step.
     pub(super) fn first_in_steps(&self) -> f64 {
         match self {
             Values::Numbers { first, step, .. } => *first as f64 / *step as f64,
@@ -68,7 +69,7 @@ impl Values {
     /// [`Values::Numbers`], the result may exceed the last candidate.
     pub(super) fn index_at(&self, position: f64) -> usize {
         match self {
-            // The conversion saturates if the float is too large.
+            // If the float is too large, the conversion returns the largest integer.
             Values::Numbers { first, step, .. } => (position.max(0.0) as usize).saturating_sub(*first) / step,
             Values::List(_) | Values::Gpus(_) => {
                 // The tolerance is needed because a share is the inverse of a number, so equal shares may
@@ -101,7 +102,7 @@ mod tests {
         assert_eq!((values.position(1), values.index_at(1.5)), (2.0, 0));
         let values = Values::Gpus(vec![64, 32, 16, 8]);
         assert_eq!((values.text(0), values.start()), ("64".to_owned(), 2));
-        // At least 12 GPUs are needed, so 16 is the smallest sufficient number of the list.
+        // The position 1/12 means 12 GPUs, so the last candidate with at most this share is 16 GPUs.
         assert_eq!(values.index_at(1.0 / 12.0), 2);
         assert!((0..4).all(|index| values.index_at(values.position(index)) == index));
     }

@@ -231,13 +231,13 @@ fn watch(live_run: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks a process for the detail of its next steps. Returns a line that confirms the request, or that says
-/// why the process cannot be asked.
+/// Asks a process for the detail of its next steps. Returns a line for the screen: a confirmation, or the
+/// reason why the process cannot be asked.
 fn ask(request: &mut Option<Request>, process: Option<&LiveProcess>) -> String {
     let Some(process) = process.filter(|process| !process.ended) else {
         return "detail: no process of this run is running".to_owned();
     };
-    // An earlier request is dropped, because its lock would make this request fail.
+    // Drop an earlier request first, because its lock would make this request fail.
     *request = None;
     match Request::to_writer(&process.meta.journal, DETAIL_STEPS) {
         Ok(sent) => {

@@ -142,8 +142,8 @@ impl Families {
         }
         let blocks = process.replay.live_on(device.ordinal, false);
         for (category, group) in Key::CATEGORY.groups(&blocks, &process.symbols) {
-            // The mark of inferred categories is removed, so that inferred and recorded values form the same
-            // series.
+            // Remove the mark `*` of inferred categories: otherwise, inferred and recorded values would be
+            // different series.
             let labels = with("category", without_mark(&category).0);
             self.category.get_or_create(&labels).inc_by(group.bytes);
         }

@@ -17,14 +17,15 @@ impl Screen {
     /// # Errors
     /// When the terminal refuses.
     pub(super) fn enter() -> Result<Screen> {
-        // If stdin is not a terminal, no keys can be read, and the user quits with Ctrl-C.
+        // If stdin is not a terminal, there are no keys to read. The user can quit with Ctrl-C.
         let raw = std::io::stdin().is_terminal();
         if raw {
             terminal::enable_raw_mode()?;
         }
         let screen = Screen { raw };
         execute!(stdout(), terminal::EnterAlternateScreen, cursor::Hide)?;
-        // Restore the terminal before a panic prints its message, which the alternate screen would hide.
+        // Restore the terminal before a panic prints its message. The alternate screen would hide the
+        // message.
         let default = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             restore(raw);

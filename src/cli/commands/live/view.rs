@@ -52,7 +52,7 @@ pub(super) struct Previous {
     rank: i32,
     rows: u64,
     groups: Vec<(String, Group)>,
-    /// The growth of each owner in bytes since the refresh before this one.
+    /// For each owner, the growth in bytes between this refresh and the one before it.
     growth: Vec<(String, i64)>,
     rows_per_second: f64,
 }
@@ -129,8 +129,8 @@ impl View<'_> {
         }
         self.totals(&mut page, process);
         let used = page.text().lines().count();
-        // The curve gets a third of the remaining lines, at most 14; with fewer than 6 lines, it is left out.
-        // The owners get the rest.
+        // The curve gets a third of the remaining lines, but at most 14. If that is less than 6, there is no
+        // curve. The owners get the rest.
         let curve = (height.saturating_sub(used) / 3).clamp(0, 14);
         if curve >= 6 {
             self.curve(&mut page, process, width, curve - 4);
@@ -229,7 +229,7 @@ impl View<'_> {
         };
         let replay = &process.replay;
         let phase = process.symbols.get(replay.phase);
-        // The last rows of a process may not belong to a step, so the last step is shown.
+        // The last rows of a process may have no step. In that case, show the last step.
         let step = match (replay.step, replay.last_step()) {
             (step, _) if step >= 0 => format!("step {step}"),
             (_, last) if last >= 0 => format!("last step {last}"),
@@ -337,7 +337,7 @@ impl View<'_> {
             "name" => groups.sort_by(|a, b| a.0.cmp(&b.0)),
             _ => {}
         }
-        // A name that is too long for the terminal takes several lines, so fewer owners may fit.
+        // A name that is too long for the terminal takes several lines, so drop owners until the table fits.
         let mut shown = groups.len().min(room.saturating_sub(1).max(1));
         let table = loop {
             let table = self.owners_table(&groups[..shown], total, &growth);
@@ -455,7 +455,8 @@ fn cut(page: &Printer, height: usize) -> Vec<String> {
     page.text().lines().take(height).map(str::to_owned).collect()
 }
 
-/// Returns the lines of the page, cut to leave room for an empty line and the lines of keys below the page.
+/// Returns the lines of the page, then an empty line and the lines of keys, in at most `height` lines. The
+/// page is cut if necessary.
 fn with_keys(page: &Printer, keys: &[String], height: usize) -> Vec<String> {
     let mut lines = cut(page, height.saturating_sub(keys.len() + 1).max(1));
     lines.push(String::new());

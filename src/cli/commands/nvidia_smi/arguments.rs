@@ -43,14 +43,14 @@ pub(super) enum Mode {
     Gpus {
         /// The fields that each line has.
         fields: Vec<&'static Field>,
-        /// The format of the lines.
+        /// The format of the CSV lines (`--format`).
         format: Format,
     },
     /// `--query-compute-apps`.
     Apps {
         /// The fields that each line has.
         fields: Vec<&'static Field>,
-        /// The format of the lines.
+        /// The format of the CSV lines (`--format`).
         format: Format,
     },
     /// `-h`.

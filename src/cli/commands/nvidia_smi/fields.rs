@@ -90,7 +90,8 @@ pub(super) static APPS: &[Field] = fields! {
     has "process_name" | "name"; has "used_gpu_memory" | "used_memory", "MiB";
 };
 
-/// Parses a list of fields that are separated by commas.
+/// Parses a list of field names, separated by commas. Fails with nvidia-smi's message if a name is not in
+/// `known`.
 pub(super) fn parse(list: &str, known: &'static [Field]) -> Result<Vec<&'static Field>, Refusal> {
     let names = list.split(',').map(str::trim);
     names

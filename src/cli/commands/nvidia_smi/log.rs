@@ -9,7 +9,7 @@ use memtrace_machine::{DRIVER_VERSION, identity};
 use super::machines::Measured;
 use super::value::{apps, cuda_version, of_card};
 
-/// Returns the answer to `-L`.
+/// Returns the answer to `-L`: a line with the name and the UUID of each card.
 pub(super) fn list(machine: &Machine, cards: &[usize]) -> String {
     let line =
         |&card: &usize| format!("GPU {card}: {} (UUID: {})\n", machine.spec.name, identity::uuid_text(card));

@@ -43,7 +43,7 @@ pub(super) fn selected() -> Result<Vec<Measured>, Refusal> {
     Ok(measured.collect())
 }
 
-/// Returns, by the id of each machine, the time in nanoseconds that each of its cards has worked so far.
+/// Returns for each machine, by its id, how long each of its cards has worked so far, in nanoseconds.
 fn busy(machines: &[Machine]) -> BTreeMap<String, Vec<u64>> {
     let times =
         |machine: &Machine| (0..machine.spec.count as usize).map(|card| machine.busy_ns(card)).collect();

@@ -100,8 +100,8 @@ fn repeat(request: &Request) -> Result<ExitCode> {
     }
 }
 
-/// Returns the answer for all machines. Only the first answer of a loop (`is_first`) has a CSV header. Fails
-/// if `-i` selects no card, or a lost one.
+/// Returns the text of one answer, for all machines. Only the first answer of a loop (`is_first`) has a CSV
+/// header. Fails if `-i` selects no card or a lost one.
 fn page(request: &Request, machines: &[Measured], is_first: bool) -> std::result::Result<String, Refusal> {
     let mut text = String::new();
     let mut found = false;

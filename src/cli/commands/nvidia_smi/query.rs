@@ -53,7 +53,7 @@ fn head(fields: &[&Field], header: bool) -> String {
     }
     let name = |field: &&Field| match field.unit {
         "" => field.names[0].to_owned(),
-        // `nounits` does not remove the units in the header.
+        // The header has units even with `nounits`, as in nvidia-smi.
         unit => format!("{} [{unit}]", field.names[0]),
     };
     fields.iter().map(name).collect::<Vec<_>>().join(", ") + "\n"

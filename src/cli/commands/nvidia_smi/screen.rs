@@ -62,7 +62,7 @@ fn card_rows(text: &mut String, measured: &Measured, card: usize) {
         Some(_) => format!("{:<22}", "Not Supported"),
         None => format!("{}MiB / {:>6}MiB", used / MIB, spec.memory / MIB),
     };
-    // Two numbers of seven digits do not fit with spaces.
+    // The column is too narrow for two numbers of seven digits with spaces, so remove the spaces.
     let usage = if usage.len() > 22 { usage.replace(' ', "") } else { usage };
     let _ = writeln!(
         text,

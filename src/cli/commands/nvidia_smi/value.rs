@@ -56,7 +56,7 @@ pub(super) struct App {
     pub(super) bytes: u64,
 }
 
-/// Returns the processes on the given cards.
+/// Returns the processes on the given cards, with the memory that each uses on a card.
 pub(super) fn apps(measured: &Measured, cards: &[usize]) -> Vec<App> {
     let machine = &measured.machine;
     let unified = machine.spec.base.unified();
@@ -71,8 +71,8 @@ pub(super) fn apps(measured: &Measured, cards: &[usize]) -> Vec<App> {
             apps.push(App { card, pid, name, bytes });
         }
         if machine.spec.others > 0 && unified.is_none() {
-            // This line stands for the processes of other users (`others=`), which nvidia-smi cannot name,
-            // either.
+            // The processes of other users (`others=`) get one line without a name. nvidia-smi cannot name
+            // them, either.
             let (pid, name) = (1, "[Not Found]".to_owned());
             apps.push(App { card, pid, name, bytes: machine.spec.others });
         }
@@ -107,7 +107,8 @@ pub(super) fn of_card(measured: &Measured, card: usize, field: &str, now: &Zoned
         }
         "memory.total" => mib(spec.memory),
         "memory.reserved" => mib(0),
-        // `memory.used` and `memory.free` are rounded so that their sum is the total in whole MiB.
+        // `memory.free` is the difference of the two rounded values, so that used and free memory add up to
+        // the total.
         "memory.used" => mib(used),
         "memory.free" => Value::Number(spec.memory / MIB - used / MIB, "MiB"),
         "utilization.gpu" => Value::Number(measured.utilization[card].into(), "%"),

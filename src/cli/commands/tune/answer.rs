@@ -23,8 +23,8 @@ struct Trial {
     /// replay ran out of memory before that peak.
     unused_at_peak: Option<i64>,
     retries: i64,
-    /// The number of segments that the allocator allocated from CUDA plus the number that it freed; `None`
-    /// with expandable segments, which torch does not count.
+    /// How many segments the allocator allocated from CUDA and freed again, as one sum. `None` with
+    /// expandable segments, which torch does not count.
     driver_calls: Option<i64>,
     outcome: ReplayOutcome,
 }
@@ -33,7 +33,7 @@ struct Trial {
 #[derive(PartialEq)]
 enum ReplayOutcome {
     Fits,
-    /// The replay fits, and so do this many requests that ran out of memory in the trace.
+    /// The replay fits, although this many of its requests ran out of memory in the trace.
     Survives(i64),
     /// The replay ran out of memory. The fields are the step, if the trace has steps, and the size of the
     /// request in bytes.
@@ -50,8 +50,8 @@ pub(super) struct TuneAnswer<'a> {
     torch: String,
     /// The JSON of the replay with the run's own settings.
     own: Value,
-    /// The replays, sorted from best to worst: those that fit first, then by failed requests and reserved
-    /// memory.
+    /// The replays from best to worst: replays that fit come first, then those with fewer failed requests,
+    /// then those with less reserved memory.
     trials: Vec<Trial>,
     /// The index of the replay with the run's own settings.
     own_index: usize,
@@ -97,9 +97,9 @@ impl<'a> TuneAnswer<'a> {
         self.trials.iter().any(|trial| trial.fits() && trial.lost(self.requests) == 0)
     }
 
-    /// Returns the replay with the best settings. Returns `None` if no settings fit, or if they save less
-    /// than [`LEAST_SAVING`] and have neither fewer failed requests nor fewer retries than the run's own
-    /// settings.
+    /// Returns the replay with the best settings, or `None` if no other settings are better than the run's
+    /// own. Better settings save at least [`LEAST_SAVING`], have fewer failed requests, or have fewer
+    /// retries.
     fn best(&self) -> Option<&Trial> {
         let (best, own) = (self.trials.first()?, self.own());
         if !best.fits() || self.own_index == 0 {
@@ -114,7 +114,8 @@ impl<'a> TuneAnswer<'a> {
         self.own["differences"].as_i64().unwrap_or(0)
     }
 
-    /// Returns a text that says how far the replay with the run's own settings agrees with the trace.
+    /// Returns a sentence that says how well the replay with the run's own settings agrees with the trace,
+    /// which shows how far all replays can be trusted.
     fn trust(&self) -> String {
         let checks = self.own["checks"].as_i64().unwrap_or(0);
         let differences = self.differences();
@@ -253,7 +254,7 @@ impl Trial {
         matches!(self.outcome, ReplayOutcome::Fits | ReplayOutcome::Survives(_))
     }
 
-    /// Returns the number of requests that ran out of memory in the trace and also in this replay.
+    /// Returns how many of the requests that ran out of memory in the trace also run out in this replay.
     fn lost(&self, requests: &Requests) -> i64 {
         let failed = requests.failed.cast_signed();
         match self.outcome {

@@ -2,8 +2,8 @@
 
 use memtrace_analysis::requests::Requests;
 
-/// The percentiles that give the values of `max_split_size_mb` to try. A percentile is the size up to which
-/// this percentage of the bytes of large requests falls.
+/// The percentiles of the sizes of large requests that become values of `max_split_size_mb`. A percentile is
+/// the size such that this percentage of the bytes is in requests of at most that size.
 const QUANTILES: [i64; 3] = [25, 50, 90];
 /// The number of bytes in the unit of `max_split_size_mb`.
 const MIB: i64 = 1 << 20;
@@ -27,8 +27,8 @@ pub(super) fn candidates(own: &str, requests: &Requests) -> Vec<String> {
     all
 }
 
-/// Returns the sizes in MiB at the [`QUANTILES`] of the large requests, as values of `max_split_size_mb`. The
-/// allocator never splits a block above that size, so such a block serves only large requests.
+/// Returns the sizes at the [`QUANTILES`] of the large requests, in MiB, as values of `max_split_size_mb`.
+/// The allocator never splits a block larger than this value, so such a block serves only large requests.
 fn split_sizes(large: &[(i64, i64)]) -> Vec<i64> {
     let all: i64 = large.iter().map(|(_, sum)| sum).sum();
     let mut sizes: Vec<i64> = QUANTILES
@@ -39,7 +39,7 @@ fn split_sizes(large: &[(i64, i64)]) -> Vec<i64> {
                 below += sum;
                 below >= all / 100 * quantile
             })?;
-            // PyTorch rejects sizes of 20 MiB or less.
+            // PyTorch rejects values of 20 MiB or less.
             Some((size / MIB).max(21))
         })
         .collect();

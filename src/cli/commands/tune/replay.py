@@ -58,8 +58,8 @@ class Pools:
 
     def __init__(self, torch):
         own = torch._C
-        # torch 2.1 and 2.2 direct the requests of one stream to a pool, later versions
-        # the requests of all streams.
+        # torch 2.1 and 2.2 can only direct the requests of the current stream to a pool.
+        # Later versions direct the requests of all streams.
         self.begin = (
             getattr(own, "_cuda_beginAllocateToPool", None) or own._cuda_beginAllocateCurrentStreamToPool
         )
@@ -109,14 +109,14 @@ class Replay:
         self.answer["survived"] = self.answer["outside_failed"] = 0
         self.step = None
         self.peak = {"allocated_bytes.all": 0, "reserved_bytes.all": 0, "active_bytes.all": 0}
-        # Occupies the memory that was not free at the start of the traced run, such as that run's larger
-        # context and other processes.
+        # Occupy the memory that was not free when the traced run started: its context may have been larger,
+        # and other processes may have used the device.
         filler = self.runtime.free_bytes() - plan["free_at_start"] if plan["free_at_start"] else 0
         if filler > 0:
             self.runtime.alloc(filler)
 
     def stats(self):
-        """Returns the allocator's statistics."""
+        """Returns the allocator's statistics as nested dicts, as `torch.cuda.memory_stats_as_nested_dict`."""
         return self.torch._C._cuda_memoryStats(0)
 
     def end_step(self):

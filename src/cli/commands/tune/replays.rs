@@ -32,7 +32,8 @@ pub(super) struct Capacity {
 }
 
 impl Capacity {
-    /// Returns the device of a trace. If its size is unknown, twice the memory that the run reserved is used.
+    /// Returns the capacity of the device of a trace. If it is unknown, assumes twice the memory that the run
+    /// reserved.
     pub(super) fn of(trace: &TraceFile, requests: &Requests) -> Capacity {
         let total = trace.meta.total_bytes(requests.device);
         let total = if total > 0 { total } else { requests.peak_reserved * 2 };
@@ -81,7 +82,7 @@ pub(super) fn run(
             "free_at_start": capacity.free_at_start,
         });
         fs::write(&plan, text.to_string()).with_context(|| plan.display().to_string())?;
-        // This is a file, because no thread reads a pipe while the replays run.
+        // Use a file for stderr: nothing reads a pipe while the replays run, so a full pipe would block them.
         let errors = path(&format!("stderr{worker}"));
         let stderr = File::create_new(&errors).with_context(|| errors.display().to_string())?;
         let mut child = start(&scratch, python, [&program, &operations, &plan], worker, (capacity, stderr))?;
@@ -132,8 +133,8 @@ pub(super) fn run(
     Ok(Replays { answers, torch })
 }
 
-/// Starts the replays of one process. The process has its own simulated machine, because the processes of a
-/// machine share its memory.
+/// Starts the process that makes the replays of one worker. Each process has its own simulated machine,
+/// because the processes of a machine would share its memory.
 fn start(
     scratch: &Scratch,
     python: &OsString,
@@ -145,7 +146,7 @@ fn start(
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
-        // The user's settings are removed, because they could change the simulated GPU, its devices, or the
+        // Remove the user's settings, because they could change the simulated GPU, its devices or the
         // allocator.
         if name.starts_with("MEMTRACE_")
             || name == "CUDA_VISIBLE_DEVICES"

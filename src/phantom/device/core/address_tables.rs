@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The number of tables of all devices. Most programs have no table and skip all work for tables.
+/// The number of tables of all devices. It is 0 in most programs, and then [`exist`] spares all work for
+/// tables.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// The maximum number of targets. If there are more, every address counts as a target.
@@ -23,7 +24,7 @@ pub(crate) fn exist() -> bool {
 pub(crate) struct Targets {
     /// The addresses, sorted and without duplicates.
     addresses: Vec<usize>,
-    /// True if any address is possible, because there are too many to list.
+    /// True if the range may hold any address, because there are too many to list.
     any: bool,
 }
 
@@ -33,7 +34,7 @@ impl Targets {
         Self { addresses: Vec::new(), any: false }
     }
 
-    /// Adds an address.
+    /// Adds an address. With more than [`MOST_TARGETS`] addresses, any address counts as possible.
     pub(crate) fn add(&mut self, address: usize) {
         if let Err(place) = self.addresses.binary_search(&address) {
             self.addresses.insert(place, address);
@@ -82,7 +83,8 @@ impl Targets {
 pub(crate) struct AddressTables(BTreeMap<usize, (usize, Targets)>);
 
 impl AddressTables {
-    /// Makes a range a table. Its targets are the given ones and those of all tables that it overlaps.
+    /// Makes a range a table. If the range overlaps other tables, all of them become one table with the
+    /// targets of all.
     pub(crate) fn add(&mut self, start: usize, end: usize, targets: &Targets) {
         let (mut start, mut end, mut all) = (start, end, targets.clone());
         while let Some((&first, (stop, old))) = self.0.range(..end).next_back()

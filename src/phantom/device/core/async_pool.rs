@@ -57,7 +57,7 @@ impl Default for AsyncPool {
 }
 
 impl AsyncPool {
-    /// Allocates a block, taking a new chunk from `vram` if no chunk has room. Returns `None` when the device
+    /// Allocates a block. If no chunk has room, takes a new chunk from `vram`. Returns `None` if the device
     /// is full.
     pub(crate) fn alloc(&mut self, vram: &Mutex<Vram>, size: usize) -> Option<usize> {
         let size = size.checked_add(511)? & !511;
@@ -119,7 +119,7 @@ impl AsyncPool {
         }
     }
 
-    /// Frees a block and returns its length, or `None` when the pool has no block at this address.
+    /// Frees a block and returns its length in bytes, or `None` if the pool has no block at this address.
     pub(crate) fn free(&mut self, address: usize) -> Option<usize> {
         let size = self.blocks.remove(&address)?;
         self.used -= size as u64;

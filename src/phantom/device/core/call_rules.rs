@@ -28,7 +28,7 @@ pub(crate) struct CallRules {
     part: Part,
     initialization: Initialization,
     capture: CaptureRule,
-    /// True if the runtime keeps the refusal for `cudaGetLastError`.
+    /// True for a call of the runtime, which stores the status of a refusal for `cudaGetLastError`.
     is_runtime: bool,
 }
 
@@ -84,7 +84,7 @@ const fn part_of(name: &str) -> Part {
     } else if starts_with(name, "nvml") || starts_with(name, "__cuda") {
         Part::None
     } else if is_runtime || is_driver {
-        // These query the driver, its devices or its errors, and need no context.
+        // Calls with these names query the driver, its devices or its errors, so they need no context.
         let without = contains(name, "DeviceGet")
             || contains(name, "GetDevice")
             || contains(name, "SetDevice")

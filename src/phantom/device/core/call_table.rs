@@ -62,7 +62,8 @@ impl CallEntry {
     #[cold]
     fn warn_if_unsupported(&self) {
         use std::io::Write;
-        // Programs call these functions to check whether they exist, and then go on without them.
+        // Programs call these functions to find out whether they are supported, and continue without them. So
+        // no line is printed.
         let is_a_probe = self.name == "cuGetExportTable" || self.name.starts_with("nvml");
         if self.kind == AnswerKind::Unsupported && !is_a_probe {
             let name = self.name;

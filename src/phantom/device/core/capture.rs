@@ -55,7 +55,7 @@ impl RecordedWork {
         self.cost_ns.fetch_add(cost_ns, Ordering::Relaxed);
     }
 
-    /// Returns the number of nodes.
+    /// Returns the number of nodes so far. A capture in progress may still add nodes.
     pub(crate) fn nodes(&self) -> u64 {
         self.nodes.load(Ordering::Relaxed)
     }
@@ -65,7 +65,7 @@ impl RecordedWork {
         self.cost_ns.load(Ordering::Relaxed)
     }
 
-    /// Returns a copy that later nodes do not change.
+    /// Returns a copy of the work. Nodes that are added to the original later are not in the copy.
     pub(crate) fn snapshot(&self) -> Self {
         Self { nodes: AtomicU64::new(self.nodes()), cost_ns: AtomicU64::new(self.cost_ns()) }
     }
@@ -83,7 +83,7 @@ pub(crate) enum CaptureStatus {
 }
 
 impl CaptureStatus {
-    /// Returns the `cudaStreamCaptureStatus`.
+    /// Returns the status as a code of `cudaStreamCaptureStatus`.
     pub(crate) fn code(self) -> c_int {
         match self {
             Self::None => cudaStreamCaptureStatusNone,
@@ -104,8 +104,8 @@ pub(crate) struct CapturedStream {
     pub(crate) blocking: bool,
 }
 
-/// A set of nodes of a capture. For each stream (by id), the set contains this many nodes, counted from the
-/// first node of the stream.
+/// A set of nodes of a capture. For each stream, by its id, the value is a number of nodes: the set contains
+/// that many of the stream's first nodes.
 #[derive(Clone, Default)]
 pub(crate) struct Nodes(HashMap<u64, u64>);
 
@@ -124,7 +124,7 @@ struct Member {
     before: Nodes,
 }
 
-/// A capture in progress.
+/// A capture that has begun and not ended. It may have been invalidated.
 struct Capture {
     work: &'static RecordedWork,
     mode: c_int,
@@ -160,7 +160,7 @@ fn open() -> Option<MutexGuard<'static, BTreeMap<u64, Capture>>> {
     (COUNT.load(Ordering::Acquire) > 0).then(|| lock(&OPEN))
 }
 
-/// Returns true if a capture is in progress.
+/// Returns true if any capture is in progress. Calls check this first, because most programs capture nothing.
 pub(crate) fn is_any() -> bool {
     COUNT.load(Ordering::Acquire) > 0
 }
@@ -204,8 +204,9 @@ pub(crate) enum End {
     Whole,
 }
 
-/// Ends a capture from a stream. "Capture must be ended on the same stream in which it was initiated", "from
-/// the same thread" unless it is relaxed, and all other streams must be joined to that stream.
+/// Ends a capture. `stream` is the id of the stream from which the program ends it. "Capture must be ended on
+/// the same stream in which it was initiated", "from the same thread" unless its mode is relaxed. All other
+/// streams of the capture must be joined to that stream.
 pub(crate) fn end(number: u64, stream: u64) -> End {
     let mut open = lock(&OPEN);
     let Some(capture) = open.get_mut(&number) else { return End::Refused(cudaErrorIllegalState) };
@@ -230,7 +231,8 @@ pub(crate) fn end(number: u64, stream: u64) -> End {
     result
 }
 
-/// Returns the status of the streams that joined this capture. It is `None` after the capture has ended.
+/// Returns the status of the capture for the streams that joined it. After the capture has ended, the status
+/// is `CaptureStatus::None`.
 pub(crate) fn status(number: u64) -> CaptureStatus {
     match open().as_ref().and_then(|open| open.get(&number)) {
         None => CaptureStatus::None,
@@ -267,7 +269,7 @@ pub(crate) fn join(number: u64, stream: CapturedStream, nodes: &Nodes) {
     }
 }
 
-/// Invalidates a capture.
+/// Invalidates the capture with this number, so that it ends without a graph.
 pub(crate) fn invalidate(number: u64) {
     if let Some(capture) = open().as_mut().and_then(|open| open.get_mut(&number)) {
         capture.invalid = true;

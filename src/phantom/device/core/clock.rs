@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The device time.
+/// The clock of a device. It counts simulated time, not wall-clock time.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceClock {
     /// The device time of the work launched so far, in nanoseconds. Only work advances it, so it
@@ -28,7 +28,8 @@ impl DeviceClock {
         }
     }
 
-    /// Stores the device time in this word, too, from now on. Only the first call has an effect.
+    /// Makes the clock store the device time in this word, too, from now on. Only the first call has an
+    /// effect.
     pub(crate) fn show(&self, word: &'static AtomicU64) {
         let _ = self.shown.set(word);
     }

@@ -7,12 +7,12 @@
 //! ([`nvml_file`]). Every other call continues by a jump, so that glibc sees the return address of the
 //! program and uses the `RUNPATH` of the right library.
 //!
-//! A program may load `libcudart.so.13`, `libnccl.so.2` or `libnvrtc.so.13`, or a copy of one of these from a
-//! wheel, by itself (`ctypes`, vLLM, cuDNN), and look up its functions through the handle. There it would
-//! find NVIDIA's own functions first, which need undocumented tables of the driver. So it gets the handle of
-//! the global scope instead, to which the library is added. In that scope the tracer's hooks come first, then
-//! the answers here, then the library with its remaining functions. A call with `RTLD_NOLOAD` gets the
-//! library itself, as the tracer needs it.
+//! A program (through `ctypes`), vLLM or cuDNN may itself load `libcudart.so.13`, `libnccl.so.2`,
+//! `libnvrtc.so.13`, or a copy of one of these from a wheel. It then looks up functions through the handle.
+//! There it would find NVIDIA's own functions first, which need undocumented tables of the driver. So it gets
+//! the handle of the global scope instead, to which the library is added. In that scope the tracer's hooks
+//! come first, then the answers here, then the library with its remaining functions. A call with
+//! `RTLD_NOLOAD` gets the library itself, as the tracer needs it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::Write;
@@ -110,8 +110,9 @@ fn is_answered(name: &[u8]) -> bool {
     matches!(without_hash.strip_prefix(b".so"), Some([] | [b'.', ..]))
 }
 
-/// Returns true if a path names a library of JAX's CUDA plugin. The name of the folder shows it: JAX first
-/// loads `jax_cuda13_plugin/_versions.so`. JAX looks for NVIDIA's device files before it calls the driver.
+/// Returns true if a path names a library of JAX's CUDA plugin. Its folder has a name such as
+/// `jax_cuda13_plugin`, from which JAX first loads `_versions.so`. This happens before JAX looks for NVIDIA's
+/// device files.
 fn is_jax_plugin(name: &[u8]) -> bool {
     let Some(folder) = name.rsplit(|&byte| byte == b'/').nth(1) else { return false };
     folder.starts_with(b"jax_cuda") && folder.ends_with(b"_plugin")
@@ -124,8 +125,8 @@ fn warn_of_device_files(name: &[u8]) {
     if warns && !WARNED.swap(true, Ordering::Relaxed) {
         let _ = writeln!(
             std::io::stderr(),
-            "memtrace: JAX does not run on the phantom device: it looks for NVIDIA's device files, which a machine \
-             without a GPU lacks, and takes the CPU. Trace JAX on a real GPU"
+            "memtrace: JAX does not run on the phantom device: it looks for NVIDIA's device files, which a \
+             machine without a GPU lacks, and falls back to the CPU. Trace JAX on a real GPU"
         );
     }
 }

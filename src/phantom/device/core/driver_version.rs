@@ -6,8 +6,8 @@ use memtrace_machine::DEFAULT_CUDA_VERSION;
 
 use crate::core::ffi::{Out, Status};
 
-/// Returns the version of the simulated driver, which is that of the CUDA runtime in the program's process.
-/// Without a runtime, it is [`DEFAULT_CUDA_VERSION`].
+/// Returns the version of the simulated driver: the version of the CUDA runtime in the program's process, or
+/// [`DEFAULT_CUDA_VERSION`] if the process has no runtime.
 pub(crate) fn driver_version() -> c_int {
     type Version = unsafe extern "C" fn(Out<c_int>) -> Status;
     let mut version: c_int = 0;

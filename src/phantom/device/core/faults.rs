@@ -163,14 +163,15 @@ pub(crate) fn refusal(
         }
     }
     if is_allocation {
-        // The allocation is not refused, so the last failure is over: the request succeeded on a retry, or
-        // the program gave it up. Its text must not be attributed to a later failure.
+        // The allocation is not refused, so the last failure is over: a retry succeeded, or the program has
+        // given up. The text of that failure must not be attributed to a later one.
         take_last();
     }
     None
 }
 
-/// Returns true if a function has this name: programs for CUDA 13 launch kernels by `__cudaLaunchKernel`.
+/// Returns true if `name` is the wanted function, also with a leading `__`: programs for CUDA 13 launch
+/// kernels with `__cudaLaunchKernel`.
 fn is_named(wanted: &str, name: &str) -> bool {
     wanted == name || name.strip_prefix("__") == Some(wanted)
 }
@@ -182,7 +183,8 @@ pub(crate) fn fails_at(bytes: u64, card: usize) -> bool {
     for (index, armed) in faults.iter().enumerate() {
         let here = armed.fault.card.is_none_or(|wanted| wanted as usize == card);
         if here && matches!(armed.fault.moment, Moment::Bytes(limit) if bytes > limit) {
-            // An ECC error or a lost card also begins here, but only later calls fail.
+            // If the fault is an ECC error or a lost card, it begins here, too. The allocation itself
+            // succeeds, and later calls fail.
             if begin(index, armed, "an allocation", card) == Some(OUT_OF_MEMORY) {
                 return true;
             }

@@ -64,7 +64,7 @@ impl<T> Clone for In<'_, T> {
 impl<T> Copy for In<'_, T> {}
 
 impl<'call, T: Copy> In<'call, T> {
-    /// Returns a null pointer.
+    /// Returns a null pointer, from which nothing is read.
     pub(crate) const fn null() -> Self {
         Self(std::ptr::null(), PhantomData)
     }
@@ -125,7 +125,7 @@ impl<'call, T> Out<'call, T> {
         Self(place, PhantomData)
     }
 
-    /// Returns a null pointer.
+    /// Returns a null pointer, to which nothing is written.
     pub(crate) fn null() -> Self {
         Self(std::ptr::null_mut(), PhantomData)
     }
@@ -311,7 +311,7 @@ impl<T> Handle<T> {
 pub(crate) struct Destroyed<T: 'static>(Mutex<Vec<Handle<T>>>);
 
 impl<T> Destroyed<T> {
-    /// Returns an empty list.
+    /// Returns a list without destroyed objects.
     pub(crate) const fn none() -> Self {
         Self(Mutex::new(Vec::new()))
     }
@@ -334,8 +334,8 @@ impl<T> Destroyed<T> {
 
 /// Returns a handle without an object: a readable address that differs from every other such handle.
 ///
-/// A program creates several such handles for each op (the descriptors of `cublasLtMatmul`) and destroys them
-/// through calls that do nothing, so a handle must not take memory.
+/// A program creates several such handles for each op, such as the descriptors of `cublasLtMatmul`. The calls
+/// that destroy them do nothing, so a handle must not take memory.
 pub(crate) fn opaque_handle() -> usize {
     static FIRST: LazyLock<Option<usize>> = LazyLock::new(|| {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

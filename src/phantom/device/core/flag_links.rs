@@ -26,8 +26,8 @@ impl FlagLinks {
     /// Records that the flags at `to` became a copy of the flags at `from`, or their opposite.
     pub(crate) fn add(&mut self, from: usize, to: usize, size: usize, is_opposite: bool) {
         if from < to + size && to < from + size {
-            // The flags were changed in place. To stay in its group, the range would need the inverse
-            // relation to every other range of the group, so the link is removed instead.
+            // The flags were changed in place, so all other ranges of the group would have to get the inverse
+            // relation. The range leaves its group instead.
             return self.forget(to, to + size);
         }
         let source = match self.ranges.get(&from).filter(|source| source.end == from + size) {
@@ -88,11 +88,11 @@ mod tests {
         links.forget(105, 106);
         assert_eq!(links.of(0, 10), [(200, false), (300, true)]);
         assert_eq!(links.of(100, 10), []);
-        // The range is partly linked already, so the older link is removed.
+        // Setup: only a part of the range is linked -> the older link is removed.
         links.add(202, 400, 4, false);
         assert_eq!(links.of(0, 10), [(300, true)]);
         assert_eq!(links.of(202, 4), [(400, false)]);
-        // The flags are changed in place.
+        // Setup: flags are inverted in place -> their link is removed.
         links.add(300, 300, 10, true);
         assert_eq!(links.of(0, 10), []);
         links.clear();

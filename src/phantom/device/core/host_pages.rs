@@ -22,7 +22,7 @@ use memtrace_cards::HOST_VALUES_VARIABLE;
 use crate::core::range_allocator::RangeAllocator;
 use crate::core::vram::PINNED;
 
-/// The addresses of the ranges. Nothing else uses them on x86-64 Linux: see `vram::FIRST_TO_PINNED`.
+/// The addresses of the ranges. Nothing else uses these addresses on x86-64 Linux; see `vram::FIRST`.
 const RANGE: Range<usize> = 0x5000_0000_0000..0x5400_0000_0000;
 const _: () = assert!(PINNED.end <= RANGE.start);
 
@@ -190,8 +190,8 @@ pub(crate) fn alloc(size: usize) -> Option<usize> {
         if !reserve_all() {
             IS_ON.store(false, Ordering::Relaxed);
             eprintln!(
-                "memtrace: the host has no address space for CPU tensors without values \
-                 ({HOST_VALUES_VARIABLE}=0): they are kept (is there a limit such as ulimit -v?)"
+                "memtrace: no address space is left for CPU tensors without values \
+                 ({HOST_VALUES_VARIABLE}=0), so values are kept (is there a limit such as ulimit -v?)"
             );
             return None;
         }
@@ -239,7 +239,7 @@ mod tests {
         unsafe { (at as *const u8).read_volatile() }
     }
 
-    /// The number of mappings in [`RANGE`] that are readable.
+    /// Returns the number of readable mappings in [`RANGE`].
     fn mappings() -> usize {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let is_own = |line: &&str| {
@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(mappings(), before, "neighbours are one mapping");
         many.into_iter().for_each(free);
 
-        // Freeing a range twice, or freeing an address without a range, has no effect.
+        // Setup: a range is freed twice, and an address without a range is freed -> no effect.
         free(first);
         free(first);
         free(RANGE.start);

@@ -23,11 +23,11 @@ use crate::core::triton;
 use crate::core::values::{DYNAMIC_VARIABLE, DynamicSizes};
 use crate::core::vram;
 
-/// The configuration and the devices.
+/// The simulated machine: its configuration and its devices.
 pub(crate) struct HostState {
     pub(crate) spec: Spec,
     pub(crate) dynamic: DynamicSizes,
-    /// The visible devices.
+    /// The devices that `CUDA_VISIBLE_DEVICES` leaves visible, in its order.
     pub(crate) devices: Vec<Device>,
 }
 
@@ -163,7 +163,7 @@ pub(crate) fn set_current(index: c_int) -> Status {
     }
 }
 
-/// Returns the device with this index.
+/// Returns the visible device with this index, or `None` if the index is out of range.
 pub(crate) fn device(index: c_int) -> Option<&'static Device> {
     host_state().devices.get(usize::try_from(index).ok()?)
 }

@@ -18,10 +18,10 @@ use crate::core::lock::lock;
 
 /// An input of at least this many bytes from the host means that the program makes progress.
 const PROGRESS_INPUT: usize = 1 << 10;
-/// After this many invented flags since the last large input, one reads true: a loop that waits for
-/// "finished" ends as it would at its length limit.
+/// After each multiple of this number of false flags that were invented since the last large input, one flag
+/// reads true. A loop that waits for "finished" then ends as it would at its length limit.
 const MAX_IDLE_FLAGS: u64 = 4096;
-/// After this many small reads of invented values since the last large input, reads fail.
+/// After this many small reads (at most 8 bytes) of invented values since the last large input, reads fail.
 const MAX_IDLE_READS: u64 = 100_000;
 
 /// The environment variable that holds the second bound.
@@ -59,7 +59,7 @@ pub(crate) fn requested_reads() -> Option<u64> {
     parse_reads(&std::env::var(READS_VARIABLE).unwrap_or_default())
 }
 
-/// Returns the second bound.
+/// Returns the second bound. Reads the environment at the first call. 0 means no bound.
 fn most_reads() -> u64 {
     static READS: LazyLock<u64> = LazyLock::new(|| requested_reads().unwrap_or(DEFAULT_READS));
     *READS
@@ -75,7 +75,8 @@ pub(crate) enum Verdict {
     Stop,
 }
 
-/// Counts a read of `size` bytes at `address` whose answer is `answer`.
+/// Counts a read of an invented value: `size` bytes at `address`, which the host reads as the number
+/// `answer`.
 pub(crate) fn read(address: usize, size: usize, answer: u64) -> Verdict {
     if is_repeated(address, size, answer) {
         return Verdict::Stop;
@@ -142,7 +143,7 @@ pub(crate) fn count_input(bytes: &[u8]) {
     }
     let mut hasher = FxHasher::default();
     hasher.write(bytes);
-    // Zero marks an unused entry.
+    // Set the lowest bit, because a stored 0 means that the entry is unused.
     let hash = hasher.finish() | 1;
     let place = &INPUTS[(hash >> 1) as usize % RECENT_INPUTS];
     if place.swap(hash, Ordering::Relaxed) != hash {
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_place_that_gives_one_answer_again_and_again_stops_unless_the_input_is_new() {
-        // All tests of this process share the counts, so no other test uses this address.
+        // The counts are process-wide. No other test reads at this address.
         let repeats = |times: u64| (0..times).any(|_| is_repeated(0xabc0, 16, 3));
         count_input(b"a first input");
         assert!(!repeats(DEFAULT_READS / 2));

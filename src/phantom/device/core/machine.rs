@@ -48,7 +48,7 @@ fn map(file: std::fs::File) -> Option<Table<'static>> {
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
     // SAFETY: a new mapping of an open file.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, file.as_raw_fd(), 0) };
-    // The lock on the file lasts as long as it is open.
+    // The file must stay open, because closing it would release this process's lock on it.
     std::mem::forget(file);
     if base == libc::MAP_FAILED {
         return None;
@@ -87,7 +87,7 @@ fn claim(table: Table<'static>) -> Option<Slot> {
 pub(crate) struct Share {
     /// The position of the card in the machine.
     card: usize,
-    /// The size of a context in bytes.
+    /// The size in bytes of the context that this process creates on the card.
     context: u64,
     /// True if the card shares the machine's memory.
     is_unified: bool,
@@ -164,8 +164,9 @@ impl Share {
         if self.is_unified { unified::host_bytes(table()) } else { 0 }
     }
 
-    /// Returns the bytes of the card that this process cannot allocate because others use them: the other
-    /// processes of the machine, and on a card with unified memory also the host memory of all programs.
+    /// Returns the bytes of the card that this process cannot allocate. These are the bytes that the
+    /// machine's other processes use and, on a card with unified memory, also the host memory of all
+    /// programs.
     pub(crate) fn others(&self) -> u64 {
         let Some((table, slot)) = slot() else { return self.host() };
         table.clear_dead();

@@ -104,8 +104,8 @@ mod tests {
         // SAFETY: C strings, and a library without code.
         unsafe {
             let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
-            // The first call of this library's own `dlopen` loads the empty library. `load` cannot be called
-            // with this `dlopen`, because it needs glibc's.
+            // The first call of this library's own `dlopen` loads the empty library. `load` itself needs
+            // glibc's `dlopen`, which this test does not have.
             libc::dlopen(c"libc.so.6".as_ptr(), flags);
             let loaded = libc::dlopen(SONAME.as_ptr().cast(), flags);
             assert!(!loaded.is_null());

@@ -9,13 +9,13 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-/// What the caller of a request does after a refusal.
+/// The behavior of a caller whose request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caller {
     /// The caller frees what it can and repeats the request.
     AsksAgain,
-    /// The caller acts as for `AsksAgain`, but with one call per page, up to the call that makes the pages
-    /// accessible ([`request_ends`]).
+    /// Same as `AsksAgain`, but the request consists of one call per page. It ends with the call that makes
+    /// the pages accessible ([`request_ends`]).
     AsksAgainByPage,
     /// The caller does not retry, and the program fails.
     GivesUp,
@@ -68,12 +68,13 @@ pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
 }
 
-/// Returns true if a request that does not fit is granted. Records the answer, because a retry depends on it.
+/// Returns true if a request that does not fit is granted. Records the decision, because it affects the
+/// thread's next call.
 pub(crate) fn grants(caller: Caller) -> bool {
     if !is_on() {
         return false;
     }
-    // A thread that is ending no longer has its state.
+    // A thread that is ending has lost its state. Its request counts as refused before, so it is granted.
     let before = REQUEST.try_with(Cell::get).unwrap_or(Request::Refused);
     let (is_granted, after) = match (caller, before) {
         (Caller::GivesUp, before) => (true, before),

@@ -1,7 +1,7 @@
 //! An allocator of address ranges.
 //!
-//! It uses the lowest hole that fits, so freed addresses are reused as a driver reuses them, and two runs of
-//! one program get the same addresses.
+//! The allocator uses the lowest hole that fits. So freed addresses are reused as by a driver, and two runs
+//! of one program get the same addresses.
 
 use std::collections::BTreeMap;
 
@@ -92,7 +92,7 @@ impl RangeAllocator {
         }
     }
 
-    /// Returns true if nothing is allocated.
+    /// Returns true if the whole region is free.
     pub(crate) fn is_empty(&self) -> bool {
         self.top == self.start
     }

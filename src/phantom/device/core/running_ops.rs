@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 
-/// A running op.
+/// An op that is running on this thread.
 pub(crate) struct RunningOp {
     /// The address of the op's record.
     pub(crate) record: usize,

@@ -27,7 +27,7 @@ pub(crate) const MAX_POLLS: u64 = 64;
 /// `cudaStreamNonBlocking`, with which the stream and the legacy default stream do not wait for each other.
 const NON_BLOCKING: u32 = 1;
 
-/// A stream.
+/// A stream of the program, or a default stream.
 pub(crate) struct Stream {
     /// The index of the stream's device.
     pub(crate) device: usize,
@@ -99,8 +99,8 @@ thread_local! {
     static QUEUED_WORK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns true if the calling thread has never queued work. Such a thread only observes, as NCCL's watchdog
-/// does, which polls ten times a second: on a real card, the work that it asks about would be done.
+/// Returns true if the calling thread has never queued work. Such a thread only polls for work of other
+/// threads, as NCCL's watchdog does ten times a second. On a real card, that work would be done by then.
 pub(crate) fn thread_only_observes() -> bool {
     !QUEUED_WORK.try_with(Cell::get).unwrap_or(false)
 }
@@ -210,7 +210,7 @@ impl Stream {
 mod tests {
     use super::*;
 
-    /// Streams that share a clock, as those of one device do.
+    /// Creates streams that share a clock, as the streams of one device do.
     fn streams<const N: usize>(clock: &Arc<DeviceClock>) -> [&'static Stream; N] {
         std::array::from_fn(|_| &*Box::leak(Box::new(Stream::new(0, Arc::clone(clock), 0, 0))))
     }
@@ -244,7 +244,8 @@ mod tests {
         let [far] = streams(&Arc::default());
         far.launch(1000);
         near.wait_for(&far.work());
-        // The clock of the near device stands still, so time alone does not complete the work.
+        // Setup: the near device has worked no time, so its clock does not complete the work -> the work is
+        // not done.
         assert!(!near.work().reached());
         near.work().complete();
         assert!(far.work().reached() && near.work().reached());
@@ -260,8 +261,8 @@ mod tests {
         second.wait_for(&first.work());
         event.complete();
         assert!(!first.work().reached() && !third.work().reached());
-        // A wait for `early` completes only the work before `early`, not the second launch of the first
-        // stream.
+        // Setup: a wait for `early`, then a launch in the first stream -> completing the wait completes
+        // `early`, but not that launch.
         let early = first.work();
         first.launch(1000);
         second.wait_for(&early);

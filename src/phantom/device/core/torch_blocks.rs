@@ -67,8 +67,8 @@ pub(crate) fn count() -> u64 {
     lock(&BLOCKS).count
 }
 
-/// Returns the number of the live block that begins at an address: how many blocks were handed out before it.
-/// Returns `None` if no live block begins there.
+/// Returns the number of the live block that begins at an address. The first block that was handed out has
+/// the number 0, the next one 1, and so on. Returns `None` if no live block begins at the address.
 pub(crate) fn number(start: usize) -> Option<u64> {
     lock(&BLOCKS).hashed.get(&start).map(|&(_, number)| number)
 }
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(find(0x7000_0000), None);
         assert_eq!(gap(0x7000_0010, 0x7000_0000, 0x7000_1000), (0x7000_0000, 0x7000_0200));
         assert_eq!(gap(0x6000_0010, 0x6000_0000, 0x6000_1000), (0x6000_0000, 0x6000_1000));
-        // The block overlaps one whose free was not reported.
+        // Setup: the block overlaps an older block whose free was not reported -> the older block is removed.
         report(0x7000_0100, 4096);
         assert_eq!(find(0x7000_0200), Some((0x7000_0100, 0x7000_1100)));
         forget(0x7000_0000, 0x10000);

@@ -15,13 +15,14 @@ use memtrace_util::host_memory;
 use crate::core::lock::lock;
 
 const PROC: &str = "/proc";
-/// The maximum number of descendants that are counted for each program. Such a machine runs fewer.
+/// The maximum number of descendants that are counted for each program. Programs on such a machine have
+/// fewer.
 const MOST_PROCESSES: usize = 256;
-/// For how long a measurement is reused, as a multiple of the time that it took. Measurements then take less
-/// than one part in 20 of a program's time.
+/// A measurement is reused for `HOLDS` times the time that it took. So measurements take less than 1/20 of a
+/// program's time.
 const HOLDS: u32 = 20;
-/// The kernel keeps this fraction (one part in 40) of the memory free of page cache: 3 of 121 GiB on a GB10
-/// full of page cache (<https://github.com/unslothai/unsloth/pull/10705>).
+/// The kernel keeps one part in `KEPT_FREE` of the memory free of page cache: 3 of 121 GiB on a GB10 full of
+/// page cache (<https://github.com/unslothai/unsloth/pull/10705>).
 const KEPT_FREE: u64 = 40;
 
 struct Reading {

@@ -1,7 +1,7 @@
 //! The known content of device memory.
 //!
-//! Kernels do nothing, so most content is unknown. Device memory reads as zero, except for small ranges that
-//! a copy, a collective or a fill wrote, as long as no later launch may have written there. A kernel of
+//! Kernels do nothing, so most content is unknown. Unknown device memory reads as zero. Known are small
+//! ranges that a copy, a collective or a fill wrote, until a launch may have written there. A kernel of
 //! unknown effect may write the memory that its arguments reach ([`reach`](crate::cuda::reach)); for kernels
 //! of known effect, see [`kernel_effects`](crate::kernels::kernel_effects). A freed block loses its values,
 //! because stale bytes of recycled blocks would reappear as sizes.
@@ -163,14 +163,14 @@ impl Ranges {
 /// The known content of one device's memory.
 #[derive(Debug, Default)]
 pub(crate) struct KnownValues {
-    /// Ranges with real bytes.
+    /// The known ranges, whose bytes in memory are the real content.
     known: Ranges,
     /// The parts of `known` that hold an answer: a value that no kernel computed, a copy of such a value, or
     /// a kernel's result from one.
     answered: Ranges,
     /// Ranges of unknown flags of one byte each, which a kernel of known type wrote.
     masks: Ranges,
-    /// Unknown flags that depend on others.
+    /// The links between unknown flags that are copies or opposites of each other.
     links: FlagLinks,
     /// Ranges of unknown flags that are expected to be false, and ranges of those
     /// that are expected to be true.
@@ -204,8 +204,8 @@ impl KnownValues {
         }
     }
 
-    /// Marks a range as known, with the answer to a read as its content. `number` is the answer if it is a
-    /// single number.
+    /// Marks a range as known, with the answer to a read as its content. `number` is the answer as a number,
+    /// or `None` if it is longer than 8 bytes.
     pub(crate) fn mark_answered(&mut self, address: usize, size: usize, number: Option<u64>) {
         let is_mask = self.is_mask(address, size);
         self.mark_known(address, size);
@@ -224,13 +224,15 @@ impl KnownValues {
         }
     }
 
-    /// Marks the range of an output as unknown.
+    /// Marks the range of a kernel's output as unknown. Unlike [`forget_reached`](Self::forget_reached), also
+    /// removes marks for flags.
     pub(crate) fn forget(&mut self, address: usize, size: usize) {
         self.masks.remove(address, address.saturating_add(size));
         self.forget_reached(address, size);
     }
 
-    /// Marks a range as unknown that a kernel may have written. Flags stay flags.
+    /// Marks a range that a kernel may have written as unknown. A range of unknown flags still holds unknown
+    /// flags.
     pub(crate) fn forget_reached(&mut self, address: usize, size: usize) {
         let end = address.saturating_add(size);
         self.known.remove(address, end);
@@ -250,7 +252,8 @@ impl KnownValues {
         }
     }
 
-    /// Marks a range as unknown that is freed, or overwritten by data without addresses.
+    /// Marks a range as unknown because it is freed, or because data without addresses overwrites it. Tables
+    /// inside the range are removed.
     pub(crate) fn overwrite(&mut self, address: usize, size: usize) {
         self.forget(address, size);
         self.tables.forget(address, address.saturating_add(size));
@@ -289,7 +292,8 @@ impl KnownValues {
         self.masks.contains(address, address + size)
     }
 
-    /// Marks a range as unknown flags that are a copy or the opposite of others.
+    /// Marks the flags at `to` as unknown flags that are a copy of the flags at `from`, or their opposite if
+    /// `is_opposite` is true.
     pub(crate) fn link_mask(&mut self, from: usize, to: usize, size: usize, is_opposite: bool) {
         self.set_mask(to, size);
         self.links.add(from, to, size, is_opposite);

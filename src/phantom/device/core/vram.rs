@@ -40,7 +40,8 @@ pub(crate) const PINNED: std::ops::Range<usize> = 0x4800_0000_0000..0x5000_0000_
 pub(crate) const FIRST_TO_PINNED: std::ops::Range<usize> = FIRST..PINNED.end;
 const _: () = assert!(RESERVED.end == PINNED.start);
 
-/// Returns true if an address is a device address.
+/// Returns true if an address is in the range of any device, or in a reserved range. It need not be
+/// allocated.
 pub(crate) fn is_device(address: usize) -> bool {
     (FIRST..RESERVED.end).contains(&address)
 }
@@ -72,13 +73,14 @@ pub(crate) enum BlockPurpose {
     Imported,
 }
 
-/// A live block.
+/// A live block, which begins at its key in the table of blocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Block {
     /// The length of the block in bytes.
     pub(crate) size: usize,
     pub(crate) purpose: BlockPurpose,
-    /// The start of the shared page that contains the block, or `None` if the block has its own pages.
+    /// The start of the page that the block shares with other small blocks, or `None` if the block has its
+    /// own pages.
     slab: Option<usize>,
 }
 
@@ -89,9 +91,9 @@ pub(crate) struct Vram {
     blocks: BTreeMap<usize, Block>,
     /// The free ranges of each shared page, by the start of the page.
     slabs: BTreeMap<usize, RangeAllocator>,
-    /// The bytes charged.
+    /// The bytes that this process has charged to the device.
     used: u64,
-    /// The maximum sum of the bytes that this process and the others of the machine charge.
+    /// The maximum of the bytes that this process and the machine's other processes charge together.
     limit: u64,
     /// This process's share of the card, or `None` for a memory that no other process shares.
     share: Option<Arc<Share>>,
@@ -111,7 +113,7 @@ impl Vram {
         Self { ranges, blocks: BTreeMap::new(), slabs: BTreeMap::new(), used: 0, limit, share }
     }
 
-    /// Returns the bytes charged.
+    /// Returns the bytes that this process has charged to the device.
     pub(crate) fn used(&self) -> u64 {
         self.used
     }
@@ -122,8 +124,8 @@ impl Vram {
         self.limit.saturating_sub(self.used).saturating_sub(others)
     }
 
-    /// Charges bytes without an address. Returns false if they do not fit, or if an injected fault or
-    /// `--past-oom` refuses them.
+    /// Charges bytes to the device, without allocating an address. Returns false if they do not fit and
+    /// `--past-oom` does not grant them, or if an injected fault refuses them.
     pub(crate) fn charge(&mut self, size: u64, caller: Caller) -> bool {
         if size == 0 {
             if let Some(share) = &self.share {
@@ -153,7 +155,7 @@ impl Vram {
         true
     }
 
-    /// Reverses a charge.
+    /// Returns bytes to the device that [`charge`](Self::charge) took.
     pub(crate) fn discharge(&mut self, size: u64) {
         self.used = self.used.saturating_sub(size);
         if let Some(share) = &self.share {
@@ -256,7 +258,8 @@ pub(crate) fn map(address: usize, size: usize) -> bool {
         unsafe { libc::munmap(got, size) };
         return false;
     }
-    // A small copy must not cost a huge page, and a core dump must not contain 80 GB of zeros.
+    // Without huge pages, a small copy takes only small pages of host memory. Without a dump, a core dump
+    // does not contain 80 GB of zeros.
     for advice in [libc::MADV_NOHUGEPAGE, libc::MADV_DONTDUMP] {
         // SAFETY: advice about the mapping made above. A failure changes nothing.
         unsafe { libc::madvise(got, size, advice) };

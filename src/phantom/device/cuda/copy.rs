@@ -88,8 +88,8 @@ pub(crate) unsafe fn copy(to: usize, from: usize, size: usize) -> Status {
 /// # Safety
 /// `to` is mapped, and `from` is good for `size` bytes.
 unsafe fn take_input(device: &Device, to: usize, from: usize, size: usize) {
-    // A table of addresses begins with addresses, so the beginning of large data is enough.
-    // SAFETY: the caller's promise.
+    // If large data is a table of addresses, its beginning holds addresses, too. So only the beginning is
+    // examined. SAFETY: the caller's promise.
     let beginning = unsafe { std::slice::from_raw_parts(from as *const u8, size.min(SMALL)) };
     if size <= SMALL {
         loop_guard::count_input(beginning);
@@ -136,7 +136,8 @@ unsafe fn copy_on_devices(target: &Device, to: usize, source: &Device, from: usi
     for (start, end) in answers {
         let part_to = to + (start - from);
         if is_mask {
-            // Flags stay flags, even if a later launch removes the answer.
+            // If the range held unknown flags, it keeps this property: when a later launch overwrites the
+            // answer, the range holds unknown flags again.
             values.set_mask(part_to, end - start);
         }
         // SAFETY: a part of the range that was written above.
@@ -149,7 +150,8 @@ unsafe fn copy_on_devices(target: &Device, to: usize, source: &Device, from: usi
 }
 
 /// Marks the range at `to` as a table of addresses if its `beginning` holds addresses of mapped device
-/// memory. Kernels can also use the addresses in a global variable later, so these are held.
+/// memory. If the range is in a kernel's global variable, the addresses are also remembered (`hold`), because
+/// later kernels can use them.
 fn note_addresses(device: &Device, to: usize, beginning: &[u8], size: usize) {
     let aligned = beginning.get(to.next_multiple_of(8) - to..).unwrap_or_default();
     let mut targets = Targets::default();
@@ -215,8 +217,8 @@ unsafe fn read_to_host(to: usize, device: &Device, from: usize, size: usize) -> 
     OK
 }
 
-/// Stores the answer to a read as the known content of the range that was read, and updates
-/// the flags that depend on it.
+/// Stores the answer to a read as the known content of the range that was read, and as that of the flags that
+/// are linked to the range.
 ///
 /// # Safety
 /// `from` is mapped for these bytes.
@@ -285,7 +287,7 @@ pub(crate) unsafe fn read_prefix(from: usize, size: usize) -> Option<Vec<u8>> {
     (known > 0).then_some(bytes)
 }
 
-/// The content of a range, all of which is known.
+/// The bytes of a range whose whole content is known.
 pub(crate) struct Known {
     pub(crate) bytes: Vec<u8>,
     /// True if a part of the content is an answer, which no kernel computed.

@@ -109,19 +109,19 @@ unsafe fn hold_addresses(from: usize, size: usize) -> Status {
     OK
 }
 
-/// Synchronizes the legacy default stream of the current device after a copy for which the program waits.
-/// Returns the copy's status.
+/// Synchronizes the legacy default stream of the current device, because the program waits for a synchronous
+/// copy. Returns the copy's status.
 fn synchronous(status: Status) -> Status {
     streams::synchronize(&current().stream);
     status
 }
 
-/// Returns the byte with which a fill of 8-bit elements writes each element.
+/// Returns the lowest byte of the value: a fill of 8-bit elements writes only this byte.
 fn low_byte(value: u32) -> [u8; 1] {
     [value as u8]
 }
 
-/// Returns the two bytes with which a fill of 16-bit elements writes each element.
+/// Returns the lower two bytes of the value: a fill of 16-bit elements writes only these.
 fn low_half(value: u32) -> [u8; 2] {
     (value as u16).to_le_bytes()
 }

@@ -37,7 +37,7 @@ pub(crate) fn capability_limits() -> CapabilityLimits {
     }
 }
 
-/// Returns the bytes of shared memory that the system reserves in each block, since Ampere.
+/// Returns the bytes of shared memory that CUDA reserves in each block of threads. It is 0 before Ampere.
 fn reserved_shared() -> usize {
     if host_state().spec.cc.0 >= 8 { 1024 } else { 0 }
 }

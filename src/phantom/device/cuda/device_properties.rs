@@ -245,8 +245,9 @@ properties_13! {
     unifiedFunctionPointers: c_int,
 }
 
-// These are the sizes in the two headers. A struct with too many fields would be written past the caller's
-// struct, so cudarc must be built for CUDA 12. CUDA 13's runtime has another function for its layout.
+// These are the sizes in the headers of CUDA 12 and 13. A struct with too many fields would be written past
+// the caller's struct, so cudarc must be built for CUDA 12. CUDA 13's runtime has another function for its
+// layout.
 const _: () = assert!(size_of::<cudaDeviceProp>() == 1032 && align_of::<cudaDeviceProp>() == 8);
 const _: () = assert!(size_of::<DeviceProp13>() == 1008 && align_of::<DeviceProp13>() == 8);
 
@@ -273,7 +274,8 @@ fn give<T: Copy>(out: Out<T>, index: c_int, value: impl FnOnce(usize) -> T) -> S
 
 answers! {
     Real fn cudaGetDeviceCount(out: Out<c_int>) {
-        // This is PyTorch's first call, so its libraries are loaded.
+        // PyTorch calls this function first, so its libraries are loaded now and the observation of ops can
+        // start.
         record::install();
         device_count(out)
     }
@@ -293,11 +295,11 @@ answers! {
     Real fn cudaDeviceGetAttribute(out: Out<c_int>, number: c_int, index: c_int) {
         give(out, index, |index| attribute(number, index))
     }
-    /// This function writes the layout of CUDA 13.
+    /// Programs for CUDA 13 call this name, so the layout is that of CUDA 13.
     Real fn cudaGetDeviceProperties(out: Out<DeviceProp13>, index: c_int) {
         give(out, index, |index| properties_12(index).into())
     }
-    /// This function writes the layout of CUDA 12.
+    /// Programs for CUDA 12 call this name, so the layout is that of CUDA 12.
     Real fn cudaGetDeviceProperties_v2(out: Out<cudaDeviceProp>, index: c_int) {
         give(out, index, properties_12)
     }

@@ -17,11 +17,12 @@ use crate::cuda::device_attributes::{HIGHEST_PRIORITY, attribute, bus_id, limit_
 use crate::cuda::streams::synchronize_current_device;
 
 fn make_current(context: usize) -> Status {
-    // Null unbinds the context, but the device that the thread uses without a context does not change.
+    // A null context leaves the thread without a context. The device that a runtime call on this thread would
+    // use does not change.
     if context == 0 { OK } else { set_current(device_of_context(context) as c_int) }
 }
 
-/// Returns success if a device has this index.
+/// Returns success if a visible device has this index, or the error for an invalid device.
 fn check_index(index: c_int) -> Status {
     if device(index).is_some() { OK } else { INVALID_DEVICE }
 }

@@ -35,9 +35,9 @@ static DESTROYED: Destroyed<Event> = Destroyed::none();
 struct Recording {
     /// The stream of the recording, or `None` before the first recording.
     stream: Option<&'static Stream>,
-    /// The work before the recording.
+    /// The work that was queued before the recording. The event is reached when this work is done.
     work: Work,
-    /// The device time of the event.
+    /// The device time at which the event was recorded, in nanoseconds.
     time_ns: u64,
     /// The number of the capture during which the event was recorded, or 0.
     capture: u64,
@@ -49,7 +49,7 @@ struct Recording {
     polled_at_ns: u64,
 }
 
-/// `cudaEventDisableTiming`.
+/// The flag `cudaEventDisableTiming`.
 pub(crate) const DISABLE_TIMING: u32 = 2;
 
 /// Creates an event of the current device.
@@ -245,11 +245,11 @@ fn elapsed(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) -> Status {
     });
     let (start, end) = match times {
         [Ok(start), Ok(end)] => (start, end),
-        // A program error takes precedence over work that is not done.
+        // An error of the program takes precedence over the status of work that is not done.
         [Err(NOT_READY), Err(status)] | [Err(status), _] | [_, Err(status)] => return status,
     };
-    // On a card, two events are half a microsecond apart even with no work between them, and a
-    // script may divide by this time.
+    // On a card, two events are at least half a microsecond apart. A script may divide by this time, so it
+    // must not be 0.
     let nanoseconds = if end >= start { (end - start).max(500) as f64 } else { -((start - end) as f64) };
     out.give((nanoseconds / 1e6) as f32)
 }

@@ -93,7 +93,8 @@ impl GraphMemory {
         Arc::new(GraphMemory { steps: Mutex::new(steps), auto_free, origin: Some(Arc::clone(self)) })
     }
 
-    /// Runs the nodes.
+    /// Runs the allocations and frees of the nodes, in order. Fails if the device has too little memory, or
+    /// if memory of an earlier launch is still allocated and the graph does not free it itself.
     pub(crate) fn launch(&self) -> Status {
         let steps = lock(&self.steps);
         if steps.is_empty() {
@@ -208,7 +209,7 @@ impl GraphTables {
         self.release_if_unused(address);
     }
 
-    /// Frees an address that no graph owns and no launch left allocated.
+    /// Gives an address back to the device if no graph owns it and its memory is not allocated.
     fn release_if_unused(&mut self, address: usize) {
         if let Some(block) = self.blocks.get(&address).filter(|block| !block.live && !block.owned) {
             block.device.vram().free(address);
@@ -222,7 +223,7 @@ pub(crate) fn owns(address: usize) -> bool {
     lock(&TABLES).blocks.contains_key(&address)
 }
 
-/// Frees memory that a launch left allocated. The call is not part of a graph.
+/// Frees memory that a launch left allocated, when the program frees it outside of a graph.
 pub(crate) fn free(address: usize) -> Status {
     let mut tables = lock(&TABLES);
     if tables.blocks.get(&address).is_none_or(|block| !block.live) {
@@ -265,12 +266,12 @@ pub(crate) fn reset_high_water_mark(index: c_int, attribute: c_int) -> Status {
     OK
 }
 
-/// Gives back to the device the reserved memory that no launch left allocated. Launches need no check,
-/// because a launch is complete when its call returns.
+/// Returns to the device the reserved memory that launches have not left allocated. No launch can be in
+/// progress, because a launch is complete when its call returns.
 pub(crate) fn trim(index: c_int) -> Status {
     let Some(device) = device(index) else { return fail(INVALID_DEVICE) };
     let tables = &mut *lock(&TABLES);
-    // These graphs have no reservation any more, so their next launch reserves memory again.
+    // These graphs lose their reservation, so their next launch must reserve memory again.
     for needs in tables.launched.values_mut() {
         needs.retain(|&(of, _)| of != device.index);
     }

@@ -68,8 +68,8 @@ impl Graph {
             (effect.run)(stream);
             next = effect.position + 1;
         }
-        // The last nodes may have no effect, too. A graph without any recorded effect may have been built
-        // without a capture, so its nodes are not known.
+        // Any nodes after the last effect have no recorded effect. A graph without any effect may have been
+        // built without a capture, so its nodes are unknown.
         if self.work.nodes() > next || next == 0 {
             forget_everything();
         }
@@ -209,8 +209,8 @@ answers! {
     Real fn cudaGraphGetRootNodes(graph: Handle<Graph>, list: Out<usize>, count: InOut<usize>) {
         by_contract!(nodes(graph, list, count))
     }
-    /// This function has the arguments of CUDA 13. CUDA 12 has no `edges`: its third and last argument is
-    /// `count`.
+    /// These are the arguments of CUDA 13. In CUDA 12, there is no `edges`, and `count` is the third and last
+    /// argument.
     Guess fn cudaGraphNodeGetDependencies(_node: Word, _list: Word, edges: Out<usize>, count: Out<usize>) {
         edges.put(0);
         if driver_version() >= 13000 {

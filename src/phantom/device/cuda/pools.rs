@@ -64,7 +64,7 @@ fn free_async(address: usize, stream: StreamHandle) -> Status {
             Some(graph) => graph.add_free(address),
             None => fail(INVALID_VALUE),
         },
-        // This call may also free memory of `cudaMalloc`.
+        // The program may also pass an address from `cudaMalloc` to this call.
         _ => memory::free(address),
     }
 }

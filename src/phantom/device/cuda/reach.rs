@@ -132,7 +132,7 @@ pub(crate) fn devices_of(address: usize) -> impl Iterator<Item = &'static crate:
     all[range].iter()
 }
 
-/// What holds device addresses that a launch can use although they are not among its arguments.
+/// The kinds of holders of device addresses that a launch can use although they are not among its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holder {
     /// Global variables of kernels hold the address.
@@ -142,7 +142,7 @@ pub(crate) enum Holder {
 }
 
 static HELD: [Mutex<Targets>; 2] = [const { Mutex::new(Targets::new()) }; 2];
-/// Whether each [`Holder`] holds an address. In most programs neither does.
+/// For each [`Holder`], true if an address is remembered for it. In most programs, both are false.
 static IS_HELD: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 
 /// Remembers a device address that later launches may write to although it is not among their arguments.
@@ -235,7 +235,7 @@ impl Launch {
         if self.is_library {
             targets.add_all(&held(Holder::Libraries));
         }
-        // Most launches have no addresses other than their arguments.
+        // Most launches reach no addresses except their arguments, so they are done here.
         if targets.is_empty() && !self.stores_addresses {
             return;
         }
@@ -243,8 +243,8 @@ impl Launch {
         if !forget_targets(&mut targets, &self.written) {
             return forget_everything();
         }
-        // A kernel such as `arange` stores addresses only if it got one to start from. Over plain numbers,
-        // its output is its only address.
+        // A kernel such as `arange` stores addresses only if its range starts at an address. For a range of
+        // numbers, the only address among its arguments is the output's.
         let stores_addresses = self.stores_addresses && self.written.len() + self.read.len() > 1;
         if stores_addresses {
             for extent in self.written.iter().chain(&self.read) {
@@ -286,7 +286,7 @@ fn forget_targets(targets: &mut Targets, done: &[Extent]) -> bool {
     }
 }
 
-/// Returns true if the kernels of the running op cannot write a block.
+/// Returns true if the kernels of the running op cannot write the block from `start` to `end`.
 fn is_protected(start: usize, end: usize) -> bool {
     running_ops::is_trusted()
         && torch_blocks::number(start).is_some_and(|number| running_ops::protects(start, end, number))

@@ -39,12 +39,12 @@ impl StreamHandle {
         self.0
     }
 
-    /// Returns true if the handle is that of the legacy default stream, which waits for all blocking streams.
+    /// Returns true for the handle of the legacy default stream, which waits for all blocking streams.
     pub(crate) fn is_legacy(self) -> bool {
         self.0 <= 1
     }
 
-    /// Returns the stream.
+    /// Returns the stream of this handle. Creates the thread's default stream at its first use.
     pub(crate) fn stream(self) -> &'static Stream {
         match self.0 {
             0 | 1 => &current().stream,
@@ -107,7 +107,7 @@ fn stream_of_thread() -> &'static Stream {
     OF_THREAD.try_with(find).ok().flatten().unwrap_or(&device.stream)
 }
 
-/// Returns the device of a stream.
+/// Returns the device of a stream, or the current device if the stream belongs to none.
 pub(crate) fn device_of(stream: &Stream) -> &'static Device {
     host_state().devices.get(stream.device).unwrap_or_else(current)
 }
@@ -127,7 +127,7 @@ fn create(out: Out<Handle<Stream>>, flags: u32, priority: c_int) -> Status {
     out.give(handle)
 }
 
-/// Waits for a stream.
+/// Waits for all work in a stream, and trims the device's default memory pool.
 pub(crate) fn synchronize(stream: &'static Stream) {
     stream.work().complete();
     device_of(stream).synchronize_pool();

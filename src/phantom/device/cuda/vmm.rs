@@ -21,7 +21,7 @@ use crate::core::past_oom::{self, Caller};
 use crate::core::range_allocator::RangeAllocator;
 use crate::core::vram::{self, PAGE, RESERVED};
 
-/// Physical memory.
+/// Physical memory, which `cuMemCreate` allocates and which has no address until it is mapped.
 struct PhysicalMemory {
     /// The bytes charged to the device.
     charged: u64,
@@ -127,7 +127,7 @@ fn free_reservation(address: usize, size: usize) -> Status {
     OK
 }
 
-/// This is the layout of CUDA 12 and 13.
+/// The struct has the same layout in CUDA 12 and 13.
 const _: () = assert!(size_of::<CUmemAllocationProp>() == 32 && align_of::<CUmemAllocationProp>() == 8);
 
 /// Returns the type and the id of the location that allocation properties request.

@@ -125,7 +125,8 @@ fn of_attributes(mut rest: &[u8]) -> Option<Box<[Parameter]>> {
         }
     }
     all.sort_unstable_by_key(|parameter| parameter.index);
-    // The size has 14 bits in this attribute; a newer attribute describes larger parameters.
+    // The size has 14 bits in this attribute. If a parameter is larger, a newer attribute describes it, so
+    // the list is incomplete.
     let end = all.iter().map(|parameter| parameter.offset + parameter.size).max().unwrap_or(0);
     let is_whole = all.iter().enumerate().all(|(index, parameter)| parameter.index == index);
     let missing = total.unwrap_or(0).checked_sub(end)?;
@@ -235,14 +236,15 @@ mod tests {
         let total = [3, CBANK_PARAM_SIZE, 8, 0];
         let whole = cubin("k", &[attribute(0, 0, 8), total.to_vec()].concat());
         assert_eq!(of_cubin(&whole).len(), 1);
-        // The last 24 bytes belong to a section header that is not read.
+        // The last 24 bytes of the file belong to a section header and are not read. Every shorter file ->
+        // its kernel has no parameters.
         for length in 0..whole.len() - 24 {
             assert!(of_cubin(&whole[..length]).is_empty(), "{length}");
         }
         for byte in 0..whole.len() {
             let mut hostile = whole.clone();
             hostile[byte] = 0xff;
-            // The function must not panic, whatever the bytes are.
+            // Setup: damaged bytes -> no panic.
             of_cubin(&hostile);
         }
         let larger = [3, CBANK_PARAM_SIZE, 16, 0];

@@ -79,7 +79,7 @@ impl ElementwiseLaunch {
         unsafe { std::slice::from_raw_parts((self.functor + offset) as *const u8, length) }.to_vec()
     }
 
-    /// Returns the scalar after the operator.
+    /// Returns the bytes of the functor's scalar, which is after the operator and aligned to its size.
     fn scalar(&self, data_type: DataType) -> Vec<u8> {
         let width = reduce::width(data_type);
         self.functor_bytes(width.max(4), width)
@@ -167,7 +167,7 @@ fn of_one(input: &Known, result: impl FnOnce(&[u8]) -> Vec<u8>) -> Known {
     Known { bytes: result(&input.bytes), is_answer: input.is_answer }
 }
 
-/// Applies an operation to each pair of bytes of two inputs.
+/// Applies an operation to the bytes at each position of two inputs, and returns the results.
 fn bytewise(left: &[u8], right: &[u8], operation: impl Fn(u8, u8) -> u8) -> Vec<u8> {
     left.iter().zip(right).map(|(&left, &right)| operation(left, right)).collect()
 }
@@ -176,8 +176,8 @@ fn bytewise(left: &[u8], right: &[u8], operation: impl Fn(u8, u8) -> u8) -> Vec<
 /// as a fill of flags.
 const MAX_BATCH: usize = 1024;
 
-/// True if a few flags were filled with true, and since then no kernel of unknown effect has run and no value
-/// has been tested for equality.
+/// True if a small fill has written true flags, and since then no kernel of unknown effect has run and no
+/// unknown value was tested for equality.
 static TRUE_FILL: AtomicBool = AtomicBool::new(false);
 
 /// The flags written by the last three small fills, the newest in the lowest bit.
@@ -196,11 +196,10 @@ pub(crate) fn launched_unknown() {
     TRUE_FILL.store(false, Ordering::Relaxed);
 }
 
-/// Computes the logical "and" of two flags. Beam search uses the result to decide whether to continue, with
-/// flags that no kernel computed. Between the fill for the length limit and this question, work of unknown
-/// effect runs. Each step fills flags three times: with false at its start, for the length limit, and with
-/// false before the search for the end token. So the result for unknown flags is true unless one of the
-/// last three fills wrote true.
+/// Computes the logical "and" of two flags. Beam search uses this to decide whether to continue, and its
+/// flags are unknown here. In each step, it fills flags three times: with false at the start, with true at
+/// the length limit and otherwise false, and with false before it searches for the end token. So the result
+/// for unknown flags is true ("continue") unless one of the last three fills wrote true.
 fn and_flags(to: usize, launch: &ElementwiseLaunch) {
     if launch.operand(1).is_none() || launch.operand(2).is_none() {
         return;
@@ -278,7 +277,7 @@ fn equal(to: usize, data_type: Option<DataType>, launch: &ElementwiseLaunch) {
     }
     let is_same = launch.operand(1) == launch.operand(2);
     if let (true, Some(operator @ 0..=1), ..=MOST_ORDINARY) = (is_same, launch.operator(), launch.count) {
-        // Each value equals itself, unless it is NaN.
+        // A value equals itself, unless it is NaN. Unknown values are assumed not to be NaN.
         let flags = Known { bytes: vec![operator as u8 ^ 1; launch.count], is_answer: false };
         return launch.write(to, Some(flags), launch.count);
     }

@@ -27,7 +27,7 @@ const BINARY_MAGIC: u32 = 0xba55_ed50;
 /// The minimum size of an entry header in bytes.
 const ENTRY_HEADER: usize = 64;
 
-/// A registered binary.
+/// A fat binary that the program registered.
 pub(crate) struct FatBinary {
     /// The code for each architecture. The number of an architecture is 86 for 8.6.
     entries: Vec<Entry>,
@@ -111,9 +111,9 @@ unsafe fn entries(header: usize) -> Vec<Entry> {
         let mut entry = header + (read::<u32>(header + 4) >> 16) as usize;
         let end = entry + read::<usize>(header + 8);
         while entry + ENTRY_HEADER <= end {
-            // An entry has its kind and version in 16 bits each, the header size and the payload size, then
-            // at 16 the length of compressed code, at 28 the architecture, at 40 the flags, and at 56 the
-            // decompressed length.
+            // An entry begins with its kind and its version (16 bits each), its header size and its payload
+            // size. At offset 16 is the length of compressed code, at 28 the architecture, at 40 the flags,
+            // and at 56 the decompressed length.
             let (header_size, payload) = (read::<u32>(entry + 4) as usize, read::<usize>(entry + 8));
             let size = header_size.saturating_add(payload);
             let architecture: u32 = read(entry + 28);

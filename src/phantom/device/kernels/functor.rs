@@ -20,8 +20,8 @@ pub(crate) fn arity(name: &[u8]) -> Option<usize> {
     if let Some(&(_, arity)) = named.iter().find(|(part, _)| functor.starts_with(part)) {
         return Some(arity);
     }
-    // A lambda is encoded as `UlTYPESE_`. The last one is the functor's own, and a local name starts with
-    // `Z`.
+    // A lambda's type is encoded as `UlTYPESE_`. If the functor is a local lambda, its name starts with `Z`,
+    // and the last such text is its own.
     let last = functor.windows(2).rposition(|window| window == b"Ul").filter(|_| functor[0] == b'Z')?;
     count_types(&functor[last + 2..])
 }

@@ -66,15 +66,15 @@ impl IndexKernel {
     }
 }
 
-/// The operands of one launch, read from the struct in the kernel's arguments.
+/// The selection of one launch, read from the struct in the kernel's arguments.
 struct Choice {
     /// For each dimension, the size and the stride of each operand in bytes.
     dimensions: Vec<(usize, [usize; OPERANDS])>,
     /// The addresses of the output, the input and the indices.
     addresses: [usize; OPERANDS],
-    /// The number of positions that an index can select.
+    /// The number of positions from which an index selects.
     places: usize,
-    /// The distance between two neighboring positions in bytes.
+    /// The distance in bytes between two neighboring positions.
     stride: usize,
     index_width: usize,
 }
@@ -106,7 +106,8 @@ impl Choice {
         (places > 0).then_some(Self { dimensions, addresses, places, stride, index_width })
     }
 
-    /// Returns the offsets of an element in the three operands.
+    /// Returns the offsets in bytes of the element with the number `element` in the output, the input and the
+    /// indices.
     fn offsets(&self, mut element: usize) -> [usize; OPERANDS] {
         let mut offsets = [0; OPERANDS];
         for (size, strides) in &self.dimensions {
@@ -133,8 +134,8 @@ impl Choice {
         (self.places - 1).saturating_mul(self.stride)
     }
 
-    /// Returns the index at this offset. It is read from the known indices. If they are unknown, it is
-    /// computed as if they were evenly spaced and in order.
+    /// Returns the index at this offset from the known indices. If the indices are unknown, returns the index
+    /// that evenly spaced indices in ascending order have there.
     fn index(&self, known: Option<&[u8]>, offset: usize) -> Option<usize> {
         let Some(bytes) = known else {
             let last = (self.length(2, self.index_width) / self.index_width - 1).max(1);
@@ -241,7 +242,7 @@ mod tests {
         assert_eq!(of("24index_elementwise_kernel17index_kernel_impl10OpaqueTypeILi0EE"), None);
     }
 
-    /// Returns the output of a launch.
+    /// Returns the output of a launch of this kernel on `count` elements, or `None` if it is unknown.
     fn output(kernel: IndexKernel, count: usize, functor: &[u8]) -> Option<Vec<u8>> {
         // SAFETY: a struct of this layout; host memory is known.
         unsafe { choose(kernel, count, functor.as_ptr() as usize) }.map(|(_, known)| known.bytes)

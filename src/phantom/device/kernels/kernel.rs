@@ -31,9 +31,9 @@ pub(crate) fn launches() -> u64 {
     LAUNCHES.load(Ordering::Relaxed)
 }
 
-/// Returns the assumed duration of a kernel in nanoseconds: the gap between two launches, plus
-/// one microsecond per full load of the card. The duration is the same in every run, so
-/// autotuners make the same choices.
+/// Returns the assumed duration of a kernel in nanoseconds: the gap between two launches, plus one
+/// microsecond for each time that the threads fill the card. The duration does not depend on the run, so
+/// autotuners always make the same choices.
 fn cost_ns(grid: Dim3, block: Dim3) -> u64 {
     let threads = volume(grid).saturating_mul(volume(block));
     let full_load = u64::from(host_state().spec.sms) * 2048;
@@ -196,7 +196,7 @@ fn pop() -> CallConfiguration {
         .unwrap_or(EMPTY_CONFIGURATION)
 }
 
-// This is the layout of CUDA 12 and 13.
+// The struct has the same layout in CUDA 12 and 13.
 const _: () = assert!(size_of::<cudaFuncAttributes>() == 144 && align_of::<cudaFuncAttributes>() == 8);
 const _: () = assert!(size_of::<cudaLaunchConfig_t>() == 56 && align_of::<cudaLaunchConfig_t>() == 8);
 
@@ -264,8 +264,8 @@ answers! {
     Real fn __cudaRegisterFatBinary(wrapper: Word) -> Handle<FatBinary> {
         by_contract!(fatbin::register(wrapper))
     }
-    /// The library that contains this binary is loaded now. If it belongs to PyTorch, the library with
-    /// PyTorch's report function is loaded, too, so the function is looked up here.
+    /// PyTorch's report function is looked up here, because the library that contains this binary has just
+    /// been loaded. If it is one of PyTorch's libraries, the library with that function is loaded, too.
     Real fn __cudaRegisterFatBinaryEnd(_handle: Word) -> () {
         torch_reports::find_report();
     }

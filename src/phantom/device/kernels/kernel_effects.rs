@@ -210,7 +210,7 @@ impl KernelEffect {
                 (true, _) if nonzero.is_some() => Some(Self::CountNonzero(input)),
                 (true, _) => Some(Self::FinishReduction),
                 (false, false) => nonzero.map(|_| Self::CountNonzeroPartial(input)),
-                // Only run-length encoding sums up a constant.
+                // Of the reductions by key, only run-length encoding sums up a constant.
                 (false, true) => [&b"rle"[..], b"ConstantInput", b"constant_iter"]
                     .iter()
                     .any(|part| contains(name, part))
@@ -295,7 +295,7 @@ impl KernelEffect {
             (b"MinNanFunctor", ReductionKind::Min),
         ];
         let (_, kind) = kinds.into_iter().find(|(part, _)| contains(name, part))?;
-        // A reduction that accumulates in another type has a different layout.
+        // A reduction that accumulates in another type has another layout, so it is not recognized.
         let same_type = after(name, b"14func_wrapper_tI").and_then(self::data_type) == Some(data_type);
         (same_type || matches!(kind, ReductionKind::All | ReductionKind::Any))
             .then_some(Self::Reduce(kind, data_type))
@@ -356,7 +356,7 @@ pub(crate) fn set_count(count: Option<u64>) {
     let _ = COUNT.try_with(|cell| cell.set(count));
 }
 
-/// The arguments of a launch.
+/// The argument list of a launch: an array with the address of each argument.
 #[derive(Clone, Copy)]
 struct KernelArguments<'call>(In<'call, usize>);
 
@@ -394,7 +394,8 @@ impl<'call> KernelArguments<'call> {
         known.or_else(|| self.count(index).map(|all| host_state().dynamic.count_of(all)))
     }
 
-    /// Returns the number of nonzero elements that a count with a test for nonzero finds.
+    /// Returns the number of nonzero elements that a counting kernel finds. If the input is unknown, returns
+    /// an assumed number.
     fn nonzero(self, NonzeroInput { element, test_is_first }: NonzeroInput) -> Option<u64> {
         let width = element.map_or(1, reduce::width);
         let size = self.count(2)? as usize * width;
@@ -553,9 +554,10 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
 /// the address of the flags if the previous launch tested two tensors for equality.
 ///
 /// # Safety
-/// `operation` is the address of the kernel's only argument, PyTorch's `ReduceOp` (ATen's Reduce.cuh). It
-/// consists of the operation and its identity, the configuration, an offset calculator for the input (its
-/// dimensions, 25 sizes of 12 bytes, 25 strides), one for the output, and the two addresses.
+/// `operation` is the address of the kernel's only argument, PyTorch's `ReduceOp` (ATen's Reduce.cuh). The
+/// struct has the operation and its identity, then the configuration. Two offset calculators follow, for the
+/// input and for the output (each with its dimensions, 25 sizes of 12 bytes, and strides), then the two
+/// addresses.
 unsafe fn reduce_to_one(
     device: &Device,
     kind: ReductionKind,
@@ -568,7 +570,8 @@ unsafe fn reduce_to_one(
         1 => 4,
         4 => 8,
         8 => 16,
-        // Half-precision values are accumulated in a wider type, which moves every member.
+        // Half-precision values are accumulated in a wider type, so every member of the struct has another
+        // offset.
         _ => return false,
     };
     // SAFETY: members of the struct, by the caller's promise.

@@ -21,7 +21,8 @@ fn new_handle(out: Out<usize>) -> Status {
     out.give(opaque_handle())
 }
 
-/// A module or library, as the parameters of its kernels. It is empty if the format of its code is unknown.
+/// A module or library: the parameters of its kernels. It has no kernels if the format of its code is
+/// unknown.
 #[derive(Default)]
 struct Module {
     kernels: KernelParameters,

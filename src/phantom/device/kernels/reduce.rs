@@ -104,8 +104,8 @@ fn f64_to_half(value: f64) -> u16 {
     // distance is the same for all numbers below the smallest normal one.
     let exponent = if magnitude < 2f64.powi(-14) { -14 } else { magnitude.log2().floor() as i32 };
     let steps = (magnitude / 2f64.powi(exponent - 10)).round_ties_even() as u16;
-    // A normal number has at least 1024 steps. The addition carries the 1024 into the exponent field, which
-    // is why the exponent is one too small here.
+    // A normal number has at least 1024 steps. Adding the steps increases the exponent field by one, so the
+    // exponent is one too small here.
     sign | (((exponent + 14) as u16) * 1024 + steps)
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn equal(data_type: DataType, left: &[u8], right: &[u8]) -> Vec<u8> {
     pairs.map(|(left, right)| u8::from(decode(data_type, left) == decode(data_type, right))).collect()
 }
 
-/// Returns true if an element is infinite.
+/// Returns true if an element of a floating-point type is infinite. Returns false for any other type.
 pub(crate) fn is_infinite(data_type: DataType, bytes: &[u8]) -> bool {
     matches!(decode(data_type, bytes), Element::Float(value) if value.is_infinite())
 }

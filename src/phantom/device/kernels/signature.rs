@@ -53,9 +53,9 @@ const fn offset_calculator(operands: usize) -> usize {
     (4 + 25 * 12 + 25 * 4 * operands).next_multiple_of(8)
 }
 
-/// Parts of the names of reductions with one output. They do not write the slot of the second output, so it
-/// contains old stack contents, which under a tracer is often the address of a block (ATen's `Reduce.cuh`:
-/// the input, two outputs, the buffers).
+/// Parts of the names of reductions with one output. They leave the slot of the second output unset, so it
+/// contains old stack contents. Under a tracer, these are often the address of a block. (The order in ATen's
+/// `Reduce.cuh` is: the input, two outputs, the buffers.)
 const ONE_OUTPUT: [&[u8]; 10] = [
     b"func_wrapper_t",
     b"MeanOps",
@@ -162,8 +162,8 @@ impl Signature {
         launch
     }
 
-    /// Adds the addresses in the parameter at position `place` to a launch with this number of blocks.
-    /// `bytes` is the value of the parameter.
+    /// Adds the addresses in the parameter at position `place` to a launch with `blocks` blocks of threads in
+    /// the first dimension. `bytes` is the value of the parameter.
     fn add(&self, launch: &mut Launch, bytes: &[u8], place: usize, blocks: u32) {
         const ADDRESS: usize = size_of::<usize>();
         let Type { is_constant, addresses } = self.parameters[place].1;
@@ -185,8 +185,8 @@ impl Signature {
                 Outputs::FirstOperand { offset: start, .. }
                 | Outputs::AllButFirst { offset: start, .. }
                 | Outputs::AllButSource { offset: start }
-                    // A pointer is aligned. A value that looks like an address elsewhere is in a partly
-                    // filled array of a calculator, and is old stack content.
+                    // A pointer is aligned to its size. A value that looks like an address at another offset
+                    // is old stack content in an unused slot of a calculator.
                     if is_last && (offset < start || offset % ADDRESS != 0) =>
                 {
                     return;
@@ -271,7 +271,8 @@ pub(crate) unsafe fn register(stub: usize, binary: Handle<FatBinary>, name: usiz
         let all = SIGNATURES.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         all.contains_key(&stub)
     };
-    // The kernel may belong to a library that replaces an unloaded one at the same address.
+    // The kernel may have the address of a kernel of an unloaded library, whose signature is still cached. So
+    // the cached signature is removed.
     if is_launched() {
         SIGNATURES.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&stub);
     }
@@ -308,7 +309,7 @@ fn read(stub: usize) -> Option<Signature> {
     let mut registered = lock(&REGISTERED);
     let (all, sorted) = &mut *registered;
     if *sorted != all.len() {
-        // If several kernels have one address, the last one registered counts.
+        // If several kernels were registered with one address, the last one counts.
         all.reverse();
         all.sort_by_key(|kernel| kernel.stub);
         all.dedup_by_key(|kernel| kernel.stub);

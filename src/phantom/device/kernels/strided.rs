@@ -16,7 +16,7 @@ const SIZE: usize = 12;
 const STRIDES: usize = SIZES + MOST_DIMENSIONS * SIZE;
 const ADDRESSES: usize = (STRIDES + 4 * MOST_DIMENSIONS * OPERANDS).next_multiple_of(8);
 
-/// The output of a launch.
+/// The location of a launch's output.
 pub(crate) struct Output {
     address: usize,
     /// The number of elements.

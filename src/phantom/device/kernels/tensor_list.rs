@@ -109,8 +109,8 @@ impl TensorList {
             end = end.next_multiple_of(scalar) + tensors * scalar;
         }
         let blocks = (end, limits.blocks[row]);
-        // Each block has one byte for the number of its tensor, and the number of its chunk. The list without
-        // scalars ends with the number of its first tensor.
+        // For each block, the list has one byte for the number of its tensor, then four bytes for the number
+        // of its chunk. A list without scalars ends with the number of its first tensor.
         end = (end + blocks.1).next_multiple_of(4) + 4 * blocks.1;
         if scalar == 0 {
             end += 4;
@@ -124,7 +124,7 @@ impl TensorList {
         let numbers = bytes.get(start..start + most.min(blocks as usize)).unwrap_or_default();
         let mut last = None;
         for &tensor in numbers {
-            // The chunks of a tensor are consecutive.
+            // The blocks of one tensor are consecutive, so each tensor is visited once.
             if last.replace(tensor) == Some(tensor) {
                 continue;
             }
@@ -194,17 +194,18 @@ mod tests {
             put(&mut bytes, place * 8, FIRST + place * 512);
         }
         let blocks = 64 * 2 * 8 + 64 * 8;
-        // Three blocks: two chunks of tensor 0 and one chunk of tensor 1. The rest is left over from another
-        // launch.
+        // Setup: a launch of three blocks, with two chunks of tensor 0 and one chunk of tensor 1. The rest of
+        // the list is left over from another launch.
         bytes[blocks..blocks + 4].copy_from_slice(&[0, 0, 1, 60]);
         assert_eq!(found(list, &bytes, 3), [FIRST, FIRST + 64 * 512, FIRST + 512, FIRST + 65 * 512]);
         assert_eq!(found(list, &bytes, 0), []);
-        // More blocks than the list has space for count as its maximum. A list that is cut off has no
-        // addresses.
+        // Setup: more blocks than the list has space for -> the maximum of the list counts. A list that is
+        // cut off -> no addresses.
         assert!(found(list, &bytes, u32::MAX).len() >= 6);
         assert_eq!(found(list, &bytes[..100], 3), []);
         assert_eq!(found(list, &[], u32::MAX), []);
-        // A tensor number past the end of the row reads other bytes of the parameter, but never past its end.
+        // Setup: a tensor number past the end of the row -> other bytes of the parameter are read, but none
+        // past its end.
         bytes[blocks] = 255;
         assert!(found(list, &bytes, 1).len() <= 2);
     }

@@ -91,7 +91,7 @@ struct RealCudnn {
     types: Mutex<HashMap<usize, c_int>>,
 }
 
-/// Looks up a function in the loaded libcudnn.
+/// Looks up a function in the loaded libcudnn. Returns `None` if the library does not have the function.
 fn symbol(library: *mut c_void, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: the handle came from dlopen and is never closed.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
@@ -192,8 +192,9 @@ fn card_description() -> CString {
 /// The size of the largest workspace that the real library requested, in bytes.
 static LARGEST_WORKSPACE: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns true if the real library chose the plans (`None` if the program created no descriptor), and the
-/// largest workspace in bytes that the library asked for.
+/// Returns two values. The first is true if the real library chose the plans, and `None` if the program
+/// created no descriptor. The second is the size in bytes of the largest workspace that the library
+/// requested.
 pub(crate) fn plans() -> (Option<bool>, usize) {
     let used = entries::cudnnBackendCreateDescriptor.calls() > 0;
     (used.then(|| real().is_some()), LARGEST_WORKSPACE.load(Ordering::Relaxed))
@@ -337,7 +338,7 @@ answers! {
     }
     Real fn cudnnBackendDestroyDescriptor(descriptor: Word) { by_contract!(destroy_descriptor(descriptor)) }
     Real fn cudnnBackendSetAttribute(descriptor: Word, name: c_int, kind: c_int, count: i64, values: Word) {
-        // The phantom's handle is not valid for the real library.
+        // The phantom's cuDNN handle is not valid for the real library, so it is not passed on.
         let is_handle = matches!(name, CUDNN_ATTR_OPERATIONGRAPH_HANDLE | CUDNN_ATTR_EXECUTION_PLAN_HANDLE);
         if kind == CUDNN_TYPE_VOID_PTR {
             by_contract!(keep_addresses(descriptor, count, In::from_address(values)));

@@ -17,7 +17,7 @@ const _: () = assert!(size_of::<cudnnConvolutionFwdAlgoPerf_t>() == 48);
 const _: () = assert!(size_of::<cudnnConvolutionBwdDataAlgoPerf_t>() == 48);
 const _: () = assert!(size_of::<cudnnConvolutionBwdFilterAlgoPerf_t>() == 48);
 
-/// Writes the one result of a search for algorithms.
+/// Writes the result of a search for algorithms, which finds only one.
 macro_rules! one_result {
     ($struct:ident, $algorithm:expr, $count:ident, $results:ident) => {{
         $results.put($struct {
@@ -33,19 +33,19 @@ macro_rules! one_result {
     }};
 }
 
-/// Chooses the implicit matrix product with precomputed indices.
+/// Writes one algorithm for a forward convolution: the implicit matrix product with precomputed indices.
 fn one_forward(count: Out<c_int>, results: Out<cudnnConvolutionFwdAlgoPerf_t>) -> Status {
     use cudnnConvolutionFwdAlgo_t::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM as ALGORITHM;
     one_result!(cudnnConvolutionFwdAlgoPerf_t, ALGORITHM, count, results)
 }
 
-/// Chooses the deterministic algorithm.
+/// Writes one algorithm for the gradient of the input: the deterministic one.
 fn one_backward_data(count: Out<c_int>, results: Out<cudnnConvolutionBwdDataAlgoPerf_t>) -> Status {
     use cudnnConvolutionBwdDataAlgo_t::CUDNN_CONVOLUTION_BWD_DATA_ALGO_1 as ALGORITHM;
     one_result!(cudnnConvolutionBwdDataAlgoPerf_t, ALGORITHM, count, results)
 }
 
-/// Chooses the deterministic algorithm.
+/// Writes one algorithm for the gradient of the filter: the deterministic one.
 fn one_backward_filter(count: Out<c_int>, results: Out<cudnnConvolutionBwdFilterAlgoPerf_t>) -> Status {
     use cudnnConvolutionBwdFilterAlgo_t::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1 as ALGORITHM;
     one_result!(cudnnConvolutionBwdFilterAlgoPerf_t, ALGORITHM, count, results)

@@ -28,8 +28,8 @@ const STACK_WORDS: usize = 26;
 pub(crate) struct RawArguments {
     registers: [usize; 6],
     return_address: usize,
-    /// The arguments of the call on the stack. The words after its last argument are the stack of its
-    /// callers.
+    /// The arguments that the call passed on the stack. If it has fewer, the words after its last argument
+    /// belong to its callers.
     stack: [usize; STACK_WORDS],
 }
 
@@ -59,7 +59,8 @@ impl CallEffect {
     }
 }
 
-/// Returns the launch of a call that has these words among its arguments.
+/// Returns the launch that represents a call with these words among its arguments. Any word may be an
+/// address.
 pub(crate) fn launch_of(words: &[usize]) -> Launch {
     let mut launch = Launch::default();
     for &word in words {
@@ -95,8 +96,8 @@ pub(crate) fn launch(effect: CallEffect, codes: Option<SolverCodes>, arguments: 
         launch.add(&launch_of(&arguments.stack[..on_stack.min(STACK_WORDS)]));
         launch
     });
-    // The handle is the first argument. The plan of cuFFT is an `int`, so the upper half of its register is
-    // undefined.
+    // A handle or a plan is the first argument. cuFFT's plan is an `int`, so the upper half of its register
+    // is undefined and cut off.
     let handle = arguments.registers[0];
     let known = known_stream(handle).or_else(|| known_stream(handle & u32::MAX as usize));
     let status = match known {
@@ -134,7 +135,8 @@ mod tests {
             ("cublasGemmEx", CallEffect::Arguments),
             ("cublasSgemmStridedBatched", CallEffect::Arguments),
             ("cudnnRNNForward", CallEffect::Arguments),
-            // The batched functions get arrays of addresses. The launch finds them through its arguments.
+            // Setup: a batched function, whose arguments are arrays of addresses -> the launch finds the
+            // addresses through its arguments.
             ("cublasSgemmBatched", CallEffect::Arguments),
             ("cusolverDnSpotrsBatched", CallEffect::Arguments),
             ("cusparseSpMM", CallEffect::Everything),

@@ -31,7 +31,7 @@ use crate::libs::nccl_groups::{self, RankPlace};
 use crate::libs::rank_mailbox::{Contribution, RankMailbox};
 use crate::libs::stand_ins;
 
-/// A communicator.
+/// A communicator, as seen by the rank that created it.
 struct Communicator {
     ranks: usize,
     rank: usize,
@@ -135,7 +135,7 @@ fn unique_id(out: Out<UniqueId>) -> Status {
 }
 
 impl Communicator {
-    /// Allocates the buffers that this operation needs and that no earlier operation allocated.
+    /// Allocates the buffers that this operation needs, unless an earlier operation allocated them.
     fn alloc_memory(&self, action: Action) -> Status {
         let mut memory = lock(&self.memory);
         let mut peer = |peer, sends| memory.connect_peer(self.device, &self.place, (peer, sends));
@@ -170,8 +170,7 @@ impl Communicator {
     fn split(&self, color: c_int, key: c_int, out: Out<Handle<Communicator>>) -> Status {
         let child = self.children.fetch_add(1, Ordering::Relaxed);
         if color != NO_COLOR && stand_ins::exist() {
-            // The other ranks' colors are not known, but PyTorch announced the size of the group that it is
-            // making.
+            // Stand-ins have no colors. But PyTorch has announced the size of the group that it is making.
             let (ranks, rank, near) = match stand_ins::announced_size() {
                 Some(ranks) => (ranks, unsigned(key), stand_ins::announced_near()),
                 None => (self.ranks, self.rank, Some(self.place.near)),
@@ -227,7 +226,7 @@ enum Action {
     Receive(usize),
 }
 
-/// One call of an operation.
+/// A call of an operation, with the communicator and the pointers that the program passed.
 #[derive(Clone, Copy)]
 struct Operation {
     action: Action,
@@ -406,8 +405,8 @@ impl Operation {
                 }
                 Action::Reduce(..) => OK,
                 Action::Broadcast(root) => {
-                    // If the ranks cannot be reached, every rank but the root has no contribution here, so
-                    // its output becomes unknown.
+                    // The root's contribution is unknown if the ranks cannot be reached. The output then
+                    // becomes unknown.
                     let bytes = all.get(root).and_then(|bytes| slice(bytes, 0, part));
                     write_known(self.to, bytes.as_deref(), part)
                 }

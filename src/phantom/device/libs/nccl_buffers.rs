@@ -21,9 +21,9 @@ use crate::core::vram::PAGE;
 use crate::libs::nccl_groups::RankPlace;
 use crate::libs::nccl_memory::{HOPPER_CODE, HOPPER_FIRST_KERNEL, NcclMemory, hopper_message_kernel};
 
-/// Finds a function of the driver in the same way as any other library does, so that a tracer which was
-/// loaded before this library sees the call. (`RTLD_DEFAULT` would find this library's own function, because
-/// this library is linked to bind its own names first.)
+/// Finds a function of the driver in the way in which other libraries find it. So a tracer that was loaded
+/// before this library sees the call. (`RTLD_DEFAULT` would find this library's own function, because this
+/// library is linked to bind its own names first.)
 ///
 /// # Safety
 /// `F` is the type of a function pointer, with the signature that `cuda.h` gives the function of this name.
@@ -173,12 +173,12 @@ fn load_kernels(index: usize, parts: &[KernelMemory]) -> Result<(), Status> {
 #[derive(Debug, Default)]
 pub(crate) struct CommunicatorMemory {
     held: LibraryMemory,
-    /// True after the first operation with others.
+    /// True after the first operation among several ranks.
     connected: bool,
     /// True after the first message to other machines, and after the first message from them.
     connected_to_machines: [bool; 2],
-    /// The ranks that have exchanged messages with this rank. The flag is true for messages to the rank,
-    /// false for messages from it.
+    /// The ranks that have exchanged messages with this rank. The flag is true for messages that this rank
+    /// sends, and false for messages that it receives.
     peers: HashSet<(usize, bool)>,
 }
 
@@ -210,8 +210,9 @@ impl CommunicatorMemory {
         Ok(())
     }
 
-    /// Allocates the memory for the first message to another rank (`sends`) or from it, and for the first
-    /// message to or from other machines.
+    /// Allocates the memory for the first message to another rank if `sends` is true, or from it. If that
+    /// rank is on another machine, also allocates the memory for the first message to or from any other
+    /// machine.
     pub(crate) fn connect_peer(
         &mut self,
         device: usize,

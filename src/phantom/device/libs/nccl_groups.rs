@@ -39,7 +39,8 @@ impl RankPlace {
         let number = |name: &str| std::env::var(name).ok()?.trim().parse().ok().filter(|number| *number > 0);
         let of_machine = match stand_ins::exist() {
             true => Some(host_state().spec.count as usize),
-            // Ranks that run on one machine may simulate several machines.
+            // Without stand-ins, the ranks that run on this machine may simulate several machines.
+            // `LOCAL_WORLD_SIZE` is the number of ranks of one of these.
             false => number("LOCAL_WORLD_SIZE"),
         };
         let near = near.filter(|near| *near > 0).or(of_machine).unwrap_or(ranks);

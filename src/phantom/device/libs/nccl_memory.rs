@@ -31,10 +31,10 @@
 //!   messages from them share another. Each has `NCCL_SHARED_STEPS` chunks for each channel of messages. The
 //!   size of these chunks is `NCCL_P2P_NET_CHUNKSIZE` (`computeBuffSizes` in `init.cc`).
 //! - Channels: the search of rings (`graph/search.cc`) finds as many as there are network cards, and
-//!   `ncclTopoPostset` (`graph/connect.cc`) doubles them, twice from Hopper on while there are fewer than 16 and the
-//!   ring is faster than 45 GB/s. With a network card for each card of the machine, of 400 Gb/s for Hopper, that is the
-//!   16 that NVIDIA/nccl issue 1538 shows for two machines of eight. With fewer network cards there are fewer channels
-//!   (issue 1412: 8), so this is an upper bound.
+//!   `ncclTopoPostset` (`graph/connect.cc`) doubles them, twice from Hopper on while there are fewer than 16
+//!   and the ring is faster than 45 GB/s. With one network card of 400 Gb/s for each Hopper card, the result
+//!   is 16, which NVIDIA/nccl issue 1538 shows for two machines of eight cards. With fewer network cards
+//!   there are fewer channels (issue 1412: 8), so this is an upper bound.
 //!
 //! Not counted are the buffers of multicast and tree that a large operation connects since v2.22, trees
 //! between machines, and registered user buffers.
@@ -80,7 +80,7 @@ pub(crate) fn hopper_message_kernel(multiprocessors: u32) -> u64 {
 /// The maximum number of channels of a ring over several machines (`ncclTopoPostset`).
 const MOST_BETWEEN_MACHINES: usize = 16;
 
-/// One rank's view of its communicator.
+/// One rank's view of its communicator, from which the sizes are computed.
 pub(crate) struct NcclMemory<'a> {
     /// NCCL's version, which is 22809 for 2.28.9.
     pub(crate) version: u32,
@@ -97,7 +97,7 @@ pub(crate) struct NcclMemory<'a> {
     pub(crate) cc: (u32, u32),
     /// True if the card has GPUDirect RDMA.
     pub(crate) rdma: bool,
-    /// Returns the value of an environment variable.
+    /// A function that returns the value of an environment variable, or `None` if it is unset.
     pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
 }
 
@@ -130,7 +130,8 @@ impl NcclMemory<'_> {
         if self.connects_later() { self.ring() } else { Vec::new() }
     }
 
-    /// Returns the sizes of the allocations for the first message to another rank (`sends`) or from it.
+    /// Returns the sizes in bytes of the allocations for the first message to another rank if `sends` is
+    /// true, or from it.
     pub(crate) fn for_peer(&self, sends: bool) -> Vec<usize> {
         let channels = match self.links {
             Links::Switch => self.p2p_channels(),
@@ -139,7 +140,7 @@ impl NcclMemory<'_> {
         vec![if sends { self.sender() } else { self.receiver() }; channels]
     }
 
-    /// Returns the sizes of the allocations for the first message to another machine, or from one.
+    /// Returns the sizes in bytes of the allocations for the first message to another machine, or from one.
     pub(crate) fn for_machines(&self) -> Vec<usize> {
         if self.rdma { vec![self.shared_buffer()] } else { Vec::new() }
     }
@@ -195,7 +196,7 @@ impl NcclMemory<'_> {
         }
     }
 
-    /// Returns the sizes of the buffers of multicast. Each channel has two for each rank.
+    /// Returns the sizes in bytes of the buffers for multicast. Each channel has two buffers for each rank.
     fn multicast_buffers(&self) -> Vec<usize> {
         if !self.has_multicast() {
             return Vec::new();
@@ -327,8 +328,8 @@ mod tests {
 
     #[test]
     fn nccl_on_four_a100_cards_takes_what_issue_964_shows() {
-        // This version, of August 2023, has no cuMem. One page of small allocations comes on top of the
-        // buffers.
+        // Version 2.18.3, of August 2023, does not use cuMem -> one page of small allocations in addition to
+        // the buffers.
         let of = |ranks| mib(&rank_of(21803, ranks, 0, (8, 0)).at_creation());
         assert_eq!((of(2), of(4)), (544 + 2, 688 + 2));
     }
@@ -341,14 +342,15 @@ mod tests {
             let code = ((HOPPER_CODE + first) >> 20) as usize;
             mib(&memory.at_creation()) + mib(&memory.at_first_operation()) + code
         };
-        // With the 614 MiB that each process takes without NCCL, the totals are 1174 and 1510 MiB.
+        // Expected: the logs show 1174 MiB for one rank and 1510 MiB for each of eight. 614 MiB of these are
+        // the context without NCCL.
         assert_eq!((of(1), of(8)), (560, 896));
     }
 
     #[test]
     fn nccl_before_and_after_an_all_to_all_takes_what_issue_1685_shows() {
-        // The issue shows 1.06 GB before the exchange and 4.34 GB after it, outside PyTorch's allocator. The
-        // context (610 MiB) is included. The computed value after the exchange may differ by 5%.
+        // Expected, outside PyTorch's allocator and including a context of 610 MiB: 1.06 GB before the
+        // exchange, and within 5% of the 4.34 GB after it that the issue shows.
         let memory = rank_of(22602, 8, 0, (9, 0));
         let before = mib(&memory.at_creation()) as u64 + (HOPPER_CODE >> 20) + 610;
         let messages = 7 * (mib(&memory.for_peer(true)) + mib(&memory.for_peer(false))) as u64;
@@ -380,18 +382,19 @@ mod tests {
         // receiver has 10 MiB for each connection. The sender has 2 MiB for a connection to a card and 10 MiB
         // for one to a machine.
         assert_eq!(mib(&of(8).at_first_operation()), 16 * 10 + 14 * 2 + 2 * 10);
-        // With one rank per machine, such as a data-parallel group with tensor parallelism inside the
-        // machines, each of the four channels enters and leaves the machine at this card: eight buffers of 10
-        // MiB.
+        // With one rank per machine, each of the four channels enters and leaves the machine at this card:
+        // eight buffers of 10 MiB. A data-parallel group has one rank per machine if tensor parallelism is
+        // inside the machines.
         assert_eq!(of(1).at_first_operation(), [10_485_760; 8]);
-        // 16 channels of 16 steps of 128 KiB, shared by all machines. In 2.21 this buffer exists from the
-        // start.
+        // Setup: 16 channels of 16 steps of 128 KiB -> one buffer of 32 MiB for the messages to all machines.
+        // In version 2.21, it is allocated with the communicator.
         assert_eq!(of(8).for_machines(), [33_554_432]);
         let before = NcclMemory { version: 22105, ..of(8) };
         assert!(before.at_creation().contains(&33_554_432), "{:?}", before.at_creation());
-        // Three allocations for each channel, two for the communicator, and 17 for multicast, of 2 MiB each.
+        // Expected: three allocations for each channel, two for the communicator and 17 for multicast, each
+        // of 2 MiB.
         assert_eq!(mib(&of(8).at_creation()), (3 * 16 + 2 + 17) * 2);
-        // Without GPUDirect RDMA the buffers are in host memory.
+        // Setup: no GPUDirect RDMA -> the buffers for messages to and from other machines are in host memory.
         let host =
             NcclMemory { rdma: false, version: 22105, cc: (8, 9), links: Links::None, channels: 2, ..of(8) };
         assert!(host.for_machines().is_empty());
@@ -402,7 +405,8 @@ mod tests {
 
     #[test]
     fn nccl_2_21_has_the_multicast_buffers_that_its_log_names() {
-        // "nvlsPerRankSize 150994944 nvlsTotalSize 1207959552" with 24 channels and eight ranks.
+        // Expected: the log line "nvlsPerRankSize 150994944 nvlsTotalSize 1207959552" of NCCL with 24
+        // channels and eight ranks.
         assert_eq!(rank_of(22105, 8, 3, (9, 0)).multicast_buffers(), vec![1_207_959_552]);
         let off = |name: &str| (name == "NCCL_NVLS_ENABLE").then(|| "0".to_owned());
         let without = NcclMemory { variable: &off, ..rank_of(22105, 8, 3, (9, 0)) };

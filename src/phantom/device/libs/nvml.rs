@@ -76,10 +76,7 @@ pub(super) fn give<T>(handle: usize, out: Out<T>, value: impl FnOnce(usize) -> T
     }
 }
 
-/// Writes a text about the card of a handle.
-///
-/// # Safety
-/// `out` is null or has as many elements as `capacity`.
+/// Writes a text about the card of a handle. Fails if the handle is not a card or the text does not fit.
 unsafe fn give_text(
     handle: usize,
     out: Out<c_char>,
@@ -228,7 +225,7 @@ fn info(pid: u32, used_bytes: u64) -> ProcessInfo {
     ProcessInfo { pid, used_bytes, gpu_instance: u32::MAX, compute_instance: u32::MAX }
 }
 
-/// Reports an empty list, for the kinds of processes that never run on a simulated card.
+/// Writes a count of 0, for kinds of processes that never run on a simulated card.
 fn no_processes(handle: usize, count: InOut<u32>) -> Status {
     match card_of(handle) {
         Ok(_) => count.output().give(0),
@@ -306,8 +303,8 @@ answers! {
         memory_info_2(handle, place)
     }
     /// Reports a BAR1 window as large as the memory, as on data center cards, and the small part of it that a
-    /// process maps. The answer is not counted as a guess, because no amount of memory follows from it and
-    /// the tracer's own samples make this call in every run.
+    /// process maps. The answer is not counted as a guess, because no amount of memory follows from it. The
+    /// tracer's own samples make this call in every run.
     Real fn nvmlDeviceGetBAR1MemoryInfo(handle: Word, out: Out<MemoryInfo>) {
         let (total, used) = (host_state().spec.memory.next_power_of_two(), 2 << 20);
         give_memory(handle, out, |_| MemoryInfo { total, free: total - used, used })

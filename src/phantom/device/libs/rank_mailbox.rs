@@ -20,7 +20,8 @@ const CACHE_LINE: usize = 64;
 /// The bytes before the control blocks. The first word counts the attached ranks.
 const HEADER: usize = 4096;
 
-/// The contribution of one rank: the known beginning of its bytes, or `None`.
+/// The contribution of one rank to an operation: as many of its first bytes as are known. `None` if the first
+/// byte is unknown, or if the rank contributes nothing.
 pub(crate) type Contribution = Option<Vec<u8>>;
 
 /// One rank's view of the memory that the ranks of a communicator share.
@@ -99,7 +100,7 @@ impl RankMailbox {
         Some(Self { base, ranks, rank, operations, given_up })
     }
 
-    /// Returns the number of mailboxes.
+    /// Returns the number of mailboxes: one for each rank, and one for each ordered pair of ranks.
     fn mailboxes(&self) -> usize {
         self.ranks + self.ranks * self.ranks
     }
@@ -134,8 +135,8 @@ impl RankMailbox {
         control.written.store(number, Ordering::Release);
     }
 
-    /// Reads the last message. The caller has seen the number of the message, and the writer writes no other
-    /// message before this one is received.
+    /// Reads the last message of a mailbox. The caller has waited for the message, and its writer does not
+    /// overwrite it until this rank has received it.
     fn read(&self, mailbox: usize) -> Contribution {
         let control = self.control(mailbox);
         if control.known.load(Ordering::Relaxed) == 0 {
@@ -148,8 +149,8 @@ impl RankMailbox {
         Some(bytes)
     }
 
-    /// Waits until a condition on another rank holds. Returns false if this process waited too long, now or
-    /// before.
+    /// Waits until a condition on another rank holds. Returns false if the wait took longer than
+    /// [`PATIENCE`], or if an earlier one did.
     fn wait_until(&self, condition: impl Fn() -> bool) -> bool {
         let started = Instant::now();
         let mut rounds = 0u32;
@@ -180,7 +181,7 @@ impl RankMailbox {
     }
 
     /// Publishes this rank's contribution to the next operation and returns all ranks' contributions, in
-    /// order. Returns `None` if this process has stopped waiting for the others.
+    /// order. Returns `None` if this process has stopped waiting for other ranks.
     pub(crate) fn exchange(&self, mine: Option<&[u8]>) -> Option<Vec<Contribution>> {
         if self.given_up.load(Ordering::Relaxed) {
             return None;

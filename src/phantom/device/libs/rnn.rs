@@ -40,11 +40,11 @@ const MAX_RANK: usize = 8;
 /// The shape of a recurrent network.
 #[derive(Debug, Clone, Copy, Default)]
 struct RnnShape {
-    /// A `cudnnRNNMode_t`.
+    /// The kind of cell, a `cudnnRNNMode_t`.
     cell: c_int,
     bias: bool,
     directions: usize,
-    /// A `cudnnDataType_t`.
+    /// The type of the elements, a `cudnnDataType_t`.
     data_type: c_int,
     input: usize,
     hidden: usize,
@@ -63,7 +63,7 @@ struct SequenceShape {
 /// The shape of a tensor.
 #[derive(Debug, Clone, Copy, Default)]
 struct TensorShape {
-    /// A `cudnnDataType_t`.
+    /// The type of the elements, a `cudnnDataType_t`.
     data_type: c_int,
     rank: usize,
     sizes: [c_int; MAX_RANK],
@@ -115,7 +115,8 @@ impl RnnShape {
         if self.projected > 0 { self.projected } else { self.hidden }
     }
 
-    /// Returns the number of features that one direction outputs in each step.
+    /// Returns the rows and columns of a weight matrix. `linear` is its number in the cell, and
+    /// `pseudo_layer` is the number of the layer and direction.
     fn matrix(self, pseudo_layer: usize, linear: usize) -> (usize, usize) {
         let gates = self.gates();
         if linear >= 2 * gates {
@@ -165,7 +166,7 @@ fn create(out: Out<Handle<Descriptor>>) -> Status {
 
 fn destroy(handle: Handle<Descriptor>) -> Status {
     let Some(descriptor) = handle.get() else { return OK };
-    // A second destruction succeeds as the first one did.
+    // Destroying a descriptor again succeeds, too, and changes nothing.
     DESTROYED.add(handle, &descriptor.destroyed);
     OK
 }
@@ -335,7 +336,8 @@ mod tests {
 
     #[test]
     fn packed_rnn_weights_have_as_many_elements_as_the_module_has_parameters() {
-        // torch.nn.LSTM(64, 128, 2): 4 * 128 * (64 + 128 + 2) + 4 * 128 * (128 + 128 + 2).
+        // Expected: the parameters of torch.nn.LSTM(64, 128, 2): 4 * 128 * (64 + 128 + 2) + 4 * 128 * (128 +
+        // 128 + 2).
         let lstm = RnnShape {
             cell: 2,
             bias: true,
@@ -347,7 +349,7 @@ mod tests {
             layers: 2,
         };
         assert_eq!(lstm.weight_bytes(), 4 * (4 * 128 * (64 + 128 + 2) + 4 * 128 * (128 + 128 + 2)));
-        // torch.nn.GRU(8, 16, bidirectional=True, bias=False).
+        // Expected: the parameters of torch.nn.GRU(8, 16, bidirectional=True, bias=False).
         let gru = RnnShape {
             cell: 3,
             bias: false,

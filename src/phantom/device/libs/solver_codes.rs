@@ -53,7 +53,7 @@ const CUBLAS: [(&str, SolverCodes); 6] = [
     ("getriBatched", many(7, 8)),
     ("matinvBatched", many(6, 7)),
     ("gelsBatched", many(10, 11)),
-    // For the next two functions, NVIDIA documents a single code in host memory, for invalid arguments.
+    // For the next two functions, NVIDIA also documents a single code in host memory, for invalid arguments.
     ("getrsBatched", many(9, 10)),
     ("geqrfBatched", many(6, 7)),
 ];
@@ -91,8 +91,8 @@ impl SolverCodes {
         None
     }
 
-    /// Returns the position of the last argument, or one after it, because in some calls a word with
-    /// parameters follows the codes.
+    /// Returns the position of the last argument that a call of this kind has. In some calls, one more word
+    /// with parameters follows the codes, so the position may be one too high.
     pub(crate) fn last_argument(self) -> usize {
         self.count.unwrap_or(self.address + 1)
     }

@@ -81,7 +81,7 @@ unsafe extern "C" fn personality(
         return HANDLER_FOUND;
     }
     if actions & HANDLER_FRAME == 0 {
-        // This is a forced unwind, because the thread is being canceled.
+        // The thread is being canceled, and such a forced unwind must not be stopped.
         return CONTINUE_UNWIND;
     }
     // SAFETY: the context is the unwinder's own.

@@ -14,7 +14,7 @@ use crate::ops::tensor::{Part, Place, TensorMemory, keep, place_of};
 use crate::ops::torch::{self, Operator, Tag, Torch};
 use crate::ops::values::{Value, Values};
 
-/// The properties of an op.
+/// What is known about an op from its schema and its name.
 struct Op {
     /// The op for the second run, if the op is followed. For an in-place op, it is the variant that creates a
     /// new tensor.
@@ -128,7 +128,7 @@ impl Op {
         let is_excluded = EXCLUDED.contains(&plain)
             || EXCLUDED_FAMILIES.iter().any(|family| plain.starts_with(family))
             || plain.ends_with("_backward");
-        // A plain in-place op writes only its first argument; any other plain op writes no argument.
+        // A plain in-place op writes only its first argument. Other plain ops write no argument.
         let is_plain =
             writes.iter().enumerate().all(|(index, &writes)| writes == (is_in_place && index == 0));
         let second =
@@ -187,7 +187,7 @@ impl Op {
     }
 }
 
-/// A running op.
+/// The state of an op from its start to its end.
 #[derive(Default)]
 pub(super) struct Started {
     op: Option<&'static Op>,
@@ -241,8 +241,8 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
         }
     }
     let last = Related::take_last();
-    // Other ops may take tensors whose memory PyTorch forbids to inspect, such as the outputs of a
-    // CUDA graph's earlier run.
+    // Only the listed ops are examined further. Other ops may take tensors whose memory must not be
+    // inspected, such as the outputs of a CUDA graph's earlier run.
     if op.question.is_some() || op.sample.is_some() || Related::is_made_by(op.base) {
         for value in inputs {
             // SAFETY: by the contract.

@@ -1,10 +1,10 @@
 //! Large CPU tensors without values (`--no-host-values`).
 //!
 //! PyTorch's CPU allocator and a few of its functions are interposed. A floating-point CPU tensor of at least
-//! [`LEAST`] bytes gets memory that it shares with all others ([`host_pages`]), and the loops that would
-//! write it are skipped: building a model on the host then costs neither memory nor time. Every other tensor,
-//! such as a mask, an index or a batch of tokens, is an ordinary tensor. Without the option, each function
-//! below only calls the one that it replaces.
+//! [`LEAST`] bytes gets memory that it shares with all other such tensors ([`host_pages`]). The loops that
+//! would write this memory are skipped, so building a model on the host costs neither memory nor time. Every
+//! other tensor, such as a mask, an index or a batch of tokens, is an ordinary tensor. Without the option,
+//! each function below only calls the one that it replaces.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -29,8 +29,8 @@ impl Replaced {
         Self { name, library, found: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    /// Returns the address of PyTorch's function. Only PyTorch's libraries call the functions below, so it
-    /// exists.
+    /// Returns the address of PyTorch's function. It exists, because only PyTorch's libraries call the
+    /// functions below.
     fn real(&self) -> *mut c_void {
         let mut found = self.found.load(Ordering::Relaxed);
         if found.is_null() {

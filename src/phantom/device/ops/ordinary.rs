@@ -87,7 +87,8 @@ impl Flags {
         }
         let Some(device) = copy::device_of(memory.data) else { return Self::default() };
         let values = device.values();
-        // `torch.equal` compares inside its kernel, without a separate op.
+        // `torch.equal` tests for equality and reduces the flags in one op, so only the kernels show the
+        // test.
         let is_equality = elementwise::is_last_equality(memory.data);
         let expected = values.expected(memory.data, memory.span()).or(is_equality.then_some(false));
         let mut has = [false; 2];
@@ -174,8 +175,8 @@ pub(super) fn answer(
         }
         return;
     }
-    // A comparison of two tensors, or a reduction that was recognized by the name of its kernel, has already
-    // left an answer.
+    // The output has an answer already if a reduction was recognized by the name of its kernel, or if two
+    // tensors were compared.
     let is_reduction = matches!(question, Question::All | Question::Any);
     let is_answered = device.values().result(output.data).is_some();
     if is_reduction && is_answered && first.expected.is_none() && first.has == [false; 2] {

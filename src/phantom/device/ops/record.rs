@@ -130,7 +130,7 @@ unsafe extern "C" fn end(record: *const c_void, _context: *mut c_void) {
         let running = RUNNING.try_with(|running| {
             let mut running = running.borrow_mut();
             let place = running.iter().rposition(|running| running.record == record as usize)?;
-            // The ops that started after this one ended without a notification.
+            // For the ops that started after this one, no end was reported. They are removed, too.
             running.truncate(place + 1);
             running.pop()
         });

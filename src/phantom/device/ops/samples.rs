@@ -10,7 +10,7 @@ use crate::ops::tensor::TensorMemory;
 use crate::ops::torch::{Tag, Torch};
 use crate::ops::values::Value;
 
-/// How the output of an op is assumed if nothing computes it. Most outputs are spread evenly.
+/// The assumption about an op's output if nothing computes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sample {
     /// The indices of the largest elements.
@@ -81,8 +81,8 @@ impl Sample {
         usize::from(self == Self::Largest)
     }
 
-    /// Returns true if the output depends on the share of nonzero elements, which is also tracked for tensors
-    /// that are too large for their elements to be followed.
+    /// Returns true if the output is derived from the share of nonzero elements. This share is also tracked
+    /// for tensors that are too large to follow each element.
     fn is_of_shares(self) -> bool {
         matches!(self, Self::Zeros | Self::Scatter | Self::Same | Self::Test | Self::Sum)
     }
@@ -174,7 +174,7 @@ impl Sample {
         }
         let share = match self {
             Self::Zeros => Some(0.0),
-            // The op writes a nonzero number. The positions are assumed to be distinct.
+            // The op writes a nonzero number at the selected positions, which are assumed to be distinct.
             Self::Scatter if matches!(arguments.numbers.as_slice(), [_, number] if *number != 0.0) => {
                 share.map(|share| (share + arguments.indices as f64 / count as f64).min(1.0))
             }

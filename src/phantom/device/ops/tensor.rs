@@ -40,7 +40,7 @@ pub(super) unsafe fn place_of(torch: &Torch, tensor: usize) -> Place {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TensorMemory {
     pub(super) data: usize,
-    /// The `c10::ScalarType`.
+    /// The type of the elements, a `c10::ScalarType`.
     pub(super) dtype: i32,
     /// The size of an element in bytes.
     pub(super) width: usize,
@@ -284,7 +284,7 @@ pub(super) fn keep(parts: &[Part], written: &[TensorMemory]) {
     let mut written: Vec<(usize, usize)> = written.iter().flat_map(TensorMemory::element_ranges).collect();
     written.sort_unstable();
     for part in parts {
-        // A block that the op has freed may belong to another tensor now.
+        // The op may have freed a block, whose memory then belongs to other tensors.
         let is_there = torch_blocks::find(part.start).is_some_and(|(_, end)| part.end <= end);
         let Some(device) = copy::device_of(part.start).filter(|_| is_there) else { continue };
         let mut values = device.values();

@@ -197,8 +197,9 @@ unsafe fn look_up(cpu: usize, c10: usize) -> Option<Torch> {
 type Parse = unsafe extern "C-unwind" fn(*const c_void) -> u16;
 
 impl Torch {
-    /// Finds the set of dispatch keys in a `TensorImpl`. In a plain CPU tensor, it is the word that has only
-    /// the CPU's bit among the lowest bits (the backends), and some functionality bits above them.
+    /// Finds the set of dispatch keys in a `TensorImpl`: its offset and its value. In a plain CPU tensor,
+    /// this word has only the CPU's bit among its lowest bits (the backends), and some functionality bits
+    /// above them.
     fn find_keys(&self) -> Option<(usize, u64)> {
         let (sizes, strides, mut data) = ([2i64, 3], [3i64, 1], [0f32; 6]);
         let mut place: *mut usize = std::ptr::null_mut();

@@ -42,7 +42,8 @@ impl Value {
         (self.kind() == Tag::Tensor && self.is_defined()).then(|| unsafe { place_of(torch, self.payload) })
     }
 
-    /// Returns false for an undefined tensor, whose address is that of a static object without keys.
+    /// Returns false for an undefined tensor, which is represented by the address of a static object without
+    /// dispatch keys.
     fn is_defined(&self) -> bool {
         self.payload > 0xFFFF && self.payload.is_multiple_of(8)
     }

@@ -67,7 +67,8 @@ fn check_faults() {
     }
 }
 
-/// Returns the entry with this name.
+/// Returns the entry of the exported function with this name, or `None` if the library exports no such
+/// function.
 fn find(name: &str) -> Option<&'static CallEntry> {
     static INDEX: OnceLock<HashMap<&'static str, &'static CallEntry>> = OnceLock::new();
     INDEX.get_or_init(|| entries().map(|entry| (entry.name, entry)).collect()).get(name).copied()
@@ -93,7 +94,7 @@ fn entry_point(name: &str, cuda: c_int) -> Option<*const ()> {
     Some(entry.function)
 }
 
-/// Implements `cuGetProcAddress`: an unknown name is an error.
+/// Implements `cuGetProcAddress`. For an unknown name, the call fails.
 fn look_up(name: &str, cuda: c_int, function: Out<usize>, found: Out<c_int>) -> Status {
     match entry_point(name, cuda) {
         Some(address) => {
@@ -109,8 +110,8 @@ fn look_up(name: &str, cuda: c_int, function: Out<usize>, found: Out<c_int>) -> 
     }
 }
 
-/// Implements `cudaGetDriverEntryPoint`: an unknown name is reported through `found`, and is an error only
-/// without `found`.
+/// Implements `cudaGetDriverEntryPoint`. For an unknown name, the call succeeds and reports the result
+/// through `found`. It fails only if the program passes no `found`.
 fn look_up_for_runtime(name: &str, cuda: c_int, function: Out<usize>, found: Out<c_int>) -> Status {
     match look_up(name, cuda, function, found) {
         NOT_FOUND if !found.is_null() => OK,

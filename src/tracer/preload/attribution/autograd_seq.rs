@@ -53,7 +53,7 @@ static DISTANCE: AtomicUsize = AtomicUsize::new(0);
 /// `tracer/known_objects.py` runs more than twice this number of ops when the tracer starts, so that the word
 /// is known before the first forward.
 const ENOUGH: u32 = 8;
-/// The search fails after this many ops.
+/// The number of watched ops after which the search fails.
 const TOO_MANY: u32 = 20_000;
 
 /// For each word of a `RecordFunction`, the number of ops at which the word equaled the next sequence number.
@@ -88,7 +88,7 @@ fn place_of(thread: u64, number: u64) -> (usize, u64) {
     (index, key)
 }
 
-/// Finds torch's functions; called before the op callbacks are installed.
+/// Looks up torch's functions. If one is missing, the search for the position of the number has failed.
 pub(crate) fn install() {
     if PEEK.get().is_none() || CURRENT_THREAD_ID.get().is_none() {
         PLACE.store(NOT_FOUND, Ordering::Relaxed);
@@ -120,7 +120,7 @@ fn query(function: &Symbol<Query>) -> u64 {
     function.cached().map_or(0, |function| unsafe { function() })
 }
 
-/// Returns torch's id of the thread of `state`. The id is looked up once and then cached in `state`.
+/// Returns torch's id of the thread of `state`. The id is cached in `state`, because it never changes.
 fn thread_id(state: &ThreadState) -> u64 {
     if state.torch_id.get() == 0 {
         state.torch_id.set(query(&CURRENT_THREAD_ID));
@@ -159,8 +159,9 @@ pub(crate) unsafe fn number_of(state: &ThreadState, record: *const c_void) -> Op
     }
 }
 
-/// Stores the origin of the thread's node with this number: the module (`module` is 0 outside every module),
-/// the number of the module call, and the Python stack.
+/// Stores the origin of the node with this number on the thread of `state`: the module (0 outside every
+/// module), the number of the module call, and the Python stack. `python` computes the stack only if stacks
+/// are recorded.
 #[inline]
 pub(crate) fn remember(state: &ThreadState, number: u64, module: TextId, python: impl FnOnce() -> StackId) {
     let module = if module == 0 { script_module() } else { module };
@@ -244,8 +245,8 @@ pub(crate) fn main_is_unknown() {
     let _ = MAIN.compare_exchange(0, UNKNOWN, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// Returns true if the tracer started on another thread than the one that runs the interpreter's pending
-/// calls, and that thread has not run one yet.
+/// Returns true if the tracer started on a thread that does not run the interpreter's pending calls, and the
+/// thread that does has not run one yet.
 pub(crate) fn is_main_unknown() -> bool {
     MAIN.load(Ordering::Relaxed) == UNKNOWN
 }

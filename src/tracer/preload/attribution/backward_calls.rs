@@ -58,7 +58,7 @@ pub(crate) struct BackwardCalls {
 }
 
 impl BackwardCalls {
-    /// Returns an empty set of calls.
+    /// Returns the state of a thread on which no backward function has run.
     pub(crate) const fn new() -> BackwardCalls {
         BackwardCalls { last: 0, outermost: 0, open: FxHashMap::with_hasher(FxBuildHasher) }
     }
@@ -82,14 +82,14 @@ impl BackwardCalls {
             self.open.clear();
         }
         let path = self.add(call)?;
-        // The backward of the earlier call has ended, and so have the backwards of the calls inside it.
+        // The backwards of the earlier call and of the calls inside it are over, so they are forgotten.
         self.open.clear();
         self.add(call);
         Some(path)
     }
 
-    /// Adds a call and its enclosing calls. Returns the path of the outermost of these calls' modules for
-    /// which the backward of another call ran before, or `None` if there is no such module.
+    /// Adds a call and its enclosing calls. If a module among them had another call whose backward ran
+    /// before, returns the path of the outermost such module; otherwise returns `None`.
     fn add(&mut self, call: u32) -> Option<TextId> {
         let (mut next, mut chain) = (call, FxHashMap::default());
         let mut again = None;

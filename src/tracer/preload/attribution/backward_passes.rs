@@ -8,7 +8,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The number of backward functions that have begun, plus the calls of [`runs_unseen`].
+/// The number of backward functions that have begun, plus the number of calls of [`runs_unseen`].
 static FUNCTIONS: AtomicU64 = AtomicU64::new(0);
 /// True if gradients must be reported after the next backward pass.
 static ARE_GRADIENTS_DUE: AtomicBool = AtomicBool::new(true);
@@ -55,8 +55,8 @@ pub(crate) fn gradients_are_due() {
     }
 }
 
-/// Returns the number of backward functions that have begun. Outside the detailed steps, it grows with other
-/// signs of a backward (see [`runs_unseen`]).
+/// Returns the number of backward functions that have begun. Outside the detailed steps, torch reports no
+/// backward functions, so the allocations that [`runs_unseen`] counts are added instead.
 pub(crate) fn functions() -> u64 {
     FUNCTIONS.load(Ordering::Relaxed)
 }

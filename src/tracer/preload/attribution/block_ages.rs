@@ -1,7 +1,7 @@
 //! Stores the allocation step and the size of each live block, for `memtrace leaks --holders`.
 //!
-//! The table is small and lock-free. If too many live blocks map to one set, the oldest entry is overwritten,
-//! and the age of the overwritten block becomes unknown.
+//! The table is small and lock-free. If too many live blocks map to one set, the entry with the lowest step
+//! is overwritten, and the age of the overwritten block becomes unknown.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -54,10 +54,10 @@ pub(crate) fn freed(address: u64) {
     }
 }
 
-/// The allocation step and the size of a live block.
+/// The step in which a live block was allocated, and the size of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Birth {
-    /// The step in which it was allocated; -1 before training.
+    /// The step in which the block was allocated; -1 before training.
     pub(crate) step: i32,
     /// The size in bytes.
     pub(crate) bytes: u64,

@@ -14,7 +14,7 @@ use crate::runtime::thread;
 
 /// The maximum number of communicators known at once. The memory of further communicators has no name.
 const MOST: usize = 256;
-/// The sentinel in place of a text id for a group that has operations of several communicators.
+/// The value that replaces a text id if the operations of a group belong to several communicators.
 const SEVERAL: TextId = TextId::MAX;
 
 /// A live communicator.
@@ -50,27 +50,29 @@ static IN_PROGRESS: AtomicBool = AtomicBool::new(false);
 static OPEN: AtomicU32 = AtomicU32::new(0);
 static LAST_OPENED: AtomicU32 = AtomicU32::new(0);
 
-/// A communicator that a call creates.
+/// A communicator that a call is creating: it has a number and a text, but no handle yet.
 #[derive(Clone, Copy)]
 pub(crate) struct Created {
     number: u32,
     pub(crate) text: TextId,
 }
 
-/// Numbers a communicator that is being created. `what` returns the text of the communicator with that
-/// number: this rank and the number of ranks, or the communicator that it is split from.
+/// Assigns the next number to a communicator that is being created. `what` gets this number and returns the
+/// text of the communicator. The text names this rank and the number of ranks, or the communicator from which
+/// it is split.
 pub(crate) fn create(what: impl FnOnce(u32) -> String) -> Created {
     let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed).saturating_add(1);
     Created { number, text: text_id(&what(number)) }
 }
 
-/// Stores the handle of a communicator that was created.
+/// Stores the handle of a communicator that was created. Ignores a null handle, and any further communicator
+/// once [`MOST`] are known.
 pub(crate) fn created(new: Created, handle: usize) {
     if handle == 0 {
         return;
     }
-    // NCCL reuses handles, so an older communicator with this handle no longer exists, even if memtrace saw
-    // no destruction.
+    // NCCL reuses handles. If an older communicator had this handle, it no longer exists, although memtrace
+    // did not see its destruction.
     destroyed(handle);
     let is_mine = |known: &&KnownCommunicator| {
         known.handle.compare_exchange(0, handle, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -168,8 +170,8 @@ impl Drop for OpenCall {
     }
 }
 
-/// Records that an operation of this communicator is queued in the thread's group. Has no effect outside a
-/// group.
+/// Records that an operation of this communicator is queued in the thread's group. Outside a group, the
+/// record has no effect, because the next group resets it.
 pub(crate) fn joins_group(text: TextId) {
     thread::with(|state| {
         let others = state.group_communicator.get();
@@ -221,14 +223,16 @@ mod tests {
         assert_eq!(current(), 0);
         {
             let _call = OpenCall::of(one.text);
-            // The new thread stands in for one of NCCL's own threads.
+            // A new thread, which has no open call itself, takes the role of one of NCCL's own threads -> the
+            // communicator of the only open call.
             assert_eq!(std::thread::spawn(current).join().unwrap(), one.text);
             let _inner = OpenCall::of(two.text);
             assert_eq!(current(), two.text);
             assert_eq!(std::thread::spawn(current).join().unwrap(), 0, "two calls are open");
         }
         assert_eq!(current(), 0);
-        // A group with operations of one communicator, then a group with operations of two.
+        // Setup: nested groups with operations of one communicator -> this communicator. Then a group with
+        // operations of two -> 0.
         group_begins();
         joins_group(one.text);
         group_begins();
@@ -238,7 +242,8 @@ mod tests {
         joins_group(one.text);
         joins_group(two.text);
         assert_eq!(group_ends(), 0);
-        // A communicator can be named after its first operation, and only once.
+        // Setup: two operations on a communicator, and one on an unknown handle -> one communicator can be
+        // named, and only once.
         assert_eq!(nameable(), 0);
         used(0x1000);
         used(0x1000);
@@ -247,8 +252,8 @@ mod tests {
         assert_eq!((name(0x1000), name(0x1000), name(0x9000)), (Some(one.number), None, None));
         destroyed(0x1000);
         assert_eq!((text_of(0x1000), number_of(0x1000)), (0, 0));
-        // The handle of the destroyed communicator is reused. The handle of the other communicator is reused,
-        // too, although memtrace saw no destruction.
+        // Setup: the handle 0x1000 is reused after its communicator was destroyed, and 0x2000 without a
+        // destruction that memtrace saw -> each is a new communicator.
         for handle in [0x1000, 0x2000] {
             let again = create(|number| format!("communicator {number}: rank 0 of 4"));
             created(again, handle);
@@ -261,12 +266,12 @@ mod tests {
             destroyed(handle);
             assert_eq!((text_of(handle), number_of(handle), name(handle)), (0, 0, None));
         }
-        // One communicator is non-blocking: no group can be named, because PyTorch would wait for the
-        // communicator.
+        // Setup: one communicator is non-blocking -> no group can be named, because PyTorch would wait for
+        // the communicator.
         is_in_progress();
         assert_eq!(nameable(), 0);
-        // A fork during a call, while another thread is in a call, too: the child keeps the call of the
-        // thread that forked.
+        // Setup: a fork while this thread and another thread are each in a call -> in the child, only the
+        // call of this thread is open.
         let call = OpenCall::of(one.text);
         let (began, may_end) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
         std::thread::scope(|scope| {
@@ -274,8 +279,8 @@ mod tests {
                 let _call = OpenCall::of(two.text);
                 began.wait();
                 may_end.wait();
-                // The reset below no longer counts this call. Count the call again, because its end lowers
-                // the count.
+                // The reset in the main thread no longer counts this call, but the end of the call lowers the
+                // count. So it is counted again here.
                 OPEN.fetch_add(1, Ordering::Relaxed);
             });
             began.wait();

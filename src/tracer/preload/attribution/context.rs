@@ -35,14 +35,14 @@ pub(crate) fn current() -> (ContextId, i32) {
     thread::with(of_op).unwrap_or_else(|| with_step(None))
 }
 
-/// Same as [`current`], with `stream` as the current stream.
+/// Same as [`current`], for an event on `stream`, torch's id of a stream.
 #[inline]
 pub(crate) fn current_on(stream: i64) -> (ContextId, i32) {
     with_step(thread::with(|state| context_on(state, stream)))
 }
 
-/// Same as [`current_on`], for a block report. Also adds the reported bytes, which are negative for a free,
-/// to the thread's sum.
+/// Same as [`current_on`], for a block report. Also adds `bytes`, which is negative for a free, to the
+/// thread's sum of reported bytes.
 ///
 /// A freed block keeps the owner of its allocation, so the op that frees it is not looked up.
 #[inline]
@@ -68,8 +68,8 @@ pub(crate) fn of_report(state: &ThreadState, stream: i64, bytes: i64, device: i8
     with_step(Some(context))
 }
 
-/// Records a backward pass when a thread of autograd allocates outside the detailed steps, where torch
-/// reports no backward function.
+/// Handles an allocation on one of autograd's threads outside the detailed steps: a backward must be running,
+/// although torch reports no backward function.
 fn unseen_backward() {
     steps::training_began();
     phases::forward_is_over();

@@ -20,18 +20,19 @@ use crate::runtime::thread;
 /// Blocks that wait for events.
 #[derive(Default)]
 struct Waiting {
-    /// The block of each event.
+    /// For each event that a block waits for, by its handle: the address of the block.
     blocks: FxHashMap<usize, u64>,
     /// For each block: its device, and the number of events that it still waits for.
     left: FxHashMap<u64, (i8, usize)>,
 }
 
-/// The maximum number of events that a thread keeps between two reports. A block is used by fewer streams
-/// than this.
+/// The maximum number of events that a thread keeps between two reports. If there are more, the older events
+/// are dropped, because no block is used by so many streams.
 const MAX_EVENTS: usize = 1024;
 
 static WAITING: ForkSafe<Option<Waiting>> = ForkSafe::new(None);
-/// The number of events that blocks wait for. Almost always 0, and then a query costs nothing.
+/// The number of events that blocks wait for. It is 0 in most programs, and then a query of an event needs no
+/// lock.
 static EVENTS: AtomicUsize = AtomicUsize::new(0);
 /// True if the allocator has ever recorded an event. Most programs never call `record_stream`, so reports
 /// check this flag first.
@@ -125,7 +126,8 @@ pub(crate) fn event_completed(event: *mut c_void, caller: *const c_void) {
 const GUARDS: &CStr = c"_ZN3c104impl26device_guard_impl_registryE";
 /// The index of CUDA in the registry (`c10/core/DeviceType.h`).
 const CUDA: usize = 1;
-/// An upper bound on the virtual functions of a guard. Other data of the library follows the vtable.
+/// The maximum number of words to compare, from the first function of a guard's vtable on. A guard has fewer
+/// virtual functions; the words after them are other data of the library.
 const GUARD_FUNCTIONS: usize = 32;
 
 unsafe extern "C" {

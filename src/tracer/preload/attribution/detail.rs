@@ -1,8 +1,9 @@
 //! Detail by schedule (`MEMTRACE_DETAIL`): selects the steps in which ops, modules, tags and stacks are
 //! recorded.
 //!
-//! Outside a detailed step, torch's callbacks for ops and backward functions are disabled, module calls
-//! bypass the tracer, and memory has no owner other than its phase. Detail is switched when a step begins.
+//! Outside a detailed step, torch's callbacks for ops and backward functions are disabled, and module calls
+//! bypass the tracer. The only known owner of memory is then its phase. Detail is switched when a step
+//! begins.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -73,7 +74,7 @@ pub(crate) fn has_ops() -> bool {
     SWITCH.get().is_some()
 }
 
-/// Requests detail for the next `steps` steps.
+/// Requests detail for the next `steps` steps. Of several requests, the largest number counts.
 pub(crate) fn ask(steps: u32) {
     ASKED.fetch_max(steps, Ordering::Relaxed);
 }

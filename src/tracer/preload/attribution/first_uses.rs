@@ -16,9 +16,9 @@ use crate::runtime::{command_line, session, thread};
 
 /// The devices that the process has used, one bit each.
 static USED: AtomicU64 = AtomicU64::new(0);
-/// The first device that the process used: the device number plus one in the lower half, and the Python stack
-/// of the use in the upper half. 0 before the first use. [`RECORDED`] once the first device has its mark, and
-/// in a worker process, where each device gets its mark at its first use.
+/// The first device that the process used. The lower half has the device number plus one, and the upper half
+/// has the Python stack of the use. 0 before the first use. [`RECORDED`] if each further device gets its mark
+/// at its first use: after the first two marks, and always in a worker process.
 static FIRST: AtomicU64 = AtomicU64::new(0);
 const RECORDED: u64 = u64::MAX;
 
@@ -30,14 +30,15 @@ pub(crate) fn note(device: i8) {
     }
 }
 
-/// Returns true if the process has not used the device before. False for a number that is not a device's.
+/// Returns true if the process has not used the device before. Returns false for a negative number or one
+/// above 63.
 #[inline]
 pub(crate) fn is_new(device: i8) -> bool {
     let bit = bit_of(device);
     bit != 0 && USED.load(Ordering::Relaxed) & bit == 0
 }
 
-/// Returns the bit of a device in [`USED`]; 0 for a number that is not a device's.
+/// Returns the bit of a device in [`USED`], or 0 for a negative number or one above 63.
 fn bit_of(device: i8) -> u64 {
     u32::try_from(device).ok().and_then(|device| 1_u64.checked_shl(device)).unwrap_or(0)
 }

@@ -7,8 +7,10 @@ use rustc_hash::FxHashMap;
 use crate::attribution::context;
 use crate::runtime::fork::ForkSafe;
 
-/// The user scopes that gather parameters (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, 2.6 to
-/// 2.15), each followed by the name of the module in its root: `FSDP::pre_backward (layers.0)`.
+/// The prefix of the user scope in which FSDP gathers parameters for a forward
+/// (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, 2.6 to 2.15). A scope ends with the name of the
+/// module in its root: `FSDP::pre_forward (layers.0)`. `OTHERS` are the prefixes of the scopes that gather
+/// outside a forward.
 const FORWARD: &str = "pre_forward";
 const OTHERS: [&str; 4] = ["pre_backward", "all_gather", "forward_prefetch for ", "backward_prefetch for "];
 
@@ -25,7 +27,7 @@ pub(crate) fn gathered_module(scope: TextId, near: TextId) -> Option<TextId> {
     if !is_forward && !OTHERS.iter().any(|other| scope.starts_with(other)) {
         return None;
     }
-    // The scope of the root module contains no name.
+    // The root module has an empty name, so its scope ends after the prefix.
     let name = match scope.split_once(" (").or(scope.split_once(" for ")) {
         Some((_, name)) => name.trim_end_matches(')'),
         None => "",

@@ -21,7 +21,7 @@ pub(crate) fn begin() {
 
 /// Records that a capture has ended or failed.
 pub(crate) fn end() {
-    // The program may end a capture that never began.
+    // The program may end a capture that never began, so the count stops at 0.
     let less = |open: u32| open.checked_sub(1);
     let _ = OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     state_version::advance();

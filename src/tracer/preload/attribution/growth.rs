@@ -19,7 +19,7 @@ const LEAST: u64 = 64 << 10;
 /// Growth is checked after this many steps, then at each fourfold multiple.
 const FIRST_LOOK: u64 = 10;
 
-/// The bytes allocated on each device now.
+/// The bytes that torch's allocator has handed out on each device, as of its last report.
 static ALLOCATED: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];
 
 struct Steps {
@@ -62,7 +62,8 @@ impl Steps {
 
 static STEPS: ForkSafe<Steps> = ForkSafe::new(Steps::NEW);
 
-/// Sets the bytes that are allocated on a device now.
+/// Sets the bytes that torch's allocator has handed out on a device. Ignores a device number of [`DEVICES`]
+/// or more.
 #[inline]
 pub(crate) fn allocated(device: i8, bytes: u64) {
     if let Some(now) = usize::try_from(device).ok().and_then(|device| ALLOCATED.get(device)) {

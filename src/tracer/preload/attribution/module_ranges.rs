@@ -14,8 +14,8 @@ fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
     thread::with(|state| work(&state.ranges))
 }
 
-/// Opens the forward of the module object at `key`, of class `class`, on this thread. Returns the number of
-/// modules that were open before.
+/// Opens the forward of the module object at `key`, of class `class`, on this thread. `path` and `class` are
+/// text ids. Returns the number of modules that were open before.
 pub(crate) fn enter(path: TextId, class: TextId, key: usize) -> usize {
     on_thread(|thread| {
         if !thread.is_autograd() {
@@ -54,8 +54,8 @@ fn count(open: &[OpenRange]) -> usize {
     open.iter().filter(|range| range.domain == MODULE_DOMAIN).count()
 }
 
-/// Returns the number of modules open on this thread. Outside the detailed steps, only the outermost module
-/// counts.
+/// Returns the number of modules open on this thread. Outside the detailed steps, at most one is counted: the
+/// outermost.
 pub(crate) fn depth() -> usize {
     let depth = |thread: &OpenRanges| {
         let seen = thread.open.try_borrow().map_or(0, |open| count(&open));

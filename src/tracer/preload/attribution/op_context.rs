@@ -48,8 +48,8 @@ pub(crate) fn outside_ops(state: &ThreadState, base: &Context) -> Option<Context
 }
 
 /// Returns true if an allocation outside every op may load data, as when a checkpoint is read or a storage is
-/// copied. This requires that ops are recorded, and that the thread is in no phase or in the inferred phase
-/// before the first forward.
+/// copied. This is possible only in a detailed step with ops, outside modules and graph captures, while the
+/// thread is in no phase or in the inferred phase before the first forward.
 fn may_load(state: &ThreadState, base: &Context) -> bool {
     const NOT: u8 = Context::IN_MODULE | Context::CAPTURED | Context::WITHOUT_DETAIL;
     let is_before_forward = base.phase == phases::INIT.id() && base.flags & Context::INFERRED_PHASE != 0;
@@ -68,7 +68,7 @@ impl RunningOps {
     /// this thread's own Python frames on top.
     pub(crate) fn python_stack(&mut self, is_autograd_thread: bool, origin: StackId) -> StackId {
         if origin != 0 && !is_autograd_thread {
-            // The thread's own frames would only show the call of `backward()`.
+            // Leave out the thread's own frames, because they only show the call of `backward()`.
             return origin;
         }
         // While one outermost op runs, new frames can appear only on top of the existing frames, so an

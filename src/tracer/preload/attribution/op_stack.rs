@@ -18,8 +18,8 @@ use crate::runtime::pause;
 use crate::runtime::thread::running_ops::{NameOf, RunningOp, RunningOps, Scope};
 use crate::runtime::thread::{self, ThreadState};
 
-/// The maximum depth of an op stack. A deeper stack means that ops have ended on another thread. The whole
-/// stack is then discarded.
+/// The maximum depth of an op stack. A deeper stack means that ops have ended on another thread, so the whole
+/// stack is discarded.
 const MAX_DEPTH: usize = 1024;
 
 /// True if every outermost op gets a row. Set once, from `MEMTRACE_OPS`.
@@ -137,8 +137,8 @@ fn function_begins(state: &ThreadState, ops: &mut RunningOps, op: &RunningOp) {
     // SAFETY: the record of a running op is alive.
     let Some(number) = (unsafe { autograd_seq::number_of(state, op.record()) }) else { return };
     let base = context::base(state);
-    // Origins are stored for the ops of forwards. These include ops inside a backward function (a
-    // recomputation, or the graph of a double backward) and inside the step of an optimizer that calls a
+    // Origins are stored for the ops of forwards. Such ops may also run inside a backward function (a
+    // recomputation, or the graph of a double backward), or inside the step of an optimizer that calls a
     // closure.
     if op.phase == 0 || op.origin.module != 0 || base.flags & Context::IN_MODULE != 0 {
         let python = || ops.python_stack(state.ranges.is_autograd(), op.origin.python);
@@ -146,10 +146,10 @@ fn function_begins(state: &ThreadState, ops: &mut RunningOps, op: &RunningOp) {
     }
 }
 
-/// The fields of an op's row that are known only with `MEMTRACE_OPS=io`.
+/// The fields of an op's row that have other than default values only with `MEMTRACE_OPS=io`.
 #[derive(Clone, Copy)]
 pub(crate) struct Ending {
-    /// The kind of op.
+    /// The API in the row, which shows the kind of op.
     pub(crate) api: Api,
     /// The name of the overload; 0 if unknown.
     pub(crate) overload: TextId,
@@ -204,8 +204,9 @@ fn end_from(ops: &mut RunningOps, index: usize) {
     match scope {
         Scope::User => steps::scope_ended(name),
         Scope::Backward => {
-            // The engine's own work on the gradients afterwards (sums over broadcast dimensions, casts)
-            // belongs to the same forward, so the enclosing op gets the same origin.
+            // The engine's own work on the gradients afterwards (sums over broadcast dimensions, casts) runs
+            // in the enclosing op. The work belongs to the same forward, so the enclosing op gets the same
+            // origin.
             let around = ops.running.last_mut().filter(|around| around.scope == Scope::Function);
             if let Some(around) = around {
                 (around.origin, around.context, around.root) = (origin, 0, 0);

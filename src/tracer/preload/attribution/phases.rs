@@ -49,12 +49,12 @@ pub(crate) fn top() -> TextId {
     TOP.load(Ordering::Acquire)
 }
 
-/// Opens a phase. `id` is an id that no other range or phase has.
+/// Opens a phase with the name `text`. `id` is unique among ranges and phases; [`close`] needs it.
 pub(crate) fn open(id: u64, text: TextId) {
     change(|phases| phases.push((id, text)));
 }
 
-/// Closes the phase of this id.
+/// Closes the phase with this id. Has no effect if the phase is not open.
 pub(crate) fn close(id: u64) {
     retain(|open| open != id);
 }

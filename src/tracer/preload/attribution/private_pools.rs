@@ -9,8 +9,8 @@
 //! Up to torch 2.1 there is no filter. A stream belongs to a pool from `beginAllocateStreamToPool` to
 //! `endAllocateStreamToPool`, and so does every allocation by a thread whose current stream it is.
 //!
-//! The slot differs between versions. torch's pluggable allocator derives from the same class and exports
-//! both its vtable and these functions, so the position of a function in that vtable is the slot. If no
+//! The slot differs between versions. torch's pluggable allocator derives from the same class, and exports
+//! both its vtable and these functions. So the position of a function in that vtable is the slot. If no
 //! function is found, `pool` stays 0, and the meta row reports that pools are unknown.
 
 use std::ffi::{CStr, c_void};
@@ -27,7 +27,7 @@ use crate::runtime::thread::{self, ThreadState};
 /// The vtable of torch's pluggable allocator. It is in one of [`LIBRARIES`], depending on the version.
 const TABLE: &CStr = c"_ZTVN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
 const LIBRARIES: [&str; 2] = ["libtorch_cuda.so", "libtorch_python.so"];
-/// An upper bound on the number of virtual functions of the class.
+/// The maximum number of words to search in the vtable of the class. The class has fewer virtual functions.
 const FUNCTIONS: usize = 96;
 
 /// A virtual function that we hook.
@@ -44,7 +44,8 @@ static REAL_BEGIN_STREAM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static REAL_END_STREAM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 static HOOKS: &[Hook] = &[
-    // Later versions pass the device as one byte, in the same register.
+    // Newer versions pass the device as one byte (`a` in the symbol) instead of an `int` (`i`), in the same
+    // register.
     Hook {
         name: c"_ZN5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocator19beginAllocateToPoolEaSt4pairIyyESt8functionIFbP11CUstream_stEE",
         real: &REAL_BEGIN,
@@ -114,7 +115,7 @@ struct Function {
 }
 
 type Manager = unsafe extern "C-unwind" fn(*mut [usize; 2], *const [usize; 2], u32) -> bool;
-/// The argument is a reference to the stream; we only pass it on.
+/// The second argument is a reference to the stream, which is only passed on.
 type Invoker = unsafe extern "C-unwind" fn(*const [usize; 2], usize) -> bool;
 
 /// A filter that torch passed to the allocator, and the number of its pool.

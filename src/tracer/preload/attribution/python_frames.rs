@@ -346,8 +346,8 @@ pub(crate) unsafe fn learn(known: &KnownCode, is_recorded: bool) -> bool {
     agrees
 }
 
-/// The number of words that are searched in a thread's state, which grows with every version, and the number
-/// of words that are searched in a frame.
+/// The number of words to search, from the start of a thread's state and from the start of a frame. In all
+/// tested versions, the wanted words are among these.
 const THREAD_WORDS: usize = 24;
 const FRAME_WORDS: usize = 16;
 
@@ -405,13 +405,15 @@ unsafe fn find(known: &KnownCode, functions: &Functions) -> Option<FrameLayout> 
     })
 }
 
-/// Returns the index of the word in a frame that points to this code.
+/// Returns the index of the word in the frame that points to the code object at `code`, or `None` if no word
+/// does.
 fn code_of(memory: &GuardedMemory, frame: usize, code: usize) -> Option<usize> {
     let words: [usize; FRAME_WORDS] = memory.words(frame)?;
     words.iter().position(|word| *word & !7 == code)
 }
 
-/// Finds the encoding with which two frames store their known positions.
+/// Finds the encoding of positions that fits two frames, whose positions `known` contains. Returns `None` if
+/// no encoding fits.
 fn instruction(
     frames: &[[usize; FRAME_WORDS]; 2],
     known: &[KnownFrame; 2],

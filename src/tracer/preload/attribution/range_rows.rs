@@ -6,8 +6,8 @@ use memtrace_trace::{Api, Event, Header, Payload};
 
 use crate::attribution::steps;
 
-/// Records a row of a range or a mark. `payload` returns the content of the row. Each caller passes one kind
-/// of payload, so the compiler reduces the packing to a few stores.
+/// Records a row of a range or a mark. `payload` returns the content of the row. `payload` is a closure, so
+/// that the compiler sees which kind of payload is packed and reduces the packing to a few stores.
 #[inline]
 pub(crate) fn record(
     api: Api,

@@ -16,8 +16,8 @@ fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
 }
 
 impl Drop for OpenRanges {
-    /// Handles the ranges that are open when their thread ends. Closes the phases of push/pop ranges, which
-    /// nobody can pop any more. Orphans start/end ranges, which another thread may still end.
+    /// Closes the phases of push/pop ranges that are open when their thread ends, because no other thread can
+    /// pop them. Keeps start/end ranges open as orphans, because another thread may still end them.
     fn drop(&mut self) {
         for range in self.open.get_mut().drain(..) {
             if range.id == 0 && range.phase != 0 {
@@ -76,7 +76,7 @@ pub(crate) fn depth(domain: usize) -> i32 {
     on_thread(|thread| thread.open.try_borrow().map_or(0, |open| count(&open))).unwrap_or(0)
 }
 
-/// Closes the last push/pop range of `domain` on this thread.
+/// Closes the last push/pop range of `domain` on this thread. Has no effect if no such range is open.
 pub(crate) fn pop(domain: usize) {
     on_thread(|thread| {
         let closed = thread.open.try_borrow_mut().ok().and_then(|mut open| {
@@ -171,7 +171,7 @@ pub(crate) fn reset_in_child() {
         if let Ok(mut open) = thread.open.try_borrow_mut() {
             open.iter_mut().for_each(|range| range.has_row = false);
             shared_ranges::keep_only(&open);
-            // The child has no other threads, and so none of their phases.
+            // The child has only the forking thread, so the phases of all other threads are closed.
             phases::retain(|id| open.iter().any(|range| range.phase == id));
         }
         thread.invalidate();

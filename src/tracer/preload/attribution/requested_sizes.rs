@@ -23,7 +23,7 @@ use crate::runtime::thread::{self, ThreadState};
 const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
 /// The slot of `c10::Allocator::allocate`.
 const ALLOCATE: usize = 2;
-/// An upper bound on the functions in the vtable, in any version.
+/// The maximum number of functions to copy from the vtable. It is enough for every version of torch.
 const FUNCTIONS: usize = 126;
 
 /// `DataPtr allocate(size_t)`: the caller passes a pointer to the result, which is also returned.
@@ -36,7 +36,7 @@ const MAX_OBJECTS: usize = 4;
 static REAL_ALLOCATE: [AtomicPtr<c_void>; MAX_OBJECTS] = [const { AtomicPtr::new(null_mut()) }; MAX_OBJECTS];
 /// The allocators whose vtables were replaced with ours.
 static HOOKED: [AtomicPtr<c_void>; MAX_OBJECTS] = [const { AtomicPtr::new(null_mut()) }; MAX_OBJECTS];
-/// Our function for each object.
+/// Our function for each hooked allocator, by its index in [`HOOKED`].
 const OURS: [Allocate; MAX_OBJECTS] = [allocate::<0>, allocate::<1>, allocate::<2>, allocate::<3>];
 /// For each allocator, true if it reports no blocks. Only torch's own allocators report blocks.
 static REPORTS_NOTHING: [AtomicBool; MAX_OBJECTS] = [const { AtomicBool::new(false) }; MAX_OBJECTS];
@@ -61,7 +61,7 @@ pub(crate) fn in_progress() -> i64 {
     thread::with(|state| state.requested.get()).unwrap_or(-1)
 }
 
-/// Returns true if the thread is inside the allocator.
+/// Returns true if the thread is inside a call of the allocator's `allocate`.
 pub(crate) fn is_inside() -> bool {
     in_progress() >= 0
 }

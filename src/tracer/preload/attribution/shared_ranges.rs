@@ -25,7 +25,7 @@ pub(crate) fn add(range: OpenRange) {
     STARTED.with(|started| started.push(range));
 }
 
-/// Removes the range `id`, which ends. Returns `None` if it is not open.
+/// Removes and returns the range `id`, because it ends. Returns `None` if no such range is open.
 pub(crate) fn take(id: u64) -> Option<OpenRange> {
     STARTED.with(|started| {
         let index = started.iter().rposition(|range| range.id == id)?;

@@ -21,7 +21,7 @@ static COUNTED: AtomicUsize = AtomicUsize::new(0);
 static HAVE_OPTIMIZER: AtomicBool = AtomicBool::new(false);
 /// True once the program has updated parameters without an optimizer of torch.
 static HAVE_UPDATES: AtomicBool = AtomicBool::new(false);
-/// The optimizers that have stepped since the counted one did.
+/// The optimizers that have stepped since the counted optimizer last stepped.
 static OTHERS: ForkSafe<Vec<usize>> = ForkSafe::new(Vec::new());
 
 /// Returns the current step; -1 before training.
@@ -30,7 +30,7 @@ pub(crate) fn current() -> i32 {
     STEP.load(Ordering::Relaxed)
 }
 
-/// Returns true if the program has set a step. memtrace then does not count steps itself.
+/// Returns true if the program has set a step. From then on, memtrace does not count steps itself.
 pub(crate) fn are_set_by_program() -> bool {
     SET_BY_PROGRAM.load(Ordering::Relaxed)
 }
@@ -73,7 +73,7 @@ pub(crate) fn have_optimizer() -> bool {
     HAVE_OPTIMIZER.load(Ordering::Relaxed)
 }
 
-/// Begins the next step.
+/// Ends the current step and begins the next one, as memtrace counts them.
 fn next_begins() {
     let step = current().max(0) + 1;
     STEP.store(step, Ordering::Relaxed);
@@ -82,8 +82,8 @@ fn next_begins() {
 }
 
 /// Begins the next step, unless the program numbers its steps or an optimizer of torch has stepped. In a
-/// program without any training, this is called for each forward of the model after the first one, which
-/// began step 0.
+/// program that trains nothing, each forward of the model except the first one begins a step. The first
+/// forward began step 0.
 pub(crate) fn forward_begins() {
     if !are_set_by_program() && !have_optimizer() {
         next_begins();
@@ -96,8 +96,8 @@ pub(crate) fn update_ended() {
     forward_begins();
 }
 
-/// Stores the address of the optimizer that has stepped on this thread. [`scope_ended`], which is called soon
-/// afterwards, reads it.
+/// Stores the address of the optimizer whose step returns on this thread. [`scope_ended`] reads it when the
+/// scope of the step ends.
 pub(crate) fn optimizer_stepped(optimizer: usize) {
     thread::with(|state| state.stepped_optimizer.set(optimizer));
 }
@@ -107,8 +107,9 @@ pub(crate) fn forget_optimizer(optimizer: usize) {
     let _ = COUNTED.compare_exchange(optimizer, 0, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// Returns the end row's entry for the number of steps that the program has ended, plus one if `pending`.
-/// Empty if the program numbers its steps itself or has not trained.
+/// Returns the `key=value` word of the end row with the number of steps that have ended. `pending` adds one
+/// step, for an update that is not counted yet. Empty if the program numbers its steps itself or has not
+/// trained.
 pub(crate) fn end_words(pending: bool) -> String {
     let ended = current().max(0) + i32::from(pending);
     let is_known = (have_optimizer() || HAVE_UPDATES.load(Ordering::Relaxed)) && !are_set_by_program();
@@ -130,8 +131,8 @@ pub(crate) fn scope_ended(name: TextId) {
 }
 
 /// Returns true if a step of this optimizer ends a training step. The first optimizer that steps is counted.
-/// If another optimizer steps twice between two steps of the counted optimizer, it replaces the counted
-/// optimizer, because it belongs to a second stage of the training or steps more often.
+/// If another optimizer steps twice between two steps of the counted optimizer, it becomes the counted
+/// optimizer: the training is in another stage, or the other optimizer steps more often.
 fn is_counted(optimizer: usize) -> bool {
     let first = COUNTED.compare_exchange(0, optimizer, Ordering::Relaxed, Ordering::Relaxed);
     OTHERS.with(|others| {

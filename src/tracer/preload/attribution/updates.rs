@@ -13,7 +13,7 @@ use crate::attribution::{backward_passes, detail, phases, steps};
 use crate::ffi::torch;
 use crate::runtime::state_version;
 
-/// What has happened since the last forward, as bits.
+/// The events since the last forward, as bits.
 static SEEN: AtomicU8 = AtomicU8::new(0);
 /// A backward function has run.
 const BACKWARD: u8 = 1;
@@ -41,7 +41,7 @@ const BATCHES: [&[u8]; 9] = [
 /// Ops that are named like in-place ops but do not change the elements of a parameter.
 const HARMLESS: [&[u8]; 4] = [b"aten::detach_", b"aten::requires_grad_", b"aten::resize_", b"aten::set_"];
 
-/// Records that a backward function begins, on any thread.
+/// Handles the beginning of a backward function, on any thread: a pending update ends.
 #[inline]
 pub(crate) fn backward_begins() {
     if SEEN.load(Ordering::Relaxed) != BACKWARD && !steps::have_optimizer() {
@@ -49,7 +49,8 @@ pub(crate) fn backward_begins() {
     }
 }
 
-/// Records that the outermost module's forward begins, on a thread that is not autograd's.
+/// Handles the beginning of the outermost module's forward, on a thread that is not autograd's: a pending
+/// update ends.
 #[inline]
 pub(crate) fn forward_begins() {
     if SEEN.load(Ordering::Relaxed) != 0 {
@@ -73,14 +74,15 @@ fn next(seen: u8) {
     }
 }
 
-/// Returns true if an op that begins now may belong to an update, when it runs outside every module and op.
+/// Returns true if a backward has run since the last forward. An op that begins outside every module and op
+/// may then belong to an update.
 #[inline]
 pub(crate) fn are_possible() -> bool {
     SEEN.load(Ordering::Relaxed) & BACKWARD != 0
 }
 
-/// Records that an op begins after a backward, outside every module and op, on a thread that is not
-/// autograd's.
+/// Handles an op that begins after a backward, outside every module and op, on a thread that is not
+/// autograd's. The op may begin the phase `optimizer`, or end it if it creates the next batch.
 #[cold]
 pub(crate) fn op_begins(name: &[u8]) {
     if steps::have_optimizer() {

@@ -9,9 +9,9 @@
 //!    which have no hook. This is the loader's own choice, whatever the search scopes were.
 //! 2. The library that the loader would choose, as far as this can be known later: the global scope if that
 //!    library was loaded before the caller, then the caller and the libraries that it needs, then the rest of
-//!    the global scope. The choice may be a wrong copy if the caller calls only hooked functions, because
-//!    memtrace knows neither the scope of a library that needs the caller nor the time at which a library
-//!    became global.
+//!    the global scope. If the caller calls only hooked functions, the choice may be a wrong copy: memtrace
+//!    does not know the scope of a library that needs the caller, nor the time at which a library became
+//!    global.
 //! 3. A library with the usual file name, then any library. The identified caller may be wrong, because a
 //!    function that ends with a tail call leaves the return address of its own caller.
 //!
@@ -65,11 +65,11 @@ macro_rules! hooks_by_caller {
 
 pub(crate) use hooks_by_caller;
 
-/// The result of the lookup for one calling library. Only `checked` changes.
+/// The result of the lookup for one calling library. After the entry is in the list, only `checked` changes.
 struct KnownCaller {
     /// The code of the calling library.
     code: Range<usize>,
-    /// The function; null if the lookup failed.
+    /// The function that was found; null if no library has it.
     function: *mut c_void,
     /// The result of [`KnownCaller::state`] when the entry was last found to be valid.
     checked: AtomicU64,
@@ -166,7 +166,7 @@ impl<F: Copy> ByCaller<F> {
             return bound;
         }
         let global = find_behind(self.name);
-        // The program itself sees only the global scope.
+        // The program itself has no scope of its own, only the global scope.
         let local = match library {
             Some(library) if !library.path.is_empty() => not_ours(find_in_path(&library.path, self.name)),
             _ => null_mut(),
@@ -198,7 +198,8 @@ impl<F: Copy> ByCaller<F> {
             }
             if let Some(section) = library.dynamic_section() {
                 section.references(family, |address, own| {
-                    // Until the first call, the address may point to a stub in the caller.
+                    // Before the first call, the word may hold the address of a stub in the caller's own
+                    // code. Such an address is skipped.
                     if address == own || !library.has_code(address) {
                         addresses.push(address);
                     }
@@ -235,9 +236,9 @@ fn is_ours(found: *mut c_void) -> bool {
     library_of(not_ours as *const c_void as usize).is_some_and(|own| own.code.contains(&(found as usize)))
 }
 
-/// Keeps the function's library loaded from now on, and returns the function. Without the hook, the loader
-/// would keep this library loaded, because the loader keeps a library loaded while other libraries are bound
-/// to it or depend on it.
+/// Keeps the function's library loaded from now on, and returns the function. The loader keeps a library
+/// loaded while other libraries are bound to it. But the caller is bound to the hook, so the loader does not
+/// know that the caller uses this library.
 fn kept(function: *mut c_void) -> *mut c_void {
     if let Some(library) = library_of(function as usize) {
         // SAFETY: the path ends in 0; RTLD_NOLOAD loads and runs nothing. The handle stays open on purpose.

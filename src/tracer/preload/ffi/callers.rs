@@ -17,7 +17,7 @@ pub(crate) struct Library {
     pub(crate) name: TextId,
     /// True if the library contains torch's caching allocator.
     pub(crate) is_torch_allocator: bool,
-    /// True if the library is NCCL.
+    /// True if the library is NCCL, whose memory belongs to a communicator.
     pub(crate) is_nccl: bool,
     /// True if the library is the phantom device, which makes calls on behalf of the libraries that it
     /// replaces.
@@ -45,7 +45,7 @@ fn is_nccl(file: &str) -> bool {
     file.starts_with("libnccl.so")
 }
 
-/// An executable segment.
+/// An executable segment, and the library that contains it.
 struct Range {
     start: usize,
     end: usize,
@@ -71,7 +71,7 @@ pub(crate) fn library_at(address: *const c_void) -> Library {
         return library.named();
     }
     let version = loaded_libraries::version();
-    // SAFETY: null or a table, which is never freed nor changed.
+    // SAFETY: null or a table, which is never freed or changed.
     let known = unsafe { RANGES.load(Ordering::Acquire).as_ref() };
     // The version is checked first, because generated code is in no library, and its calls must not build a
     // new table each time.
@@ -90,7 +90,7 @@ pub(crate) fn library_at(address: *const c_void) -> Library {
 }
 
 fn look_up(address: usize) -> Option<Library> {
-    // SAFETY: null or a table, which is never freed nor changed.
+    // SAFETY: null or a table, which is never freed or changed.
     let ranges = &unsafe { RANGES.load(Ordering::Acquire).as_ref() }?.ranges;
     let index = ranges.partition_point(|range| range.end <= address);
     ranges.get(index).filter(|range| range.start <= address).map(|range| range.library)

@@ -24,8 +24,7 @@ static CU_CTX_GET_DEVICE: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cuCtxGetDevice", "libcuda.so") };
 
 /// Returns the device of the calling thread's context, or 0 if it is unknown. The call only reads
-/// thread-local state. Used for driver calls, because a process that calls the driver need not use the
-/// runtime.
+/// thread-local state. Used for calls of the driver, because such a process may not have the runtime.
 pub(crate) fn current_driver_device() -> i8 {
     ordinal_from(&CU_CTX_GET_DEVICE)
 }

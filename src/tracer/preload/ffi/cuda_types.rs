@@ -9,8 +9,8 @@
 //! enum is read as an integer.
 //!
 //! `cudarc` has the headers of one CUDA version per build. The assertions below check the layouts, which are
-//! the same in every version from 12.0 to 13.x (in 13.2 the `id` of a location became a union of the same
-//! size).
+//! the same in every version from 12.0 to 13.x. (In 13.2, the `id` of a location became a union of the same
+//! size.)
 
 use std::ffi::c_int;
 use std::mem::offset_of;

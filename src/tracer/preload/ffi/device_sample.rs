@@ -77,7 +77,7 @@ fn fill_from_host(sample: &mut Sample) {
     sample.host = files.held("self", MOST_CHILDREN);
 }
 
-/// Waits for a running sample, and prevents new ones.
+/// An exit handler: waits for a sample in progress, and prevents new ones.
 extern "C" fn stop() {
     IS_ENDING.store(true, Ordering::Release);
     drop(LOADED.lock());

@@ -17,7 +17,7 @@ struct Entry {
     value: Elf64_Xword,
 }
 
-/// A relocation: an address to which the loader writes.
+/// A relocation: the address of a word that the loader fills in, and how it computes the value.
 #[repr(C)]
 struct Relocation {
     offset: Elf64_Xword,
@@ -39,10 +39,10 @@ const DT_RELACOUNT: u64 = 0x6fff_fff9;
 /// The types of relocations for which the loader writes the address of a symbol (`R_X86_64_64`,
 /// `R_X86_64_GLOB_DAT`, `R_X86_64_JUMP_SLOT`).
 const ADDRESSES: [u64; 3] = [1, 6, 7];
-/// The accepted symbol types: no type, data, and function. An indirect function is excluded, because only a
-/// call returns its address.
+/// The accepted symbol types: no type, data, and function. An indirect function (`STT_GNU_IFUNC`) is
+/// excluded, because its symbol is a resolver, which must be called to get the address.
 const TYPES: [u8; 3] = [0, 1, 2];
-/// The bit that marks a symbol version as not the default.
+/// The bit of a symbol's version that marks a version that is not the default.
 const HIDDEN: u16 = 0x8000;
 
 /// The tables that a dynamic section points to.
@@ -71,8 +71,8 @@ impl DynamicSection {
             let ends = entries.iter().take_while(|entry| entry.tag != 0);
             ends.into_iter().find(|entry| entry.tag == tag).map_or(0, |entry| entry.value as usize)
         };
-        // The loader made the addresses absolute, except in a section that it cannot write, such as the
-        // vDSO's.
+        // The loader has made the addresses in the section absolute. It cannot do this in a read-only
+        // section, such as the vDSO's, so a value below `base` is relative to `base`.
         let place = |tag| match value(tag) {
             0 => 0,
             at if at < base => base + at,

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 
-/// No object is below this address, so a read there is not worth a system call.
+/// The lowest address at which an object can be. A read below this address fails without a system call.
 const LOWEST: usize = 4096;
 
 /// The pipe through which reads go.
@@ -28,9 +28,9 @@ impl GuardedMemory {
         if address < LOWEST || !address.is_multiple_of(8) {
             return None;
         }
-        // Use the raw system call, because another tool may hook `write` and read the bytes itself, which
-        // would crash the process.
-        // SAFETY: the kernel reports an unreadable address as an error.
+        // Use the raw system call, because another tool may hook the function `write` and read the bytes in
+        // the process, which would crash at an unreadable address. SAFETY: the kernel reports an unreadable
+        // address as an error.
         let written =
             unsafe { libc::syscall(libc::SYS_write, self.ends[1], address as *const c_void, WORDS * 8) };
         if written <= 0 {

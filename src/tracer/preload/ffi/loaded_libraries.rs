@@ -1,7 +1,7 @@
 //! The shared libraries in the process.
 //!
 //! `dl_iterate_phdr` walks them. It takes a lock that the loader holds only while it links, not while a
-//! constructor runs, so a walk cannot wait for a thread that itself waits for the hook. `dladdr`, `dlsym` and
+//! constructor runs. So a walk cannot wait for a thread that itself waits for the hook. `dladdr`, `dlsym` and
 //! `dlopen` take a lock that the loader also holds while a constructor runs, so these calls may wait for such
 //! a thread. `symbols.rs` describes which lookups avoid that lock.
 
@@ -44,7 +44,7 @@ impl Visited<'_> {
         self.has_code(own_path as *const c_void as usize)
     }
 
-    /// Returns the executable segments.
+    /// Returns the address ranges of the executable segments.
     pub(crate) fn code(&self) -> impl Iterator<Item = Range<usize>> {
         let is_code =
             |header: &&libc::Elf64_Phdr| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0;
@@ -140,7 +140,7 @@ pub(crate) struct Loaded {
     pub(crate) path: CString,
     /// The executable segment that contains the requested address.
     pub(crate) code: Range<usize>,
-    /// The position in the order of loading.
+    /// The position of the library in the order of loading; the program has position 0.
     pub(crate) place: usize,
 }
 

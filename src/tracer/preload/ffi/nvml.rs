@@ -25,9 +25,10 @@ pub(crate) struct ProcessMemory {
 
 const _: () = assert!(size_of::<ProcessMemory>() == 24 && align_of::<ProcessMemory>() == 8);
 
-/// `NVML_VALUE_NOT_AVAILABLE`, and `u64::MAX - 1`, which some drivers return.
+/// The values that mean "not available": `NVML_VALUE_NOT_AVAILABLE`, and `u64::MAX - 1`, which some drivers
+/// return.
 const NOT_AVAILABLE: [u64; 2] = [u64::MAX, u64::MAX - 1];
-/// The capacity of a process list. No device is shared by this many processes.
+/// The maximum number of processes that are read from a list. A longer list counts as missing.
 const MAX_PROCESSES: usize = 512;
 /// `NVML_SUCCESS`.
 const SUCCESS: c_int = 0;
@@ -124,7 +125,8 @@ impl Nvml {
         Some(DeviceMemory { total, free, bar1, processes: self.processes_on(device) })
     }
 
-    /// Returns the processes on a device. MPS clients are in a separate list.
+    /// Returns the processes on a device, or `None` if NVML has no list for the device. Adds the MPS clients,
+    /// which are in a separate list.
     fn processes_on(&self, device: Device) -> Option<Vec<ProcessMemory>> {
         let mut all = list(self.processes, device)?;
         for client in list(self.mps_processes, device).unwrap_or_default() {

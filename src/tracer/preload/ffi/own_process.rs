@@ -20,8 +20,9 @@ pub(crate) fn has_listed_ids() -> bool {
 }
 
 fn index_of(processes: &[ProcessMemory], pids: &[u32], in_namespace: bool) -> Option<usize> {
-    // Inside a namespace, a single known id is not the id on the host, where it belongs to another process.
-    // If several ids are known, the outermost is the id on the host.
+    // `pids` has the ids that this process knows, outermost namespace first. In a PID namespace with a single
+    // id, that id is only valid inside the namespace, and on the host it may belong to another process. So
+    // the list is not searched for it.
     let known: &[u32] = if in_namespace && pids.len() < 2 { &[] } else { &pids[..1.min(pids.len())] };
     match processes.iter().position(|process| known.contains(&process.pid)) {
         None if in_namespace && processes.len() == 1 => Some(0),
@@ -38,8 +39,9 @@ fn own_pids() -> Vec<u32> {
     if pids.is_empty() { vec![std::process::id()] } else { pids }
 }
 
-/// Returns true if the device lists this process by its id in another PID namespace. The phantom device uses
-/// the process's own namespace.
+/// Returns true if this process is in another PID namespace than the host, so NVML may list it under an id
+/// that the process does not know. Returns false on a phantom device, which lists processes by the ids of
+/// their own namespace.
 fn in_namespace() -> bool {
     !phantom::is_present()
         && std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() != HOST_NAMESPACE)
@@ -57,9 +59,10 @@ mod tests {
     fn a_process_finds_itself_by_its_id_on_the_host() {
         assert_eq!(index_of(&processes(&[5, 7]), &[7], false), Some(1));
         assert_eq!(index_of(&processes(&[5, 7]), &[8], false), None);
-        // In a namespace with the host's /proc, the outermost id counts.
+        // In a namespace with the host's /proc, the first id is the id on the host -> found.
         assert_eq!(index_of(&processes(&[5, 7]), &[7, 5], true), Some(1));
-        // In a container, the process does not know its id on the host, where id 7 may be any process.
+        // In a container, the process does not know its id on the host, where id 7 may be another process ->
+        // not found.
         assert_eq!(index_of(&processes(&[5, 7]), &[7], true), None);
         assert_eq!(index_of(&processes(&[5]), &[7], true), Some(0));
         assert_eq!(index_of(&[], &[7], true), None);

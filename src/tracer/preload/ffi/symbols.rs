@@ -37,7 +37,8 @@ static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 pub(crate) fn real_dlsym() -> Option<Dlsym> {
     let mut found = REAL_DLSYM.load(Ordering::Relaxed);
     if found.is_null() {
-        // glibc 2.34 moved `dlsym` from libdl to libc; the old version name still exists.
+        // The name has version GLIBC_2.2.5 in libdl and, since glibc 2.34, GLIBC_2.34 in libc. One of the two
+        // exists.
         for version in [c"GLIBC_2.2.5", c"GLIBC_2.34"] {
             // SAFETY: both names end in 0; dlvsym only looks them up.
             found = unsafe { dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
@@ -244,8 +245,8 @@ impl<F: Copy> RealFn<F> {
         unsafe { function(found) }
     }
 
-    /// Returns true if `found`, the address that the program looked up under this name, is the function that
-    /// the hook calls. A hook that has found no real function elsewhere uses `found`.
+    /// Returns true if the hook calls `found`, the address that the program looked up under this name. If no
+    /// search finds a real function, the hook calls `found` from now on.
     ///
     /// # Safety
     /// `found` is a function of type `F`: the one with this name in some library.

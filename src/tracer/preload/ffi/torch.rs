@@ -15,7 +15,8 @@ pub(crate) fn version() -> Option<String> {
     Some(line.trim().trim_matches(['\'', '"']).to_owned())
 }
 
-/// Returns the major and the minor version, or `None` if the text does not begin with two numbers.
+/// Returns the major and the minor version in a version text, or `None` if the text does not begin with two
+/// numbers.
 pub(crate) fn major_minor(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

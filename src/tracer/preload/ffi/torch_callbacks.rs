@@ -14,7 +14,8 @@ pub(crate) struct CallbackState {
 }
 
 impl CallbackState {
-    /// Returns true if the two states are equivalent: neither has callbacks, and the flags are equal.
+    /// Returns true if setting one state in place of the other has no effect: neither has callbacks, and the
+    /// flags are equal.
     pub(crate) fn is_as(&self, other: &CallbackState) -> bool {
         self.first == self.end && other.first == other.end && self.enabled == other.enabled
     }

@@ -6,7 +6,8 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The number of words before the first function: the offset to the top, and the type.
+/// The number of words before the first function of a vtable: the offset of the object's start, and the
+/// address of the type information.
 pub(crate) const HEADER: usize = 2;
 
 /// A copy of a vtable in which functions can be replaced.

@@ -15,7 +15,7 @@ use crate::runtime::pause;
 use crate::runtime::session;
 use crate::runtime::thread::open_ranges::C_DOMAIN;
 
-/// The maximum time that a flush waits for the writer thread.
+/// The maximum time for which `memtrace_flush` waits for the writer thread.
 const FLUSH: Duration = Duration::from_secs(10);
 
 /// Returns a C string of the program as text; empty for null.
@@ -44,13 +44,13 @@ pub(crate) extern "C" fn memtrace_is_traced() -> c_int {
     traced(0, || 1)
 }
 
-/// Pauses the rows of ops and ranges. Memory is still recorded.
+/// Pauses the rows of ops and ranges until [`memtrace_resume`]. Memory is still recorded.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_pause() {
     traced((), || pause::set_paused(true));
 }
 
-/// Resumes the rows of ops and ranges.
+/// Ends the pause that [`memtrace_pause`] began.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_resume() {
     traced((), || pause::set_paused(false));
@@ -62,10 +62,7 @@ extern "C" fn memtrace_is_paused() -> c_int {
     traced(0, || c_int::from(pause::is_paused()))
 }
 
-/// Records a mark.
-///
-/// # Safety
-/// `name` is null or a C string.
+/// Records a mark in the trace, with the context of the calling thread. Starts the trace if necessary.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memtrace_mark(name: *const c_char) {
     // SAFETY: by the contract.
@@ -107,13 +104,13 @@ unsafe extern "C" fn memtrace_range_start(name: *const c_char) -> u64 {
     traced(0, || ranges::start(&unsafe { text(name) }, C_DOMAIN, None))
 }
 
-/// Closes the range of this id.
+/// Closes the range with this id, on any thread. Ignores an id that is not open.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_range_end(range: u64) {
     traced((), || ranges::end(range));
 }
 
-/// Begins the training step `step`.
+/// Begins the training step `step`. From then on, memtrace does not count steps itself.
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_step(step: i64) {
     traced((), || ranges::begin_step(step));

@@ -14,7 +14,7 @@ use crate::hooks::reduced_buffers;
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
 
-/// `ncclInternalError`.
+/// `ncclInternalError`: returned by a hook that finds no real function.
 const INTERNAL_ERROR: c_int = 3;
 /// `ncclSuccess`.
 const SUCCESS: c_int = 0;
@@ -43,8 +43,8 @@ fn during(text: impl FnOnce() -> TextId, run: impl FnOnce() -> c_int) -> c_int {
     status
 }
 
-/// Calls a function that creates a communicator and writes its handle to `out`. `what` returns the text for
-/// the communicator with a given number.
+/// Calls a function that creates a communicator and writes its handle to `out`. `what` gets the number of the
+/// communicator and returns its text.
 ///
 /// # Safety
 /// `out` is null or good for a handle, by NCCL's contract.

@@ -90,7 +90,8 @@ pub(crate) fn install(functions: Object<'_>) {
     }
 }
 
-/// Asks Python's main thread to call one of the functions below. Returns false if that is not possible.
+/// Adds a pending call of one of the functions below, which Python's main thread then runs. Returns false if
+/// the process has no Python, or if the queue is full.
 fn call_on_main_thread(function: PendingCall) -> bool {
     // SAFETY: the functions below are made for pending calls.
     Functions::get().is_some_and(|functions| unsafe { functions.call_soon(function) })
@@ -107,9 +108,9 @@ fn call_soon(function: PendingCall) -> bool {
     !is_for_main && own_threads::call_on_own_thread(function) || call_on_main_thread(function)
 }
 
-/// Makes the tracer tag the tensors of all models after an OOM, so that the message names even a model that
-/// fails while it is loaded. Called before the OOM is recorded, so that the message about the OOM waits for
-/// the tags.
+/// Schedules a call of the tracer that tags the tensors of all models. The message about an OOM then names
+/// even a model that fails while it is loaded. Called before the OOM is recorded, so that the message waits
+/// for the tags.
 pub(crate) fn out_of_memory(recorder: &Recorder) {
     if OUT_OF_MEMORY.is_set() {
         recorder.tags_follow();

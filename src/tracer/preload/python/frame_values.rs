@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::ffi::cpython::{Arguments, Owned, RawObject};
 use crate::ffi::guarded_memory::GuardedMemory;
 
-/// The index of the word of a frame object that points to the interpreter's frame (Python 3.11 and later), or
-/// 0 if the values are in the frame object itself.
+/// In Python 3.11 and later, the values are in the interpreter's frame, to which the word with this index in
+/// the frame object points. 0 if the values are in the frame object itself.
 static THROUGH: AtomicUsize = AtomicUsize::new(0);
 /// The index of the word at which the values begin; 0 while it is unknown.
 static VALUES: AtomicUsize = AtomicUsize::new(0);

@@ -79,7 +79,7 @@ impl Tensor<'_> {
     }
 }
 
-/// The gradient of a parameter.
+/// The location of a parameter's gradient.
 enum Gradient {
     /// The parameter has no gradient on a GPU, or is not a leaf.
     None,

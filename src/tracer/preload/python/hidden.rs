@@ -13,8 +13,8 @@ use crate::ffi::{torch, torch_callbacks};
 use crate::python::errors;
 use crate::runtime::thread;
 
-/// The state of the thread before a hidden call. It has no destructor, because a daemon thread may be unwound
-/// from the call at the end of Python, and a destructor must not use the interpreter then.
+/// The state of the thread before a hidden call. It has no destructor: when Python ends, it may unwind a
+/// daemon thread from the call, and a destructor must not use the interpreter then.
 #[derive(Clone, Copy)]
 struct Before {
     is_collector_suspended: bool,

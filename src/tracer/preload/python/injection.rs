@@ -86,7 +86,7 @@ enum Stage {
 
 static STAGE: AtomicU8 = AtomicU8::new(Stage::Waiting as u8);
 
-/// Returns true if [`schedule`] has something to do.
+/// Returns true if the tracer is not scheduled yet. Hooks check this before they call [`schedule`].
 #[inline]
 pub(crate) fn is_wanted() -> bool {
     STAGE.load(Ordering::Relaxed) == Stage::Waiting as u8
@@ -111,7 +111,7 @@ pub(crate) fn schedule() {
     let is_called = unsafe { functions.call_soon(inject) };
     let is_called = !own_threads::is_main_thread() && own_threads::call_on_own_thread(inject) || is_called;
     if !is_called {
-        // The queue is full. The next call of a hook tries again.
+        // The queue is full, so the next hook that runs tries again.
         STAGE.store(waiting, Ordering::Release);
     }
 }
@@ -123,8 +123,8 @@ pub(crate) fn reset_in_child() {
     let _ = STAGE.compare_exchange(scheduled, waiting, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// Returns the end row's entry for a program in which the tracer was scheduled but is not installed. The text
-/// is empty otherwise.
+/// Returns the `key=value` word of the end row that reports that the tracer was scheduled but never
+/// installed. Returns an empty text otherwise.
 pub(crate) fn end_words() -> String {
     let stage = STAGE.load(Ordering::Relaxed);
     let is_missing = stage == Stage::Scheduled as u8 || stage == Stage::Running as u8;
@@ -146,8 +146,8 @@ unsafe extern "C" fn inject(_: *mut c_void) -> c_int {
     let gil = unsafe { Gil::held() };
     let outcome = gil.and_then(|gil| {
         shielded(|| {
-            // This needs its own hidden call, because only a call that begins later can suspend the
-            // collector.
+            // The count is learned in a hidden call of its own, because a hidden call can suspend the
+            // collector only if the count was known when the call began.
             hidden(gil, || learn_collector(gil));
             hidden(gil, || run(gil))
         })

@@ -10,7 +10,7 @@ use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject};
 struct Search<'a> {
     gil: Gil,
     kinds: &'a [Object<'a>],
-    /// For each address of a type, true if the type is one of `kinds` or derives from one of them.
+    /// For each type seen so far, by address: whether the type is one of `kinds` or a subtype of one.
     is_wanted: FxHashMap<usize, bool>,
     found: Vec<Owned>,
 }

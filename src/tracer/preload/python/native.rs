@@ -174,7 +174,8 @@ fn name_communicator(arguments: Arguments<'_>) {
     }
 }
 
-/// Returns the step in which a live block was allocated; -2 if no known block is at the address.
+/// Returns the step in which the live block at an address was allocated; -1 before training. Returns -2 if no
+/// known block is at the address.
 fn block_step(arguments: Arguments<'_>) -> i64 {
     block_ages::of(arguments.size(0) as u64).map_or(-2, |birth| birth.step.into())
 }
@@ -241,9 +242,9 @@ fn finish_op_layout(_: Arguments<'_>) -> bool {
     is_known
 }
 
-/// Learns the layout of Python's frames. The arguments are the addresses of the calling code, the size of a
-/// code object, the first caller's file name, name and line table, and then, for each caller, its code, the
-/// byte of its instruction and its line.
+/// Learns the layout of Python's frames. The arguments are numbers: the address of the calling code, the size
+/// of a code object, and the addresses of the first caller's file name, name and line table. Then come three
+/// numbers for each caller: the address of its code, the byte of its instruction, and its line.
 fn learn_frame_layout(arguments: Arguments<'_>) {
     const LOST: &str = "stacks contain only ops and modules";
     let is_recorded = session::session().is_some_and(|session| session.settings.stacks == Stacks::Python);

@@ -24,7 +24,7 @@ struct Search {
     targets: FxHashMap<usize, u32>,
     excluded: FxHashSet<usize>,
     found: Vec<(Owned, usize)>,
-    /// The ids of the targets to which the object that is being visited refers.
+    /// The ids of the targets to which the object in [`Search::look_at`] refers.
     of_object: Vec<usize>,
     deadline: Instant,
     seen: u32,
@@ -75,8 +75,8 @@ unsafe extern "C" fn visit(object: RawObject, search: *mut c_void) -> c_int {
 }
 
 /// `find_referrers(get_objects, targets, excluded, milliseconds) -> list | None`: returns the objects that
-/// refer to an object whose `id` is in the list `targets`, each followed by that id, or `None` if the search
-/// has taken longer than `milliseconds`. Objects whose `id` is in the list `excluded` are skipped.
+/// refer to an object whose `id` is in the list `targets`, each followed by that id. Returns `None` if the
+/// search takes longer than `milliseconds`. Objects whose `id` is in the list `excluded` are skipped.
 /// `get_objects` is `gc.get_objects`, which is used before Python 3.12.
 pub(crate) fn find_referrers(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;

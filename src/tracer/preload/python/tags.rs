@@ -8,17 +8,17 @@ use memtrace_trace::{Api, Category, Claim, Header, Payload};
 pub(crate) struct Tag {
     /// The address of the block.
     pub(crate) pointer: usize,
-    /// The use of the block.
+    /// The use of the block, as a category.
     pub(crate) category: Category,
     /// The path of the module; 0 if unknown.
     pub(crate) path: TextId,
     /// The name within the module; 0 if unknown.
     pub(crate) name: TextId,
-    /// The earlier uses of the block that this tag replaces.
+    /// The strength of the tag, which decides whether it replaces an earlier use of the block.
     pub(crate) claim: Claim,
 }
 
-/// Records a tag.
+/// Records a tag for the live block at `tag.pointer`. Has no effect without a trace.
 pub(crate) fn record(tag: Tag) {
     // Without a trace, no block has been recorded that could get a tag.
     let Some(recorder) = Recorder::active() else { return };

@@ -5,10 +5,10 @@
 //! before.
 //!
 //! The interpreter runs some calls of Python functions without the field. Python 3.12 and later do this only
-//! when the field has the usual value (`CALL` and `CALL_FUNCTION_EX` in ceval.c), and
-//! `PyFunction_SetVectorcall` sets the field and invalidates what call sites have cached about the function.
-//! 3.9 and 3.10 always use the field. 3.11 skips the field without a check, but only if the arguments are
-//! written out; a call with `*args, **kwargs` uses the field.
+//! when the field has the usual value (`CALL` and `CALL_FUNCTION_EX` in ceval.c), so a changed field is
+//! always used. `PyFunction_SetVectorcall` sets the field, and invalidates what call sites have cached about
+//! the function. 3.9 and 3.10 always use the field. 3.11 skips the field without a check, but only if the
+//! arguments are written out; a call with `*args, **kwargs` uses the field.
 //!
 //! When Python shuts down, a daemon thread that waits for the interpreter is unwound from there, through the
 //! functions that are `extern "C-unwind"` here. So these functions keep no value that must be dropped across

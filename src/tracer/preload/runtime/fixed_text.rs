@@ -18,7 +18,7 @@ impl FixedText {
         FixedText { text, id: AtomicU32::new(0) }
     }
 
-    /// Returns the id of the text.
+    /// Returns the id of the text. Interns the text at the first call.
     #[inline]
     pub(crate) fn id(&self) -> TextId {
         match self.id.load(Ordering::Relaxed) {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use memtrace_record::fork_lock::ForkLock;
 use memtrace_record::intern;
 
-/// A lock in the registry, independent of the data that it protects.
+/// A lock that [`lock_all`] can take, whatever the type of the data that it protects.
 trait Registered: Sync {
     fn lock(&self);
     /// # Safety

@@ -15,7 +15,8 @@ use super::signals::without_write_signals;
 /// the environment at load, because the program may change the environment later.
 static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
 
-/// Reports that the library was loaded.
+/// Reports that the library was loaded. Called once, at load, when the path of the file is read from the
+/// environment.
 pub(crate) fn tell_load() {
     FILE.get_or_init(|| std::env::var_os(HELLO).map(PathBuf::from));
     tell(LOADED);

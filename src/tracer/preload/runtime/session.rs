@@ -27,7 +27,8 @@ pub(crate) fn recorder() -> Option<&'static Recorder> {
         return Some(recorder);
     }
     let recorder = Recorder::get(session()?)?;
-    // The new version makes threads write the rows of ranges that they opened before the trace began.
+    // The recorder may have just started. The new version makes threads write the rows of ranges that they
+    // opened before the trace began.
     state_version::advance();
     Some(recorder)
 }

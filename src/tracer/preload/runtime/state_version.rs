@@ -1,8 +1,8 @@
 //! The version of the process-wide state that thread contexts depend on.
 //!
 //! A thread caches its context, together with the version at which it was computed. The cache is valid while
-//! that version is current. The version grows with each change of that state, such as a new phase or step, a
-//! pause, a graph capture, the start of the recorder, or a range that another thread ends.
+//! that version is current. Each change of that state increases the version. Examples are a new phase or
+//! step, a pause, a graph capture, the start of the recorder, and a range that another thread ends.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

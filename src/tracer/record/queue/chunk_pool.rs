@@ -28,7 +28,7 @@ use crate::control::polled;
 use crate::intern::with_tables;
 use crate::own_page;
 
-/// The pool is short if less than this percentage of its chunks is free.
+/// The pool is short if fewer than this percentage of its chunks are free.
 const SHORT_PERCENT: usize = 25;
 
 /// The chunk pool of a process.
@@ -47,7 +47,7 @@ pub(crate) struct ChunkPool {
     full: (Sender<u32>, Receiver<u32>),
 }
 
-/// The owner of a chunk.
+/// The thread that fills or filled a chunk, its lane, and the position of the chunk in the lane.
 #[derive(Default)]
 struct Owner {
     tid: AtomicU32,
@@ -56,8 +56,8 @@ struct Owner {
 }
 
 impl ChunkPool {
-    /// Creates a pool of about `bytes`. The file of the pool is in the first of `folders` with enough room.
-    /// If there is no such folder, the pool is anonymous memory.
+    /// Creates a pool of about `bytes` bytes. Its file, `name`, is in the first of `folders` with enough
+    /// room. If no folder has enough room, the pool is anonymous memory.
     ///
     /// # Errors
     /// Returns an error if there is not enough memory.
@@ -199,7 +199,7 @@ impl ChunkPool {
         header.rules = AtomicU64::new(run.rules);
         header.mount_namespace = AtomicU64::new(mount_namespace());
         header.part = [AtomicU64::new(1), AtomicU64::new(1)];
-        // The magic bytes come last, because a file without them is not a journal for readers.
+        // The magic bytes are stored last, because recovery ignores a file without them.
         std::sync::atomic::fence(Ordering::Release);
         header.magic = MAGIC;
         for chunk in 0..self.chunks {
@@ -241,8 +241,8 @@ fn prefetch(slot: *const Event) {
 fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf, Option<File>)> {
     let file = private_file::create(path)?;
     let open_again = || private_file::reopen(path, OpenOptions::new().read(true).write(true));
-    // A child forked at this moment would share the second opening of the file, and so the lock. The lock of
-    // the tables prevents such forks.
+    // `with_tables` holds a lock that a fork takes, so no child is forked before the new descriptor is
+    // closed. Such a child would share the open file, and thereby the lock.
     let mapped = reserve(&file, length)
         .and_then(|()| with_tables(|_| open_again().and_then(|file| map_and_lock(file, length))));
     match mapped {
@@ -307,8 +307,8 @@ fn reserve(file: &File, length: usize) -> io::Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is valid for the answer.
     unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
-    // Beyond the limit the call below would raise SIGXFSZ and end the program, although it wrote nothing
-    // itself.
+    // Beyond the limit, the call below would raise SIGXFSZ, which ends the program, although the program
+    // itself wrote nothing.
     if limit.rlim_cur < length as libc::rlim_t {
         return Err(io::Error::from_raw_os_error(libc::EFBIG));
     }
@@ -363,7 +363,7 @@ impl ChunkWriter {
         chunk.header.committed.store(self.len, Ordering::Release);
     }
 
-    /// Adds several events that become visible to readers together.
+    /// Adds several events. Readers see none of these events until all are stored.
     pub(crate) fn push_all(&mut self, events: &[Event]) {
         let chunk = self.chunk;
         for event in events {
@@ -492,14 +492,15 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let pool = ChunkPool::new(1 << 20, &[&folder], "j", Run::default()).unwrap();
         assert!(pool._lock.is_none(), "no descriptor is left to be closed");
-        // As in `memtrace_recover`, the lock is requested through another opening of the file.
+        // Like recovery, request the lock through another opening of the file -> refused, because the pool
+        // holds the lock.
         let other = OpenOptions::new().read(true).write(true).open(folder.join("j")).unwrap();
         assert!(lock(&other, libc::F_OFD_SETLK).is_err());
         // A child that lives longer than the pool must not keep the lock.
         // SAFETY: the child only sleeps.
         let child = unsafe { libc::syscall(libc::SYS_fork) } as libc::pid_t;
         if child == 0 {
-            // SAFETY: as above.
+            // SAFETY: the child only sleeps.
             unsafe { libc::sleep(20) };
             // SAFETY: ends the child.
             unsafe { libc::_exit(0) };

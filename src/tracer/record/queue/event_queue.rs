@@ -18,10 +18,11 @@ pub(crate) const NO_CHUNK: u32 = u32::MAX;
 #[repr(align(64))]
 pub(crate) struct LaneShared {
     pub(crate) id: u32,
-    /// A lower bound for the clock of the event that is being recorded, or [`IDLE`]. The writer thread emits
-    /// no event with a later clock.
+    /// A lower bound for the clock of the event that the thread is recording, or [`IDLE`]. The writer thread
+    /// emits no event with a later clock until then.
     pub(crate) pending: AtomicU64,
-    /// Like `pending`, for an announced event, whose call may take long.
+    /// Same as `pending`, for an event that [`EventQueue::begin`] has announced. The call that the event
+    /// records may take long.
     pub(crate) announced: AtomicU64,
     /// The chunk that the thread fills, or [`NO_CHUNK`].
     pub(crate) chunk: AtomicU32,
@@ -34,7 +35,7 @@ pub(crate) struct EventQueue {
     /// True if the queue takes no more events, because the trace is finished or cannot be written.
     closed: AtomicBool,
     pool: ChunkPool,
-    /// Lanes that the writer thread has not seen yet.
+    /// Lanes that were registered since the writer thread last took this list.
     new_lanes: Mutex<Vec<Arc<LaneShared>>>,
     next_lane: AtomicU32,
     /// Definitions that found no chunk, each with the slots after it.
@@ -89,8 +90,8 @@ impl EventQueue {
     }
 
     /// Puts an event that found no chunk on the overflow list. If the list is full, counts the event as
-    /// dropped and returns false. The event is counted before it is in the list, so that recovery counts it
-    /// as lost until the trace has it.
+    /// dropped and returns false. The event is counted first, so that recovery counts it as lost if the
+    /// process is killed before the trace has it.
     pub(crate) fn overflow(&self, kept: OverflowEvent) -> bool {
         let losses = self.pool.losses(kept.lane);
         if self.overflow.reserve() {
@@ -103,7 +104,7 @@ impl EventQueue {
         }
     }
 
-    /// Creates and registers the shared part of a new lane.
+    /// Creates the shared part of a new lane, and adds it to the list of new lanes.
     pub(crate) fn register_lane(&self) -> Arc<LaneShared> {
         let lane = Arc::new(LaneShared {
             id: self.next_lane.fetch_add(1, Ordering::Relaxed),

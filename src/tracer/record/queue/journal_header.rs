@@ -15,9 +15,9 @@ use super::chunk_pool::{ChunkPool, ChunkReader};
 /// The two JSON texts of the meta row that the header holds.
 #[derive(Clone, Copy)]
 pub(crate) enum MetaText {
-    /// The text with the values that are known at the start.
+    /// The text at the start of the trace, without the values that CUDA provides.
     First = 0,
-    /// The text with the values that are known only while CUDA runs.
+    /// The complete text, once CUDA runs.
     Described = 1,
 }
 
@@ -38,8 +38,8 @@ impl ChunkPool {
         header.trace_len.store(bytes.len() as u64, Ordering::Release);
     }
 
-    /// Stores a JSON text of the meta row in the journal. Each of the two is stored only once. Returns false
-    /// if the text is too long.
+    /// Stores a JSON text of the meta row in the journal. The caller stores each of the two texts only once.
+    /// Returns false if the text is too long.
     pub(crate) fn set_meta(&self, place: MetaText, json: &str) -> bool {
         if json.len() > MAX_META {
             return false;
@@ -73,7 +73,7 @@ impl ChunkPool {
         header.reported_lost[place].store(written.reported_lost, Ordering::Relaxed);
         header.overflow_written[place].store(overflow_written, Ordering::Relaxed);
         header.part[place].store(u64::from(part), Ordering::Relaxed);
-        // This store must not become visible before the stores above.
+        // `Release`, because a reader of the journal must see the values above once it sees the new number.
         header.checkpoints.store(next, Ordering::Release);
     }
 
@@ -91,7 +91,7 @@ impl ChunkPool {
         // below, selects.
         unsafe { (&mut *header.words[place].get())[..fits.len()].copy_from_slice(fits.as_bytes()) };
         header.words_len[place].store(fits.len() as u64, Ordering::Relaxed);
-        // This store must not become visible before the stores above.
+        // `Release`, because a reader of the journal must see the text above once it sees the new number.
         header.words_stored.store(next, Ordering::Release);
     }
 

@@ -30,8 +30,8 @@ struct Lane {
     last: u64,
     /// The number of dropped events that no `Lost` event reports yet.
     unreported: u64,
-    /// The number of skipped ops that no `Lost` event reports yet. The next chunk reports them together,
-    /// because one row for each skipped op would take as much room as the row of the op.
+    /// The number of skipped ops that no `Lost` event reports yet. The next chunk begins with one event that
+    /// reports all of them, because one row for each skipped op would take as much room as the row of the op.
     left_out: u64,
     /// True if the last wait for a free chunk failed.
     waited: bool,
@@ -98,7 +98,7 @@ impl EventQueue {
 
     /// Adds a definition and the slots that follow it.
     pub(crate) fn define(&'static self, events: &[Event]) {
-        // A closed queue has no reader, so a full chunk would never be recycled.
+        // Nobody reads a closed queue, so its full chunks would not be recycled and the pool would run out.
         if !self.is_closed() {
             with_lane(self, |lane| lane.define(events));
         }
@@ -149,7 +149,7 @@ fn other_lane(queue: &'static EventQueue) -> *const ThreadLane {
 impl ThreadLane {
     #[inline(always)]
     fn run<T>(&self, work: impl FnOnce(&mut Lane) -> T) -> T {
-        /// Resets the flag, also after a panic.
+        /// Sets `busy` back to false when it is dropped, so that a panic also does so.
         struct Free<'a>(&'a Cell<bool>);
         impl Drop for Free<'_> {
             #[inline(always)]
@@ -195,8 +195,8 @@ impl Lane {
         self.shared.pending.store(IDLE, Ordering::Release);
     }
 
-    /// Announces an event with an unknown outcome and returns its clock. [`Lane::commit`] must record the
-    /// event.
+    /// Announces an event whose call has not returned yet, and returns its clock. [`Lane::commit`] must
+    /// record the event.
     fn begin(&mut self) -> u64 {
         self.shared.announced.store(self.last, Ordering::Relaxed);
         let now = clock::now_ns();
@@ -222,7 +222,7 @@ impl Lane {
         self.pool().losses(self.shared.id).dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a skipped op, which the next chunk reports.
+    /// Counts a skipped op as dropped. The next chunk reports the skipped ops.
     fn drop_op(&mut self) {
         self.left_out += 1;
         self.pool().losses(self.shared.id).dropped.fetch_add(1, Ordering::Relaxed);
@@ -301,7 +301,7 @@ impl Lane {
 }
 
 impl Drop for Lane {
-    /// Hands the events of the ended thread to the writer thread.
+    /// Hands the last chunk of a thread that ends to the writer thread, and marks the lane as closed.
     fn drop(&mut self) {
         self.shared.chunk.store(NO_CHUNK, Ordering::Release);
         if let Some(chunk) = self.chunk.take() {

@@ -2,7 +2,7 @@
 //!
 //! The events of a lane are in order. A lane can only add events after the watermark, which is the earliest
 //! of these times: 1 ms ago, the clocks of events that are being recorded, and the clocks of announced
-//! events. Events are read in place, and a chunk is recycled only after its events are in the file
+//! events. Events are read in place. A chunk is recycled only after its events are in the file
 //! ([`Merge::release`]), so a killed process loses no event that is in a chunk.
 
 use std::collections::VecDeque;
@@ -24,9 +24,9 @@ use crate::clock;
 /// that are older than this are visible. (The lane needs no fence; x86 drains a store buffer in well under 1
 /// us.)
 const SLACK_NS: u64 = 1_000_000;
-/// An announced event no longer delays the other events if the queue is nearly full: less than this
-/// percentage of the chunks is free. In addition, at least this percentage of the chunks must be full, or the
-/// overflow list more than half full.
+/// An announced event no longer delays the other events if the queue is nearly full. This means that fewer
+/// than this percentage of the chunks are free, and that at least this percentage of the chunks are full or
+/// the overflow list is more than half full.
 const SHORT_PERCENT: usize = 10;
 
 /// A chunk that its thread has filled or is filling.
@@ -77,8 +77,8 @@ impl Merge {
         for shared in queue.take_new_lanes() {
             self.sources.insert(shared.id, Source::new(shared));
         }
-        // Chunks that are being filled are read before full chunks, so that no chunk is missed: a chunk that
-        // fills up in between is then in the channel of full chunks.
+        // Chunks that are being filled are read before full chunks, so that no chunk is missed. A chunk that
+        // becomes full in between is in the channel of full chunks when that channel is read.
         let mut filling = Vec::new();
         for source in self.sources.values() {
             watermark = watermark.min(source.shared.pending.load(Ordering::Acquire));
@@ -198,8 +198,8 @@ impl Merge {
         });
     }
 
-    /// Returns the number of events that would be missing if nothing more were emitted: the dropped events,
-    /// and the events on the overflow list.
+    /// Returns the number of events that the trace would lack if no more events were emitted: the dropped
+    /// events, and the events on the overflow list.
     pub(crate) fn lost(&self, queue: &'static EventQueue) -> u64 {
         // The subtraction saturates, because other processes may write any value into the file of the counts.
         let overflowed = queue.pool().overflowed().saturating_sub(self.overflow_emitted);
@@ -225,8 +225,9 @@ impl Merge {
     }
 }
 
-/// Returns the index of the source whose block report comes first among several with the same clock. No other
-/// of these reports on the same device ends with the total with which this report begins.
+/// Returns the index of the source whose block report comes first among several with the same clock. This is
+/// a report whose total before its change is not the total after the change of another report on the same
+/// device.
 fn by_totals(sources: &[&mut Source], clock: u64) -> Option<usize> {
     let heads: Vec<(usize, i8, Block)> = sources
         .iter()
@@ -283,7 +284,8 @@ impl Source {
                 let event = queued.chunk.event(queued.seen);
                 queued.seen += 1;
                 if event.is_definition() {
-                    // The mapping may contain any bytes, because another process can write to it.
+                    // Another process can write to the mapping, so the number of slots that the event claims
+                    // is limited.
                     let slots = text_slots(&event).min(committed - queued.seen);
                     let mut bytes = Vec::with_capacity(slots * size_of::<Event>());
                     for slot in queued.seen..queued.seen + slots {

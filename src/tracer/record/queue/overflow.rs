@@ -1,5 +1,5 @@
-//! The overflow list, which is used when the chunk pool is empty, because more threads record than there are
-//! chunks, or because the writer thread fell behind.
+//! The overflow list, for events while the chunk pool is empty. The pool is empty if more threads record than
+//! there are chunks, or if the writer thread falls behind.
 //!
 //! The list is a lock-free stack. With a lock, a descheduled holder would make the other threads wait. With a
 //! thousand threads on two cores, the holder would be descheduled for longer than a hook may wait. If the

@@ -21,8 +21,8 @@ const EVENTS: u64 = if cfg!(miri) { 5 * SLOTS as u64 } else { 200 * SLOTS as u64
 /// The number of chunks of the smallest pool.
 const CHUNKS: usize = 8;
 
-/// The events that were drained: the numbers of each thread in order, and the number of losses that `Lost`
-/// events report.
+/// The events that were drained: the numbers of each thread in the order of arrival, and the number of lost
+/// events that `Lost` events report.
 #[derive(Default)]
 struct Drained {
     numbers: HashMap<u32, Vec<u64>>,
@@ -61,8 +61,8 @@ fn numbered(clock_ns: u64, number: u64) -> Event {
     Payload::FreeCompleted { address: number }.pack(Header::new(clock_ns, Api::CachingAllocator, 0))
 }
 
-/// Runs `THREADS` threads, each of which calls `each` with 1 to `EVENTS`, and drains the queue at the same
-/// time.
+/// Runs `THREADS` threads, each of which calls `each` with its index and with each number from 1 to `EVENTS`.
+/// Drains the queue at the same time.
 fn filled(queue: &'static EventQueue, each: impl Fn(usize, u64) + Sync) -> (Drained, Merge) {
     let (mut drained, mut merge) = (Drained::default(), Merge::default());
     std::thread::scope(|scope| {
@@ -76,8 +76,8 @@ fn filled(queue: &'static EventQueue, each: impl Fn(usize, u64) + Sync) -> (Drai
             drained.drain(&mut merge, queue, None);
             std::thread::sleep(Duration::from_micros(200));
         }
-        // The end of the scope does not wait for destructors of thread-locals; the lane's destructor hands
-        // over the chunk.
+        // Joining each thread waits for the destructors of its thread-locals, which hand over the last chunk.
+        // The end of the scope does not wait for them.
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
     drained.drain(&mut merge, queue, Some(u64::MAX));
@@ -91,7 +91,8 @@ fn each_event_of_each_thread_is_drained_in_its_order_or_counted_as_lost() {
     let (drained, merge) = filled(queue, |_, event| {
         queue.record(|clock_ns| numbered(clock_ns, event));
     });
-    // A thread that finds no chunk on a busy machine may lose all of its events.
+    // On a busy machine, a thread may find no chunk and lose all its events, so fewer than `THREADS` threads
+    // may have events.
     assert!((1..=THREADS).contains(&drained.numbers.len()));
     for numbers in drained.numbers.values() {
         assert!(numbers.is_sorted_by(|before, after| before < after), "the order of a thread changed");
@@ -99,7 +100,7 @@ fn each_event_of_each_thread_is_drained_in_its_order_or_counted_as_lost() {
     let kept: usize = drained.numbers.values().map(Vec::len).sum();
     assert_eq!(kept as u64 + merge.lost(queue), THREADS as u64 * EVENTS);
     assert!(drained.lost <= merge.lost(queue));
-    // Miri's threads see stores later than `SLACK_NS` of its clock.
+    // In Miri's emulation, a store may become visible later than `SLACK_NS`, so events may be out of order.
     assert!(drained.back_in_time == 0 || cfg!(miri), "{} times", drained.back_in_time);
 }
 

@@ -17,8 +17,8 @@ use super::output;
 use super::thread::start_thread;
 use crate::session::Session;
 
-/// The minimum number of bytes of new rows for which a thread is started, and the maximum number of bytes
-/// that one thread compresses.
+/// The minimum number of bytes of new rows for which a thread is started. [`LONGEST_PIECE`] is the maximum
+/// number of bytes that one thread compresses.
 const PIECE: u64 = 4 << 20;
 const LONGEST_PIECE: u64 = 4 * PIECE;
 /// The number of bytes that are read at once, and the approximate number that are written at once.
@@ -74,7 +74,7 @@ impl Compressor {
             return;
         }
         let copy = match self.current.take() {
-            // After a failure the part is compressed at its end, where a failure is reported.
+            // After a failure, the part is compressed only when it ends, where a second failure is reported.
             None if length < PIECE || self.has_failed => return,
             None => PartCopy::new(part, how, LEVEL).ok(),
             Some(current) => current.join(),
@@ -137,8 +137,8 @@ impl Compressor {
 /// killed at any moment.
 pub(super) fn compress(part: &Path, how: Compression, copy: Option<PartCopy>) -> io::Result<()> {
     let length = fs::metadata(part)?.len();
-    // If much of the part is not compressed yet, compressing the whole part again at the fast level takes
-    // less time than compressing the rest at the current level.
+    // If much of the part is not compressed yet, the whole part is compressed again at the fast level. This
+    // takes less time than compressing the rest at the current level.
     let is_late = |copy: &PartCopy| {
         let rest = length.saturating_sub(copy.done);
         how == Compression::Zst && rest > 2 * LONGEST_PIECE && rest * FASTER > length
@@ -247,7 +247,7 @@ impl PartCopy {
         let mut copy = self.open()?;
         copy.write_all(self.packer.packed())?;
         copy.sync_all()?;
-        // This fails if another file has the name.
+        // A hard link fails if another file already has the name, so that no file is replaced.
         fs::hard_link(&self.unfinished, &self.whole)?;
         fs::remove_file(&self.part)
     }
@@ -275,7 +275,8 @@ mod tests {
         let (mut bytes, file) = (Vec::new(), File::open(path).unwrap());
         match how {
             Compression::Zst => {
-                // The copy has only one frame, so any reader reads all of it.
+                // Some readers stop at the end of the first frame, so the copy must have only one. This
+                // reader reads only the first.
                 let mut reader = zstd::stream::read::Decoder::new(file).unwrap().single_frame();
                 reader.read_to_end(&mut bytes).unwrap()
             }
@@ -311,15 +312,15 @@ mod tests {
                 fs::remove_file(whole).unwrap();
             }
         }
-        // If a copy is dropped before it is complete, the part remains.
+        // Setup: a copy is dropped before it is complete -> the copy is removed, and the part remains.
         fs::write(&part, lines(0, 1000)).unwrap();
         let mut copy = PartCopy::new(&part, Compression::Zst, LEVEL).unwrap();
         copy.add(100).unwrap();
         assert!(files::unfinished_copy(&part).exists());
         drop(copy);
         assert!(part.exists() && !files::unfinished_copy(&part).exists());
-        // If most of a part is not compressed yet when the part ends, the whole part is compressed again at
-        // the fast level.
+        // Setup: most of a part is not compressed yet when the part ends -> the whole part is compressed
+        // again at the fast level.
         let many = lines(0, 1_200_000);
         fs::write(&part, &many).unwrap();
         let mut copy = PartCopy::new(&part, Compression::Zst, LEVEL).unwrap();

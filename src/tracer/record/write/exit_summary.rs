@@ -28,7 +28,7 @@ pub(crate) fn print(session: &Session, encoder: &Encoder, trace: &Path) {
     }
 }
 
-/// Returns one line per sampled device: the memory in use at its last sample, and its holders.
+/// Returns one line per sampled device: the memory in use at the last sample, and what holds it.
 fn ledger_lines(encoder: &Encoder) -> Vec<String> {
     let show = |bytes| Unit::Auto.show(bytes);
     let line = |device: usize| {

@@ -3,8 +3,8 @@
 //! There are three kinds of samples with different costs. A *quick* sample (resident memory, container,
 //! machine) reads a few small files. A *full* sample reads the process's mappings, for which the kernel walks
 //! all pages of the process. The *children* are read one by one: their resident memory, and less often their
-//! proportional memory, for which the kernel walks their pages, too. After a sample, each kind waits until
-//! the cost of the sample, in processor time of this thread, is a small share of the time that has passed
+//! proportional memory, for which the kernel walks their pages, too. After each sample, the next one of the
+//! same kind waits until the processor time that the sample took is a small share of the time that has passed
 //! ([`SHARE`]). So a process of 500 GiB or with 500 children is sampled less often.
 
 use std::collections::BTreeMap;
@@ -26,14 +26,14 @@ use crate::pinned_requests::{self, PinnedBlock};
 use crate::queue::event_queue::EventQueue;
 use crate::step::STEP;
 
-/// The share of processor time for quick samples: at most one part in `SHARE`. The shares of all kinds sum to
-/// 0.2 %.
+/// Quick samples may take one part in `SHARE` of the time that passes, in processor time of this thread. The
+/// shares of all kinds sum to 0.2%, except while memory is short ([`TIGHT_SHARE`]).
 const SHARE: u32 = 2000;
-/// The corresponding shares for lists of children, and for their proportional memory.
+/// The same for lists of children, and for their proportional memory (`SHARES_SHARE`).
 const CHILDREN_SHARE: u32 = 5000;
 const SHARES_SHARE: u32 = 2000;
-/// The corresponding shares for full samples: normally, and while little memory is left and usage grows. In
-/// the second case the process may soon be killed, so this sample may be the last one.
+/// The same for full samples: normally, and while little memory is left and usage grows (`TIGHT_SHARE`). In
+/// the second case, the process may soon be killed, so this sample may be the last one.
 const FULL_SHARE: u32 = 1250;
 const TIGHT_SHARE: u32 = 20;
 /// The processor time that full samples at the start of a program may take in addition to their share.
@@ -77,7 +77,8 @@ impl Budget {
         self.last.map_or(Duration::MAX, |last| last.elapsed())
     }
 
-    /// Returns true if a sample may be taken now without exceeding one part in `share` of the time.
+    /// Returns true if a sample that takes as long as the last one keeps the processor time within one part
+    /// in `share` of the time that has passed. The first sample is always allowed.
     fn is_affordable(&self, share: u32) -> bool {
         let debt = self.debt.saturating_sub(self.earned(share));
         self.last.is_none() || debt + self.price <= self.credit.max(self.price)
@@ -118,9 +119,9 @@ fn has_changed(now: i64, then: i64, (bytes, part): (i64, i64)) -> bool {
     change >= bytes && change >= then / part
 }
 
-/// Returns the time of the sample after the one that was due at `due`; `due` is `None` before the first
-/// sample. The interval counts from `due`, so a late sample does not delay the later ones. If that time has
-/// already passed, the interval counts from `now`, so missed samples are not made up.
+/// Returns the time at which the next sample is due. `due` is the time at which the last sample was due, or
+/// `None` before the first sample. The interval counts from `due`, so a late sample does not delay the later
+/// ones. If that time has already passed, the interval counts from `now`, so missed samples are not made up.
 fn after(due: Option<Instant>, now: Instant, every: Duration) -> Instant {
     due.map(|due| due + every).filter(|next| *next > now).unwrap_or(now + every)
 }
@@ -141,8 +142,9 @@ fn is_tight(container: Option<HostValues>, machine: Option<HostValues>) -> bool 
 }
 
 impl HostSampler {
-    /// Creates a sampler that samples at least once every `every`; zero means never. `is_simulated` is true
-    /// if the devices are simulated, so that their memory is host memory.
+    /// Creates a sampler that takes a quick sample at least once every `every`. If `every` is zero, the
+    /// sampler never samples. `is_simulated` is true if the devices are simulated, so that their memory is
+    /// host memory.
     pub(crate) fn new(every: Duration, is_simulated: bool) -> HostSampler {
         HostSampler {
             files: HostFiles::default(),
@@ -170,7 +172,8 @@ impl HostSampler {
             return;
         }
         self.polled = Some(now);
-        // If `/proc` cannot be read, the other values are still sampled at the interval of the settings.
+        // If `/proc` cannot be read, `rss` is 0, and the other values are still sampled at the interval of
+        // the settings.
         let rss = self.files.resident("self").unwrap_or(0);
         let step = STEP.load(Ordering::Relaxed);
         let is_new = step != self.step || has_changed(rss, self.rss, LEAST_CHANGE);
@@ -189,8 +192,7 @@ impl HostSampler {
         };
         let full = self.full.elapsed() >= LONGEST_FULL || has_changed(rss, self.full_rss, change);
         if full && self.full.is_affordable(share) {
-            // The quick sample at the same moment is the baseline with which later quick samples are
-            // compared.
+            // A full sample comes with a quick sample of the same moment, so that both show the same memory.
             if !due {
                 self.quick(queue, rss);
             }
@@ -204,7 +206,8 @@ impl HostSampler {
     /// Takes every sample now, because the program asked for it.
     pub(crate) fn sample(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
         if !self.every.is_zero() && !queue.is_short() {
-            // The quick sample and the full sample belong together, so nothing slow may come between them.
+            // The children take long to read, so they come first: nothing may come between the quick and the
+            // full sample, which belong together.
             self.children(queue);
             let rss = self.files.resident("self").unwrap_or(0);
             self.quick(queue, rss);
@@ -395,8 +398,8 @@ mod tests {
         assert!(budget.is_affordable(SHARE));
         budget.pay(Duration::from_millis(10), SHARE);
         assert!(!budget.is_affordable(SHARE));
-        // Without credit, a sample must wait until the share of the elapsed time has paid for the last
-        // sample.
+        // Setup: no credit -> the next sample is allowed only when its share of the elapsed time covers the
+        // cost of the last sample.
         let mut budget = Budget::new(Duration::ZERO);
         budget.pay(Duration::from_millis(1), SHARE);
         assert!(!budget.is_affordable(SHARE));

@@ -18,7 +18,8 @@ const NAMED: usize = 5;
 /// The maximum time for which the message of an OOM waits for tags. Python's main thread records the tags,
 /// and it may be in a long call.
 const TAGS: Duration = Duration::from_secs(3);
-/// The number of OOMs that are printed. A script that searches for its batch size raises many OOMs.
+/// The maximum number of OOMs whose lines are printed. A script that searches for its batch size raises many
+/// OOMs.
 const MAX_PRINTED: u32 = 3;
 
 /// The OOMs of a process. The lines of an OOM are printed shortly after the OOM, because the tensors of all
@@ -216,7 +217,8 @@ mod tests {
         }
         let oom = OutOfMemory { device: 0, bytes: 1 << 30, context: 0, is_granted: false };
         let snapshot = OomSnapshot::new(&encoder, oom);
-        // The first block is tagged and the second one freed before the lines are printed.
+        // Setup: before the lines are printed, the first block is tagged and the second one freed -> both are
+        // listed, and the first one with its tag.
         encoder.define_text(2, "GPT.head");
         let after = [
             Payload::Tag {
@@ -238,7 +240,8 @@ mod tests {
         assert!(lines[3].trim_start().starts_with("GPT.h.0") && lines[3].contains("88.9 %"), "{}", lines[3]);
         assert!(lines[4].contains("GPT.head"));
         assert_eq!(lines.last().unwrap(), "next: memtrace oom t.csv, memtrace ledger --at oom t.csv");
-        // The OOM is at the first request of the program, so no blocks are live.
+        // Setup: an OOM at the first request of the program -> no owners are listed, because no blocks are
+        // live.
         let encoder = Encoder::new(0, 0, 1, Rounding::default(), true);
         let lines = OomSnapshot::new(&encoder, oom).lines(&encoder, &Meta::default(), Path::new("t.csv"));
         assert_eq!(lines.len(), 3, "{lines:?}");

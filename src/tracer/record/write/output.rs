@@ -35,9 +35,9 @@ fn free_bytes(folder: &Path) -> u64 {
 /// memory, or on a disk of this host and writes in place.
 ///
 /// A mapping of a network file can fault. A file system that copies on write (btrfs, ZFS, F2FS) needs new
-/// room for each store, whatever `posix_fallocate` reserved, so a store on a full disk raises SIGBUS. An
-/// overlay passes the reservation on to the file system below it, which is mostly ext4 or xfs; no system call
-/// returns which file system that is.
+/// room for each store, in spite of the reservation. On a full disk, such a store raises SIGBUS. An overlay
+/// passes the reservation on to the file system below it, which is mostly ext4 or xfs; no system call returns
+/// which file system that is.
 fn keeps_reservations(file_system: i64) -> bool {
     const EXT: i64 = 0xEF53;
     const TMPFS: i64 = 0x0102_1994;
@@ -63,7 +63,7 @@ pub(crate) fn create_trace(
 }
 
 /// Creates the file of a later part in the folder of the first. Until its opening rows are complete, the file
-/// has a name that no trace has.
+/// has a name that is not recognized as a trace.
 pub(crate) fn create_part(first: &Path, part: u32) -> io::Result<(File, PathBuf)> {
     create_numbered(|suffix| {
         let path = files::unfinished_part(first, part, suffix);
@@ -100,9 +100,9 @@ fn create_numbered(name: impl Fn(&str) -> PathBuf) -> io::Result<(File, PathBuf)
     Err(io::Error::other("every name is taken"))
 }
 
-/// Creates a file that only its owner can read: new, never through a link. Its descriptor gets a high number,
-/// because programs that close unknown descriptors (daemons, for example) usually stop before such a number,
-/// and the program would soon reuse a low number.
+/// Creates a file that only its owner can read: new, never through a link. Its descriptor gets a high number.
+/// Programs that close unknown descriptors, such as daemons, usually stop before such a number, and would
+/// soon reuse a low number for another file.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     let file = private_file::create(path)?;
     const HIGH: libc::c_int = 900;
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_journal_is_never_on_a_file_system_that_copies_on_write_or_is_remote() {
-        // Magic numbers of statfs(2).
+        // Names of file systems, their magic numbers (statfs(2)), and whether they keep reservations.
         for (name, file_system, is_safe) in [
             ("tmpfs", 0x0102_1994, true),
             ("ext4", 0xEF53, true),

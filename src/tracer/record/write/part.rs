@@ -16,7 +16,7 @@ use memtrace_trace::stacks::StackWriter;
 
 use super::output;
 
-/// The rows of a part.
+/// The writer of a part's rows, which replaces repeats.
 pub(crate) struct RowFile {
     writer: RowWriter<File>,
     /// `None` if every row is written.
@@ -104,8 +104,8 @@ impl Part {
         settings.keep.part_bytes(settings.rotate_bytes, self.opening_len)
     }
 
-    /// Returns the file size at which the part ends, or the size of its opening rows if the part has no size
-    /// limit.
+    /// Returns the file size in bytes at which the part ends. For a part without a size limit, returns the
+    /// size at its opening.
     pub(crate) fn most_bytes(&self, settings: &Settings) -> u64 {
         self.opening_len.saturating_add(self.own_bytes(settings))
     }

@@ -71,7 +71,7 @@ impl Retention {
 
     /// Adds a part that has just ended, and removes the parts that are not kept. Returns the paths of the
     /// removed parts. `current` is the maximum size in bytes of the part that is being written. Twice this
-    /// size is reserved, because its compressed copy grows at the same time.
+    /// size is kept free of the bound, because a compressed copy of the part grows at the same time.
     pub(crate) fn add(&mut self, path: &Path, number: u32, encoder: &Encoder, current: u64) -> Vec<PathBuf> {
         if self.keep == Keep::All {
             return Vec::new();
@@ -112,8 +112,8 @@ impl Retention {
         self.peaks.iter().flatten().any(|(_, number)| *number == part.number)
     }
 
-    /// Returns the finished parts that may be removed, in order: all except the first part, the last part,
-    /// and parts with a peak.
+    /// Returns the finished parts that may be removed, oldest first. The first part, the last finished part
+    /// and the parts with a peak are not among them.
     fn candidates(&self) -> impl Iterator<Item = &FinishedPart> {
         let but_last = self.parts.len().saturating_sub(1);
         self.parts[..but_last].iter().filter(|part| part.number > 1 && !self.has_peak(part))
@@ -134,7 +134,8 @@ impl Retention {
             going.push(part.number);
         }
         for part in self.candidates().filter(|part| part.has_oom) {
-            // Parts with OOMs keep half of the bytes, because one large part must not push them all out.
+            // The parts with an OOM together keep up to half of the bound, so that one large part that must
+            // stay cannot push them all out.
             if bytes <= most || of_ooms <= most / 2 {
                 break;
             }
@@ -180,8 +181,8 @@ mod tests {
         assert_eq!(all.beyond_bytes(900), [0; 0]);
         assert_eq!(all.beyond_bytes(899), [2]);
         assert_eq!(all.beyond_bytes(600), [2, 5, 7]);
-        // The remaining 500 bytes exceed the bound, but the two parts with an OOM take less than half of the
-        // bound, so they stay.
+        // The remaining 500 bytes exceed the bound of 450. But the two parts with an OOM take less than half
+        // of the bound -> they stay.
         assert_eq!(all.beyond_bytes(450), [2, 5, 7, 8]);
         assert_eq!(all.beyond_bytes(300), [2, 5, 7, 8, 3]);
         assert_eq!(all.beyond_bytes(0), [2, 5, 7, 8, 3, 6]);
@@ -195,7 +196,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let ooms: Vec<u32> = (2..=29).collect();
         let all = retention(folder.path(), 30, &ooms, 5);
-        // Part 5 has the peak. Of the other 27, the newest 16 stay.
+        // Part 5 has the peak, and 27 other parts with an OOM may be removed -> the newest 16 of these stay.
         assert_eq!(all.older_than(Duration::ZERO), [2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13]);
         assert_eq!(all.older_than(Duration::from_secs(3600)), [0; 0]);
     }

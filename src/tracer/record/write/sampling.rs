@@ -65,7 +65,7 @@ impl Sampler {
 
     fn sample_devices(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
         let devices: Vec<i8> = encoder.devices().map(|(device, _)| device as i8).collect();
-        // Nothing is sampled before the process uses a device, because a sample has a cost.
+        // Nothing is sampled before the process uses a device, because a sample costs time.
         if self.every.is_zero() || devices.is_empty() || queue.is_short() {
             return;
         }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use memtrace_trace::host::kib_of;
 
-/// The bytes of a part.
+/// The memory of a part of the process, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PartBytes {
     /// The proportional share of the process: memory that several processes map is divided equally between
@@ -28,8 +28,8 @@ impl PartBytes {
         self.swap += more.swap;
     }
 
-    /// Removes `rss` resident bytes with the corresponding shares of the proportional and dirty bytes, and
-    /// returns what was removed. Bytes in swap are not touched.
+    /// Takes `rss` resident bytes out of the part, with the corresponding shares of the proportional and the
+    /// dirty bytes, and returns them. Bytes in swap stay in the part.
     fn take(&mut self, rss: i64) -> PartBytes {
         let rss = rss.clamp(0, self.rss);
         let share = |bytes: i64| {
@@ -50,7 +50,7 @@ impl PartBytes {
 /// Memory at known addresses, and the name of the part to which it belongs.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownMemory {
-    /// The addresses.
+    /// The range of addresses.
     pub(crate) range: Range<u64>,
     /// The name of the part.
     pub(crate) part: &'static str,
@@ -78,10 +78,10 @@ const ARENA: u64 = 64 << 20;
 const MOST_GUARD: u64 = 1 << 20;
 const MOST_STACK: u64 = 1 << 30;
 
-/// A mapping.
+/// A mapping of the process, from its entry in `smaps`.
 struct Mapping {
     range: Range<u64>,
-    /// True if the mapping permits any access; a guard permits none.
+    /// True if the mapping permits any kind of access. A guard permits none.
     is_open: bool,
     /// True if the mapping has no file and no name from the kernel.
     is_anonymous: bool,
@@ -110,8 +110,8 @@ pub(crate) fn parts(
             }
         }
     };
-    // A range that starts before the mapping may reach into it, by less than the length of the longest range.
-    // Ranges may overlap (a pinned tensor), so more than one range may do so.
+    // A known range may start before a mapping and reach into it. Such a range starts at most `longest` bytes
+    // before the mapping. Several ranges may do so, because ranges may overlap (a pinned tensor).
     let longest = known.iter().map(|memory| memory.range.end - memory.range.start).max().unwrap_or(0);
     for (at, mapping) in mappings.iter().enumerate() {
         let mut bytes = mapping.bytes;
@@ -180,7 +180,8 @@ fn read(mut smaps: impl BufRead) -> io::Result<Vec<Mapping>> {
         if smaps.read_until(b'\n', &mut line)? == 0 {
             return Ok(mappings);
         }
-        // Names of values begin with a capital letter, addresses are in lower case.
+        // The names of values begin with a capital letter. The first line of a mapping begins with an address
+        // in lower case.
         if !line.first().is_some_and(u8::is_ascii_uppercase) {
             let text = String::from_utf8_lossy(&line);
             mappings.extend(mapping(text.trim_end_matches('\n')));
@@ -290,7 +291,8 @@ mod tests {
         .concat();
         let tensor =
             |start: u64, kib: u64| KnownMemory { range: start..start + (kib << 10), part: "tensors" };
-        // The two tensors in the mapping have 140 KiB, but only 100 KiB of the mapping are resident.
+        // Setup: the two tensors in the mapping have 140 KiB, but only 100 KiB of the mapping are resident ->
+        // the tensors count 100 KiB.
         let mut known = [tensor(0x7f02_0000_1000, 60), tensor(0x7f02_0100_0000, 80), tensor(0x10, 1)];
         let parts = parts(text.as_bytes(), &mut known).unwrap();
         let kib = |name: &str| parts.get(name).map(|part| (part.pss >> 10, part.rss >> 10));

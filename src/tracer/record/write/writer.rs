@@ -35,15 +35,15 @@ use crate::queue::journal_header::MetaText;
 use crate::queue::merge::Merge;
 use crate::session::Session;
 
-/// The time limit for the wait for events that threads are recording: at the end of the trace, before an
-/// `exec`, and after a nudge.
+/// The maximum time to wait for events that threads are recording: at the end of the trace, before an `exec`,
+/// and after a nudge.
 const LAST_EVENTS: Duration = Duration::from_millis(100);
-/// The end of the trace drains the queue again while a pass takes longer than this.
+/// At the end of the trace, the queue is drained repeatedly, until a pass takes less than this time.
 const SHORT_PASS: Duration = Duration::from_millis(5);
-/// The end of the trace starts no pass after this time, because threads may record as fast as the writer
-/// thread writes, and the program waits for the end.
+/// At the end of the trace, no pass starts after this time. Threads may record as fast as the writer thread
+/// writes, while the program waits for the end.
 const LAST_PASS: Duration = Duration::from_millis(100);
-/// The time limit for the wait of a flush for events that threads are recording.
+/// The maximum time for which a flush waits for events that threads are recording.
 const FLUSHED_EVENTS: Duration = Duration::from_secs(1);
 /// The interval between two reads of the queue. A full chunk does not wake the writer thread, because that
 /// would cost the hook a system call. In this interval, even a fast program fills only a small part of the
@@ -272,11 +272,11 @@ impl Writer {
         Ok(all)
     }
 
-    /// Ends the trace before an `exec` and waits. If the `exec` fails, removes the end row again. Returns
-    /// true if the process ends in another way in the meantime.
+    /// Ends the trace before an `exec`, and waits for its outcome. If the `exec` fails, removes the end row
+    /// again and returns false. Returns true if the process ends in another way in the meantime.
     fn suspend(&mut self, done: &Sender<()>) -> io::Result<bool> {
         self.settle(LAST_EVENTS)?;
-        // A new part that was opened now would get no end row, so no further part is started.
+        // The process may be gone before a new part gets its end row, so no further part is started.
         self.finishing = true;
         // The compressed copy is discarded, because an `exec` ends its thread, and a failed `exec` removes
         // the end row again.
@@ -369,8 +369,9 @@ impl Writer {
         self.flush()
     }
 
-    /// Continues in a new part; the old part is flushed. If the process is killed at any moment, the journal
-    /// belongs to one of the two parts, and the files have every event that the journal lacks.
+    /// Continues in a new part; the old part is flushed. At any moment, the journal belongs to one of the two
+    /// parts, and the files have every event that the journal lacks. So no event is lost if the process is
+    /// killed.
     fn rotate(&mut self, names_len: u64) -> io::Result<()> {
         let now = clock::now_ns();
         // The end row stays in the old part's buffer until the new part exists.

@@ -1,10 +1,11 @@
 //! Keeps Python's garbage collector from running inside the tracer.
 //!
-//! A collection inside the tracer would run the program's finalizers, hidden from its tools, and the
-//! containers that the tracer creates would trigger the program's next collection earlier. `gc.disable()` is
-//! not an option, because it is process-wide, and another thread of the program may call it at the same time.
-//! Instead, the count of new containers, which the collector compares with its threshold, is set far below
-//! the threshold during a call of the tracer and restored afterwards.
+//! A collection inside the tracer would run the program's finalizers, hidden from the program's tools. In
+//! addition, the containers that the tracer creates would trigger the program's next collection earlier.
+//! `gc.disable()` is not an option, because it is process-wide, and another thread of the program may call it
+//! at the same time. Instead, the tracer changes the count of new containers, which the collector compares
+//! with its threshold. The count is far below the threshold during a call of the tracer, and is restored
+//! afterwards.
 //!
 //! The C API has no function for this count. The count is found in the interpreter's state (`gc_generation`
 //! in Include/internal/pycore_gc.h or pycore_interp_structs.h, 3.9 to 3.15) by searching for the values that
@@ -66,14 +67,14 @@ impl Gil {
     }
 }
 
-/// Restores the count. If `has_program_run`, the restored count includes the containers that were created in
-/// the meantime.
+/// Restores the count. If `has_program_run` is true, the restored count includes the containers that were
+/// created in the meantime, by the program and the tracer.
 fn restore(has_program_run: bool) {
     // SAFETY: `COUNT` is null or a field of the interpreter, which lives as long as the process. The GIL is
     // held.
     let Some(count) = (unsafe { COUNT.load(Ordering::Relaxed).as_mut() }) else { return };
     if *count > -(FAR / 2) {
-        // Another thread of the program has run a collection in the meantime, which reset the count.
+        // A collection on another thread has reset the count in the meantime, so there is nothing to restore.
     } else if has_program_run {
         *count += FAR;
     } else {
@@ -110,8 +111,8 @@ pub(crate) fn learn_collector(arguments: Arguments<'_>) -> bool {
     place.is_some()
 }
 
-/// Searches the words that begin at `start`, and returns the address of the youngest generation's count if
-/// exactly one place matches.
+/// Searches the [`WORDS`] words from `start` for three consecutive generations with these counts and
+/// thresholds. Returns the address of the youngest generation's count if exactly one position matches.
 fn find(start: usize, [count1, count2, first, second, third]: [u32; 5]) -> Option<usize> {
     let memory = GuardedMemory::open()?;
     let mut words: Vec<usize> = Vec::with_capacity(WORDS);

@@ -173,7 +173,7 @@ impl Functions {
         unsafe { (self.is_initialized)() != 0 }
     }
 
-    /// Returns true if a thread that Python does not know can take the GIL.
+    /// Returns true if [`Functions::with_gil`] can run on a thread that Python does not know.
     pub(crate) fn can_take_gil(&self) -> bool {
         self.take_gil.is_some() && self.leave_gil.is_some() && self.is_running()
     }
@@ -207,7 +207,7 @@ impl Functions {
     }
 }
 
-/// The right to call Python: the calling thread holds the GIL.
+/// Proof that the calling thread holds the GIL. Python is called through its methods.
 #[derive(Clone, Copy)]
 pub(crate) struct Gil {
     functions: &'static Functions,

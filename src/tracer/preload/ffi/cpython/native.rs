@@ -6,10 +6,11 @@ use std::ptr::null_mut;
 use super::{Gil, Object, Owned, RawObject};
 use crate::runtime::guard::shielded;
 
-/// `PyCFunctionFast`: `self`, the arguments, and their number.
+/// `PyCFunctionFast`, the C type of a native function. The parameters are `self`, the arguments, and the
+/// number of arguments.
 pub(crate) type FastFunction = unsafe extern "C-unwind" fn(RawObject, *const RawObject, isize) -> RawObject;
 
-/// `PyMethodDef`.
+/// `PyMethodDef`: the name and the function of a method.
 #[repr(C)]
 pub(crate) struct Method {
     name: *const c_char,

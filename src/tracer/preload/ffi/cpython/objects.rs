@@ -21,7 +21,7 @@ impl<'a> Object<'a> {
         self.pointer.as_ptr()
     }
 
-    /// Returns the `id` of the object.
+    /// Returns the `id` of the object in Python, which is its address.
     #[inline]
     pub(crate) fn id(self) -> usize {
         self.pointer.as_ptr() as usize
@@ -175,7 +175,7 @@ impl<'a> Object<'a> {
         unsafe { (self.gil.functions.list_append)(self.raw(), item.raw()) == 0 }
     }
 
-    /// Returns an item of a tuple.
+    /// Returns an item of a tuple, or `None`, with an exception, if `index` is past the end.
     #[inline]
     pub(crate) fn tuple_item(self, index: usize) -> Option<Object<'a>> {
         // SAFETY: the object is alive; the call returns a borrowed reference, which the tuple keeps for as

@@ -1,8 +1,8 @@
 //! The shared code of every hook of the runtime or the driver that allocates or frees memory.
 //!
 //! An allocation is recorded after the call, when its outcome is known. The record of a free begins before
-//! the call, because another thread may get the same address at once, and the allocation of that thread must
-//! come later in the trace.
+//! the call: another thread may get the same address at once, and its allocation must come later in the
+//! trace.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -21,7 +21,7 @@ use crate::hooks::torch::allocator::record_out_of_memory;
 use crate::runtime::guard::{Outermost, shielded};
 use crate::runtime::{session, thread};
 
-/// A pointer to the place where a call stores its address or handle.
+/// The out-parameter through which a call returns an address or a handle.
 pub(super) type Out = *mut *mut c_void;
 
 /// The kind of a call.
@@ -44,7 +44,7 @@ pub(super) struct Call {
     pub(super) api: Api,
     /// The return address of the call.
     pub(super) caller: *const c_void,
-    /// Returns the device of the calling thread.
+    /// A function that returns the current device of the calling thread, in the runtime or in the driver.
     pub(super) device: fn() -> i8,
 }
 
@@ -80,8 +80,9 @@ impl Allocated {
     }
 }
 
-/// Makes an allocating call and records it. `run` makes the call, and `allocated` reads the result if the
-/// call succeeds.
+/// Makes an allocating call and records it. `run` makes the call, and `allocated` reads its result;
+/// `allocated` runs only if the call succeeded. `requested` is the size in bytes that is recorded if the call
+/// fails.
 pub(super) fn record_alloc(
     call: Call,
     requested: usize,
@@ -92,9 +93,9 @@ pub(super) fn record_alloc(
     let recorder = Recorder::active();
     let before = now_ns();
     let status = run();
-    // The recorder can start only after the first call of the process has started CUDA, because the
-    // recorder's first row describes CUDA's devices. So the end time of the first call is read before the
-    // recorder starts, and the latency of the call does not include that start.
+    // No recorder exists before the first call, because the recorder's first row describes CUDA's devices,
+    // and this call starts CUDA. So the end time is read here, before the recorder starts, and the latency
+    // does not include the start of the recorder.
     let after = recorder.is_none().then(now_ns);
     shielded(|| {
         let Some(recorder) = recorder.or_else(session::recorder) else { return };
@@ -113,7 +114,8 @@ pub(super) fn record_alloc(
         }
         let (header, known) = before_outcome(call, Some(device));
         if status == SUCCESS && known.from_torch_allocator {
-            // Without caching, the memory of this call is the block that torch returns.
+            // With caching disabled (`PYTORCH_NO_CUDA_MEMORY_CACHING`), the memory of this call is the block
+            // that torch returns.
             thread::with(|state| state.last_block.set(allocated.address as usize));
         }
         if status == SUCCESS && phantom::take_grant() {
@@ -145,8 +147,8 @@ pub(super) fn record_alloc(
     status
 }
 
-/// Records the OOM that a real card would have raised for a request that the simulated card granted
-/// nevertheless. `bytes` is the size of the call.
+/// Records an OOM for a request that the simulated card granted but a real card would have refused. `bytes`
+/// is the size of the request.
 fn record_past_oom(recorder: &'static Recorder, header: Header, bytes: usize, pool: u16) {
     let requested = requested_sizes::in_progress();
     let rounded = session::session()
@@ -165,7 +167,7 @@ pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOn
         return run();
     }
     let Some(_outermost) = Outermost::enter() else { return run() };
-    // A free does not start a trace, because the allocation that it frees was not recorded.
+    // A free does not start a trace, because without a trace, no allocation that it could free was recorded.
     let begun = Recorder::active().and_then(|recorder| {
         shielded(|| {
             let (header, known) = before_outcome(call, None);
@@ -201,8 +203,8 @@ pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOn
 fn before_outcome(call: Call, device: Option<i8>) -> (Header, event::Call) {
     let Library { name, is_torch_allocator, is_nccl, .. } = library_at(call.caller);
     let is_torchs = is_torch_allocator || requested_sizes::is_inside();
-    // Without caching, torch's allocator may run before the streams are set up, and [`current_stream`] needs
-    // them.
+    // With caching disabled, torch's allocator may run before torch has set up its streams, so
+    // [`current_stream`] must not be called.
     let has_streams = is_torchs && session::session().is_some_and(|session| session.rounding.caching);
     let at =
         device.filter(|device| has_streams && *device >= 0).map(|device| (device, current_stream(device)));

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::ffi::symbols::{RealFn, function};
 
-/// The number of addresses of one function that get a stand-in: the address from `dlsym`, the two from
-/// `cuGetProcAddress` for both kinds of default stream, and a spare one.
+/// The maximum number of addresses of one function that get a stand-in: the address from `dlsym`, two
+/// addresses from `cuGetProcAddress` (one per kind of default stream), and one spare.
 const WAYS: usize = 4;
 
 /// A function of the driver, for each way in which a program gets it. `F` is the type of the function.
@@ -67,8 +67,8 @@ impl<F: Copy> DriverFn<F> {
 /// Defines, for each function of the driver, its real function, the exported hook, the stand-ins, and its
 /// entries in `exported` and `by_base_name`.
 ///
-/// The name after `as` is the name that `cuGetProcAddress` knows (empty if there is no such name), and the
-/// number after `from` is the first CUDA version that knows the name. The other fields are the same as in
+/// After `as` is the name of the function for `cuGetProcAddress`, or an empty text if it has none. The number
+/// after `from` is the first CUDA version that knows this name. The other fields are the same as in
 /// [`caller_hooks`](crate::hooks::cuda::stand_in).
 macro_rules! driver_hooks {
     ($($name:ident as $base:literal from $since:literal ($($arg:ident: $type:ty),*) caller $register:literal => $body:ident, $real:ident;)*) => {

@@ -16,7 +16,7 @@ use crate::ffi::symbols::RealFn;
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
 
-/// A pointer to the place where a call stores the address of a function.
+/// The out-parameter through which a call returns the address of a function.
 type FunctionSlot = *mut *mut c_void;
 type Get = unsafe extern "C" fn(*const c_char, FunctionSlot, c_int, c_ulonglong) -> c_int;
 type GetV2 = unsafe extern "C" fn(*const c_char, FunctionSlot, c_int, c_ulonglong, *mut c_int) -> c_int;

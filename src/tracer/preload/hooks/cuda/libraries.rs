@@ -1,5 +1,5 @@
 //! Workspaces: blocks of torch's allocator that torch passes to cuBLAS or cuBLASLt. A workspace has no
-//! tensor, so only the call that passes it shows what the block is used for.
+//! tensor, so only the call that passes the block shows its use.
 
 use std::ffi::{c_int, c_void};
 
@@ -10,12 +10,12 @@ use crate::python::tags::{self, Tag};
 use crate::runtime::guard::shielded;
 use crate::runtime::{fixed_text::FixedText, session, thread};
 
-/// `CUBLAS_STATUS_NOT_INITIALIZED`.
+/// `CUBLAS_STATUS_NOT_INITIALIZED`: returned by a hook that finds no real function.
 const NOT_INITIALIZED: c_int = 1;
 
 /// Tags the block of a workspace with the name of its library. torch passes the workspace with each call, but
-/// the block needs only one tag. So a block is tagged only while it is the last block that this thread
-/// allocated and has no tag yet.
+/// one tag is enough. So the block is tagged only if it is the last block that this thread allocated, and
+/// only once.
 fn is_used(workspace: *mut c_void, name: &'static FixedText) {
     let pointer = workspace as usize;
     let is_new = |state: &thread::ThreadState| {

@@ -1,5 +1,5 @@
-//! Hooks of CUDA: the calls of the runtime and of the driver that allocate and free memory, the look-ups of
-//! driver functions, events, graph captures, and the workspaces of cuBLAS.
+//! Hooks of CUDA: calls of the runtime and the driver that allocate and free memory, lookups of driver
+//! functions, events, graph captures, and the workspaces of cuBLAS.
 
 mod alloc_call;
 mod driver;
@@ -15,8 +15,8 @@ use stand_in::StandIn;
 
 use crate::runtime::session;
 
-/// Returns our stand-in for the runtime or driver function of exactly this name, or `None` if memtrace does
-/// not hook this function or the settings `dlsym` or `driver` exclude it.
+/// Returns our stand-in for the runtime or driver function of exactly this name. Returns `None` if memtrace
+/// does not hook this function, or if the setting `dlsym` or `driver` disables its stand-in.
 pub(super) fn exported(name: &[u8]) -> Option<StandIn> {
     let settings = &session::session()?.settings;
     if !settings.dlsym {

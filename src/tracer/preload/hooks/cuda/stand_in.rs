@@ -1,4 +1,4 @@
-//! Stand-ins: our functions that replace CUDA's.
+//! Stand-ins: the functions that a program gets in place of CUDA's when it looks them up by name.
 
 use std::ffi::c_void;
 

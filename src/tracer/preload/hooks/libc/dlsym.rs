@@ -77,10 +77,7 @@ unsafe extern "C" fn nothing(_: *mut c_void, _: *const c_char) -> *mut c_void {
     null_mut()
 }
 
-/// Decides what this lookup returns.
-///
-/// # Safety
-/// `name` is null or a C string.
+/// Decides whether this lookup returns a stand-in, null, or the result of glibc's own `dlsym`.
 unsafe fn found(handle: *mut c_void, name: *const c_char, real: symbols::Dlsym) -> Found {
     if name.is_null() {
         return Found::Other;

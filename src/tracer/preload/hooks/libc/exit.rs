@@ -15,8 +15,8 @@ static EXIT_NOW_C99: RealFn<Exit> = unsafe { RealFn::new(c"_Exit", "libc.so") };
 // SAFETY: the signature is the one in stdlib.h.
 static QUICK_EXIT: RealFn<Exit> = unsafe { RealFn::new(c"quick_exit", "libc.so") };
 
-/// Looks up the real functions. This must happen at load, because a program may call `_exit` in a signal
-/// handler or in the child of a fork, where a lookup is not safe.
+/// Looks up the real functions, at load. Later lookups are not safe: a program may call `_exit` in a signal
+/// handler or in the child of a fork.
 pub(crate) fn install() {
     let _ = (EXIT_NOW.get(), EXIT_NOW_C99.get(), QUICK_EXIT.get());
 }

@@ -14,8 +14,8 @@ use super::exec::Strings;
 /// unchanged.
 const MOST_VARIABLES: usize = 1024;
 
-/// The maximum length in bytes of `LD_PRELOAD` and of a path, and the number of bytes that are read of a
-/// program's file.
+/// The maximum length in bytes of `LD_PRELOAD`, and of the path that a lookup in `PATH` finds. The same
+/// number of bytes is read from the start of a program's file.
 const MOST_BYTES: usize = 4096;
 
 /// Calls `exec` with `environment`, without our libraries if the program at `path` cannot load them.
@@ -109,7 +109,7 @@ fn without_ours(libraries: &[u8], place: &mut [u8; MOST_BYTES]) -> Option<usize>
     Some(kept)
 }
 
-/// A buffer for the path that a lookup in `PATH` finds.
+/// A buffer for a path that a lookup in `PATH` finds. It is on the stack, because nothing here may allocate.
 pub(super) struct FoundPath([u8; MOST_BYTES]);
 
 impl FoundPath {

@@ -15,8 +15,8 @@ use crate::runtime::guard::shielded;
 /// A function pointer in one of NVTX's tables.
 pub(super) type Slot = *mut c_void;
 
-/// The size of our tables of functions. The modules that we fill have at most this many slots in NVTX 3,
-/// where slot 0 is unused.
+/// The number of slots in our tables of functions. In NVTX 3, the modules that we fill have at most this many
+/// slots, including the unused slot 0.
 pub(super) const SLOTS: usize = 16;
 
 /// A module of NVTX: for each slot, our function (`None` if we do not fill the slot) and the earlier tool's

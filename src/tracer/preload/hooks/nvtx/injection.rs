@@ -1,4 +1,4 @@
-//! The injection: NVTX loads this library and gets its tables filled with our functions.
+//! The injection: NVTX loads this library, which fills NVTX's tables with our functions.
 
 use std::ffi::{CStr, CString, OsString, c_int, c_uint, c_void};
 use std::ptr::null_mut;
@@ -47,7 +47,7 @@ type GetExportTable = unsafe extern "C" fn(c_uint) -> *const c_void;
 /// `InitializeInjectionNvtx2`, which every injection library exports.
 type Initialize = unsafe extern "C" fn(GetExportTable) -> c_int;
 
-/// `NvtxExportTableCallbacks`.
+/// `NvtxExportTableCallbacks`: NVTX's table with the function that returns the slots of a module.
 #[repr(C)]
 struct Callbacks {
     size: usize,
@@ -89,8 +89,8 @@ unsafe fn inject(get: GetExportTable) -> c_int {
             let Some(ours) = module.ours.get(slot).copied().flatten() else { continue };
             // SAFETY: `place` points to a function pointer in NVTX's table.
             let now = unsafe { *place };
-            // If no tool has filled a slot, it holds NVTX's own initializer, which our function must not
-            // call.
+            // A slot that no tool has filled still holds NVTX's own initializer. It must not become the next
+            // function, because it would replace our function.
             if before.get(slot).copied().flatten() != Some(now) && !now.is_null() {
                 module.next[slot].store(now, Ordering::Release);
             }
@@ -108,7 +108,8 @@ unsafe fn inject(get: GetExportTable) -> c_int {
 unsafe fn initialize_tool(tool: &CStr, get: GetExportTable) {
     // SAFETY: the path ends in 0; NVTX itself would have loaded the tool.
     let handle = unsafe { libc::dlopen(tool.as_ptr(), libc::RTLD_LAZY) };
-    // A null handle would mean the global scope, where our own function is.
+    // `dlopen` has failed. A lookup with a null handle would search the global scope and find our own
+    // function.
     if handle.is_null() {
         return;
     }

@@ -24,7 +24,7 @@ pub(super) fn set_injected() {
     INJECTED.store(true, Ordering::Release);
 }
 
-/// Returns the library's result, or `None` if it is 0, which is the result without a tool.
+/// Converts a result of the legacy library: returns `None` for 0, which the library returns without a tool.
 fn of_tool<T: Default + PartialEq>(answer: T) -> Option<T> {
     (answer != T::default()).then_some(answer)
 }

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::runtime::fork::ForkSafe;
 use crate::runtime::guard::shielded;
 
-// The size of `nvtxEventAttributes_t` in NVTX versions 1 to 3.
+// `nvtxEventAttributes_t` has this size in versions 1 to 3 of NVTX.
 const _: () = assert!(size_of::<Attributes>() == 48);
 
 /// The names that the program registered: strings and domains by handle, categories by domain and id.
@@ -20,7 +20,7 @@ struct Names {
     strings: FxHashMap<usize, String>,
     domains: FxHashMap<usize, String>,
     categories: FxHashMap<(usize, u32), String>,
-    /// The number of handles that we have assigned ourselves.
+    /// The number of handles that [`handle`] has assigned without an earlier tool.
     handles: usize,
 }
 
@@ -94,7 +94,7 @@ pub(super) unsafe fn message_of(domain: usize, attributes: *const Attributes) ->
     (message, category)
 }
 
-/// Stores the name that the program gives to a category of a domain.
+/// Stores the program's name for the category with the id `category` in `domain`.
 pub(super) fn name_category(domain: usize, category: u32, name: impl FnOnce() -> String) {
     shielded(|| {
         let name = name();

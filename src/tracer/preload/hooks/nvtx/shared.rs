@@ -11,11 +11,12 @@ use crate::runtime::guard::shielded;
 /// handle.
 pub(super) const DEFAULT_DOMAIN: usize = 0;
 
-/// The result of push and pop in NVTX if no tool tracks ranges. memtrace must not change this result.
+/// The result of NVTX's push and pop without a tool that tracks ranges. The program must get the same result
+/// with memtrace.
 pub(super) const NO_TRACKING: c_int = -2;
 
-/// The ids of open start/end ranges whose ids come from an earlier tool: the tool's id, which the program
-/// knows, and ours. Pairs of equal ids are not stored.
+/// For each open start/end range whose id comes from an earlier tool: the tool's id, which the program knows,
+/// and our id. Pairs of equal ids are not stored.
 static IDS: ForkSafe<Vec<(u64, u64)>> = ForkSafe::new(Vec::new());
 
 /// Opens a start/end range and returns its id for the program: the earlier tool's id, or our own.

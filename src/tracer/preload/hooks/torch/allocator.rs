@@ -119,7 +119,7 @@ fn host_tensor(addr: u64, size: i64) {
     });
 }
 
-/// Returns true if the `c10::Device` is a CPU.
+/// Returns true if the device's first byte, its `c10::DeviceType`, is the CPU.
 fn is_cpu(device: u64) -> bool {
     device.to_le_bytes()[0] == 0
 }
@@ -152,7 +152,7 @@ unsafe extern "C-unwind" fn report_memory_usage(
                 }
                 context::of_report(state, stream, size, ordinal)
             });
-            // A thread that is ending no longer has a state.
+            // A thread that is ending has lost its state, so `owner` is `None`.
             let (context, step) = owner.unwrap_or_else(context::current);
             if size >= 0 {
                 detail::allocated(ordinal, allocated as u64);
@@ -166,8 +166,8 @@ unsafe extern "C-unwind" fn report_memory_usage(
             if injection::is_wanted() {
                 injection::schedule();
             }
-            // The event is built in its final place, because a copy through the stack would cost more than
-            // reading the clock.
+            // The event is built in its final location, because copying it from the stack would take longer
+            // than reading the clock.
             recorder.record(|clock_ns| {
                 let address = ptr as u64;
                 Payload::Block(Block { address, bytes: size, allocated, reserved, requested, pool, deferred })

@@ -1,5 +1,5 @@
-//! The callbacks that belong to one thread, which torch's autograd sets before and after each backward
-//! function.
+//! The hook of the function with which torch's autograd sets a thread's own callbacks, before and after each
+//! backward function.
 //!
 //! `at::set_record_function_tls_` rebuilds the thread's lists of callbacks, one for each scope. This call
 //! takes longer than many ops do, and our callbacks make it 50% slower. In almost every call, the thread

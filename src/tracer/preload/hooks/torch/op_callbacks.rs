@@ -42,7 +42,7 @@ static ADD: Symbol<unsafe extern "C" fn(Callback) -> u64> =
     unsafe { Symbol::new(c"_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE", TORCH) };
 // SAFETY: this is the type of at::RecordFunction::name, as above.
 static NAME: Symbol<NameOf> = unsafe { Symbol::new(c"_ZNK2at14RecordFunction4nameEv", TORCH) };
-/// A function that takes the handle of a callback.
+/// The type of `disableCallback` and `reenableCallback`: the argument is the handle of a callback.
 type OfHandle = unsafe extern "C" fn(u64);
 // SAFETY: this is the type of at::disableCallback, as above.
 static DISABLE: Symbol<OfHandle> = unsafe { Symbol::new(c"_ZN2at15disableCallbackEm", TORCH) };

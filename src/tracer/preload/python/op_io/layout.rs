@@ -42,7 +42,7 @@ pub(super) struct Layout {
     pub(super) number: usize,
     /// The size of a `std::string`, which depends on the C++ ABI that torch was built with.
     pub(super) string: usize,
-    /// The tag of an `IValue` that is a tensor, and the tag of one that is a list.
+    /// The tag of an `IValue` that holds a tensor, and the tag of an `IValue` that holds a list.
     pub(super) tags: (u32, u32),
     /// The offset of `TensorImpl::storage_`.
     pub(super) storage: usize,
@@ -64,7 +64,7 @@ unsafe fn at<T: Copy>(address: usize, offset: usize) -> T {
     unsafe { ((address + offset) as *const T).read_unaligned() }
 }
 
-/// Returns true if an address can belong to an object.
+/// Returns true if an object can be at the address: it is aligned, and above the first 64 KiB.
 fn is_object(address: usize) -> bool {
     address > 0xFFFF && address.is_multiple_of(8)
 }
@@ -182,8 +182,8 @@ impl Layout {
         unsafe { (at(address, 0), at(address, 8)) }
     }
 
-    /// Returns the memory of a tensor's storage, or `None` for a tensor that is undefined or has no storage
-    /// (sparse, opaque), and for a storage without memory (meta, fake, wrapper subclasses).
+    /// Returns the memory of a tensor's storage. Returns `None` if the tensor is undefined or has no storage
+    /// (sparse, opaque), or if its storage has no memory (meta, fake, wrapper subclasses).
     ///
     /// # Safety
     /// `tensor` is the address of a live `TensorImpl`.

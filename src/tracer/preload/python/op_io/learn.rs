@@ -60,18 +60,19 @@ struct Findings {
     string: Option<usize>,
     tensor_tag: Option<u32>,
     list_tag: Option<u32>,
-    /// True if the schema of `add_` was found to write its first argument.
+    /// True once an op `add_` was seen whose schema writes its first argument.
     add: bool,
-    /// True if the schema of `view` was found to write no argument.
+    /// True once an op `view` was seen whose schema writes no argument.
     view: bool,
-    /// True if the schema of `add(out=)` was found to write its last argument.
+    /// True once an op `add(out=)` was seen whose schema writes its last argument.
     out: bool,
 }
 
 /// The findings of this thread while the tracer runs its ops on the thread; otherwise `None`.
 static FINDINGS: PerThread<RefCell<Option<Findings>>> = PerThread::new(|| RefCell::new(None));
 
-/// Adds a tensor that the tracer made on this thread and passes to the ops that follow.
+/// Adds a tensor that the tracer has made on this thread. The ops that the tracer runs next have this tensor
+/// as an input.
 pub(crate) fn add_tensor(known: KnownTensor) {
     let _ = FINDINGS.with(|findings| {
         let Ok(mut findings) = findings.try_borrow_mut() else { return };

@@ -1,10 +1,11 @@
 //! `MEMTRACE_OPS=io`: the storages that an op reads and writes.
 //!
 //! The unit is a leaf in the sense of `torch.profiler`: an op with a schema that was not called by another
-//! such op, or a backward function. Each input storage of a leaf, or of an op inside it, gets an event at its
-//! first use, and another one if an op inside does more with it, such as a write after a read. Whether an op
-//! changes a storage is derived from its schema, as in the profiler. Comparing the versions of tensors
-//! instead would require references to the tensors, and additional references change torch's behavior.
+//! such op, or a backward function. Each input storage of a leaf, or of an op inside the leaf, gets an event
+//! at its first use. It gets another event if a later op in the leaf uses it differently, such as a write
+//! after a read. Whether an op changes a storage is derived from its schema, as in the profiler. Comparing
+//! the versions of tensors instead would require references to the tensors, and additional references change
+//! torch's behavior.
 //!
 //! No function of torch is called and no reference is taken. The fields are read, at the offsets that
 //! [`learn`] found, from objects that are alive while the start callbacks run. If the offsets are unknown, op
@@ -37,7 +38,7 @@ struct Schema {
     overload: TextId,
 }
 
-/// The running leaf of a thread.
+/// The leaf that runs on a thread (see the module's documentation).
 struct Leaf {
     record: *const c_void,
     /// The number of ops that ran on the thread when the leaf began, including the leaf.
@@ -50,8 +51,7 @@ struct Leaf {
 #[derive(Default)]
 struct ThreadIo {
     leaf: Option<Leaf>,
-    /// The recorded uses of each storage in this leaf, by the address of the storage. There is a bit for each
-    /// use.
+    /// The uses of each storage that this leaf has recorded, as bits, by the address of the storage's memory.
     seen: FxHashMap<u64, u8>,
     /// The schemas that were read, by the address of the schema. torch keeps a schema as long as its op is
     /// registered.
@@ -157,7 +157,8 @@ impl ThreadIo {
             };
             let bit = 1 << (api as u8 - Api::Read as u8);
             let recorded = seen.entry(memory.addr).or_default();
-            // A recorded change in place also covers a read.
+            // A read needs no event of its own if the change of the storage in place is recorded, because
+            // that event includes a read.
             let covers =
                 bit | if api == Api::Read { 1 << (Api::ReadWrite as u8 - Api::Read as u8) } else { 0 };
             if *recorded & covers != 0 {

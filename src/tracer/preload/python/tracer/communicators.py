@@ -44,12 +44,12 @@ def name_groups() -> None:
     for group in list(c10d._world.pg_map):
         try:
             backend = group._get_backend(torch.device("cuda"))
-            # PyTorch 2.7 and later have `_comm_ptr`.
+            # Before PyTorch 2.7, there is no `_comm_ptr`, so the group gets no name.
             pointer = getattr(backend, "_comm_ptr", lambda: 0)()
             if pointer:
                 name_communicator(pointer, _text_of(c10d, group))
         except RuntimeError:
-            # The group has no backend for GPUs.
+            # `_get_backend` raises this error for a group without a backend for GPUs.
             continue
         except Exception as error:
             count("name of a communicator", error)

@@ -42,8 +42,8 @@ def module_is_called(module) -> None:
 
 
 def root_was_called(root) -> None:
-    """Makes an outermost module the counted model if there is none. Called at each call
-    of an outermost module."""
+    """Makes `root` the counted model if there is no live counted model. Called at each call of an outermost
+    module."""
     global _counted
     if not _trains and (_counted is None or _counted() is None):
         _counted = weakref.ref(root)

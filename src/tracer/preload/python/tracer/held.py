@@ -152,7 +152,7 @@ def _mark_room(engine) -> None:
     size = getattr(cache, "block_size", 0)
     if not (blocks and groups and isinstance(size, int)):
         return
-    # A sequence takes a block of each group.
+    # A sequence takes a block from each group, so the tokens are those of the blocks of one group.
     text = f"kv_cache: blocks={blocks} tokens={blocks // len(groups) * size}"
     if text not in _marked_room:
         _marked_room.add(text)
@@ -160,8 +160,8 @@ def _mark_room(engine) -> None:
 
 
 def mark_share(has_ended: bool = False) -> None:
-    """Records the share of a card that vLLM may use, and the number of blocks of its
-    KV cache (0: none yet)."""
+    """Records the share of a card's memory that vLLM may use, and the number of blocks in its KV cache (0 if
+    the cache does not exist yet). `has_ended` marks the record at the end of the script."""
     kind = getattr(sys.modules.get("vllm.config"), "CacheConfig", None)
     if not isinstance(kind, type):
         return

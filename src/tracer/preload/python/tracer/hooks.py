@@ -244,8 +244,8 @@ def _make_after_step(is_compiling):
                 with without_torch_function():
                     tag_state_of(optimizer)
             if has_fault_at_next_step():
-                # With a full cache, no request of the next step would reach the
-                # device, where the fault happens.
+                # The simulated GPU injects the error into a call of the driver. With free memory in torch's
+                # cache, the next step might make no such call.
                 empty_cache()
         except Exception as error:
             count("state of an optimizer", error)

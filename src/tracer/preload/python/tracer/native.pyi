@@ -1,21 +1,23 @@
-"""The C functions and values that the library gives the tracer: src/tracer/preload/python/injection.rs makes this
-module."""
+"""The functions and values that the library gives the tracer. src/tracer/preload/python/native.rs creates
+this module."""
 
 from typing import Any, Callable
 
 # The settings of this run.
 
 KEEP_WRAPPERS: bool
-"""MEMTRACE_WRAPPERS: wrappers such as DistributedDataParallel stay in module paths."""
+"""True if module paths contain wrappers such as DistributedDataParallel (MEMTRACE_WRAPPERS)."""
 MODULE_PATHS: bool
-"""MEMTRACE_MODULES: modules get paths and tensors get tags."""
+"""True if modules get paths and tensors get tags (MEMTRACE_MODULES)."""
 MEMORY_UNIT: int
-"""The multiple, in bytes, that the allocator rounds a tensor's memory up to; 0 unless MEMTRACE_OPS=io."""
+"""The unit in bytes to which the allocator rounds up a tensor's memory; 0 unless MEMTRACE_OPS=io is set."""
 FREE_THREADED: bool
-"""This interpreter is a free-threaded build. Another thread may change any object at any time."""
+"""True if this interpreter is a free-threaded build. Another thread may then change any object at any
+time."""
 
 RETAINED_MS: int
-"""MEMTRACE_RETAINED: the milliseconds of one search for what holds memory; 0 when it is off."""
+"""The time limit of one search for the holders of memory, in ms; 0 if the search is off
+(MEMTRACE_RETAINED)."""
 
 CATEGORIES: dict[str, int]
 """The ids of the categories that `record_tag` takes, by their names in the trace."""
@@ -29,12 +31,13 @@ ENTERED_OUTERMOST: int
 NOT_ENTERED: int
 
 def enter_module(module: object) -> int:
-    """A module's forward begins: ENTERED_OUTERMOST when no other module is open on this thread,
-    ENTERED_INSIDE otherwise. NOT_ENTERED when the module has no path; nothing is recorded then."""
+    """Records that a module's forward begins. Returns ENTERED_OUTERMOST if no other module is open on this
+    thread, and otherwise ENTERED_INSIDE. Returns NOT_ENTERED and records nothing if the module has no
+    path."""
 
 def leave_module(module: object) -> None: ...
 def innermost_module() -> int:
-    """The `id` of the innermost open module on this thread; 0 when none is open."""
+    """Returns the `id` of the innermost open module on this thread, or 0 if no module is open."""
 
 def assign_path(module: object, path: str, class_name: str) -> None: ...
 def forget_module(module_id: int) -> None: ...
@@ -46,7 +49,7 @@ def hook_vectorcall(
     set_eval_frame: Callable[..., Any] | None,
 ) -> bool:
     """Calls `before` and `after` around each call of `function`, a Python function whose object takes
-    `object_size` bytes. False when this interpreter does not allow it; nothing is changed then."""
+    `object_size` bytes. Returns False and changes nothing if this interpreter does not allow it."""
 
 def hook_step(
     function: object,
@@ -54,8 +57,9 @@ def hook_step(
     before: Callable[[Any], None],
     after: Callable[[Any], None],
 ) -> bool:
-    """Calls `before` and `after` around each call of `function`, with its first argument. False when this
-    interpreter does not allow it or the function is hooked already; nothing is changed then."""
+    """Calls `before` and `after`, with the first argument of the call, around each call of `function`.
+    Returns False and changes nothing if this interpreter does not allow it or the function is hooked
+    already."""
 
 def forget_optimizer(optimizer_id: int) -> None:
     """Stops counting the steps of an optimizer that was garbage-collected."""
@@ -66,96 +70,105 @@ def has_fault_at_next_step() -> bool:
 # The program's own tools
 
 def end_own_threads() -> None:
-    """Waits, when Python shuts down, for the library's own threads that call the tracer; starts no other."""
+    """Waits for the library's own threads that call the tracer, and prevents new ones. Called when Python
+    shuts down."""
 
 def hide(function: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Returns a function for Python's C code to call (the callback of a weak reference, or at exit). It calls
-    `function` unseen by the program's profilers and debuggers."""
+    """Returns a function that calls `function` hidden from the program's profilers and debuggers. It is for
+    calls that Python makes from C, such as the callback of a weak reference or an exit function."""
 
 def with_observed_ops(function: Callable[[], None]) -> None:
-    """Calls a function whose ops the library sees, and the program's profilers do not. The nodes that it makes
-    take none of autograd's sequence numbers."""
+    """Calls a function. The library sees its ops, but the program's profilers do not. The nodes of autograd
+    that the function creates use up no sequence numbers."""
 
 def find_objects(get_objects: Callable[[], list], *kinds: type) -> list:
-    """The live objects of these types that the garbage collector tracks. `get_objects` is
-    `gc.get_objects`."""
+    """Returns the live objects of these types that the garbage collector tracks. `get_objects` is
+    `gc.get_objects`, which is used before Python 3.12."""
 
-# The search for what holds memory
+# The search for the holders of memory
 
 def find_referrers(
     get_objects: Callable[[], list], targets: list[int], excluded: list[int], milliseconds: int
 ) -> list | None:
-    """The objects that refer to an object whose `id` is in `targets`, each followed by that id; None when the
-    time is up. Objects in `excluded` are skipped."""
+    """Returns the objects that refer to an object whose `id` is in `targets`, each followed by that id.
+    Returns None if the search takes longer than `milliseconds`. Skips objects whose `id` is in `excluded`."""
 
 def learn_frame_values(frame: object, first: object, second: object, third: object) -> bool:
-    """Learns from a running frame whose first three variables have these values where frames keep theirs."""
+    """Learns where frames keep the values of variables, from a running frame whose first three variables have
+    these values. Returns whether this succeeded."""
 
 def frame_values(frame: object, count: int) -> list:
-    """The values of a frame's first `count` variables, None for one without a value. The frame keeps
-    nothing."""
+    """Returns the values of a frame's first `count` variables, with None for a variable without a value.
+    Unlike `f_locals`, this keeps no value alive."""
 
 def learn_saved_tensor(saved: object, tensor: int, storage: int, data: int) -> bool:
-    """Learns from a `SavedTensor` and the addresses of its tensor, storage and data."""
+    """Learns where a `SavedTensor` keeps its data, from one whose tensor, storage and data are at these
+    addresses. Returns whether this succeeded."""
 
 def saved_storages(*saved: object) -> list[int]:
-    """The data addresses of these `SavedTensor` objects, leaving out those without data."""
+    """Returns the data addresses of those of these `SavedTensor` objects that have data."""
 
 def block_step(pointer: int) -> int:
-    """The step in which a live block of the GPU was allocated; -1 before training, -2 for no such block."""
+    """Returns the step in which the live block at an address was allocated. Returns -1 for a block from
+    before training, and -2 if no known block is at the address."""
 
 def block_bytes(pointer: int) -> int:
-    """The size of a live block of the GPU; 0 for no such block."""
+    """Returns the size in bytes of the live block at an address, or 0 if no known block is there."""
 
 def record_script_end(refused: str) -> None:
-    """Records the end of the script. `refused` is the error by which the system refused it memory, or empty."""
+    """Records the end of the script. `refused` names the error with which the script ended because the system
+    refused it memory; otherwise it is empty."""
 
 def current_step() -> int: ...
 def is_growing() -> bool:
     """Returns True if allocated memory has grown from step to step."""
 
 def host_memory_left() -> int:
-    """The bytes that this process can still allocate before the kernel kills a process of its control group
-    or of the machine."""
+    """Returns the bytes of host memory that this process can still allocate before the kernel kills a process
+    of its control group or of the machine."""
 
 def record_retained(text: str) -> None:
-    """Records a row with a result of the search for what holds memory."""
+    """Records a row with a result of the search for the holders of memory."""
 
 # Tags
 
 def text_id(text: str) -> int: ...
 def record_tag(pointer: int, category: int, path_id: int, name_id: int, weak: int = 0) -> None:
-    """Records what the block at `pointer` is for. 0 stands for an unknown path or name. A weak tag leaves a
-    more specific use as it is."""
+    """Records the category, module and name of the block at `pointer`. An id of 0 means that the path or name
+    is unknown. A weak tag does not replace a more specific use."""
 
 def record_gradients(
     owners: list[tuple[int, Any]], tensor: type, strided: object, category: int
 ) -> list[int]:
-    """Tags the gradient of each parameter in `owners`, pairs whose second item is an `Owner`. Returns the
-    indices of those that are not plain tensors, which remain to be tagged."""
+    """Tags the gradient of each parameter in `owners`, a list of pairs whose second item is an `Owner`.
+    Returns the indices of the gradients that the caller must tag: those that are not plain tensors or share a
+    storage."""
 
 def backward_count() -> int:
-    """The number of backward functions that have run in this process."""
+    """Returns the number of backward functions that have begun in this process."""
 
 def bytes_outside_phases() -> int:
-    """The bytes that torch's allocator has handed out in no phase or before the first forward."""
+    """Returns the bytes that torch's allocator has handed out in no phase or before the first forward. Freed
+    bytes are not subtracted."""
 
 def nameable_communicators() -> int:
-    """The communicators of NCCL that have had an operation so far; 0 while PyTorch could wait for one."""
+    """Returns the number of NCCL's communicators that have had an operation. Returns 0 if a communicator is
+    non-blocking, because PyTorch would wait for it when its name is queried."""
 
 def name_communicator(handle: int, text: str) -> None:
-    """Records the name of the group of a communicator, once."""
+    """Records the name of a communicator's process group. Only the first call for a communicator counts."""
 
 def record_mark(text: str) -> None: ...
 def forward_begins_step() -> None:
-    """A forward of a program that trains nothing begins a step."""
+    """Begins a step, because a program that trains nothing begins a forward."""
 
 def is_detailed() -> bool:
-    """False outside the detailed steps of MEMTRACE_DETAIL: gradients, inputs and caches get no tags there."""
+    """Returns False outside the detailed steps of MEMTRACE_DETAIL, where gradients, inputs and caches get no
+    tags."""
 
 def call_after(module: object, function: Callable[[Any], None]) -> None:
-    """Calls `function(module)` once the outermost call of `module` that is in progress has returned. The
-    function is the same each time."""
+    """Calls `function(module)` when the outermost call of `module` in progress on this thread has returned.
+    Every caller must pass the same function."""
 
 # Memory of modules
 
@@ -170,7 +183,7 @@ def learn_frame_layout(*numbers: int) -> None: ...
 # Failures
 
 def count_failure(place: str, kind: str) -> bool:
-    """Counts an exception of type `kind`. True when its text should be logged: the log is at debug and it is
-    the first of this kind at this place."""
+    """Counts an exception of type `kind`. Returns True if the caller must log it: the log level is debug, and
+    the exception is the first of its type at this place."""
 
 def log_failure(place: str, kind: str, text: str) -> None: ...

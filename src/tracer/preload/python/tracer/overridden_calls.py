@@ -18,8 +18,8 @@ _seen: set[int] = set()
 
 
 def hook_overridden_calls(hook) -> None:
-    """Calls `hook` with each `__call__` that does not reach torch's, now and for
-    classes that are found later."""
+    """Calls `hook` with each `__call__` that does not reach torch's. Does so for the classes that exist now
+    and, in `hook_new_overridden_calls`, for classes that are created later."""
     global _hook
     _hook = hook
     hook_new_overridden_calls()

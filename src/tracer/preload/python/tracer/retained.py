@@ -152,8 +152,8 @@ class Search:
         self._names, self._root_of_node, self._frames = names, root_of_node, frames
         self._deadline = deadline
         self.is_whole = True
-        # By `id`: in `_objects` the objects that refer to a target, directly or through others; in `_ends`
-        # the name at which a chain ends.
+        # `_objects` has the objects that refer to a target, directly or through others, by `id`. `_ends` has
+        # the objects to which a name of the program refers, by `id`, each with that name.
         self._objects: dict[int, object] = {}
         self._ends: dict[int, tuple[Root, object]] = {}
         # By the `id` of an object: the ids of the objects that it refers to.
@@ -252,7 +252,8 @@ class Search:
             root = Root("unnamed", "", f"{name_of_type(kind)} object", "", 0)
             return self._names.describe(root, []), None
         root, keep = end
-        # What a node of a graph has as an attribute, such as `ctx.states`, belongs to the graph.
+        # An attribute of a graph's node, such as `ctx.states`, belongs to the graph, so the chain is cut at
+        # the node.
         graph = None
         at = next((at for at, number in enumerate(chain) if number in self._root_of_node), None)
         if at is not None:
@@ -403,8 +404,8 @@ def _goes_on(births: list[int], step: int) -> bool:
 
 
 def _judged(groups: list[dict]) -> list[dict]:
-    """Classifies each holder, for example as growing from step to step. Returns at most HOLDERS of them:
-    first those with a verdict in RETAINED, then the others, each by size. Drops those below MIN_BYTES."""
+    """Gives each holder a verdict, such as growing from step to step. Returns at most HOLDERS holders: first
+    those with a verdict in RETAINED, then the others, largest first. Drops holders below MIN_BYTES."""
     step = current_step()
     for group in groups:
         births = sorted(group.pop("births"))

@@ -9,11 +9,11 @@ from .texts import common_ancestor
 
 
 class SharedTags:
-    """Collects tags of one category, and records one for each storage."""
+    """Collects tags of one category. If several tensors share a storage, only one tag is recorded for it."""
 
     def __init__(self, category: int) -> None:
         self.category = category
-        # By the start address of a storage: the path and the name that it gets.
+        # By the start address of a storage: the ids of the path and the name in its tag.
         self._found: dict[int, tuple[int, int]] = {}
 
     def add(self, tensor, path_id: int, name_id: int) -> None:

@@ -38,7 +38,7 @@ class Owner(NamedTuple):
     path_id: int
     name_id: int
     name: str
-    # The id of the root that the parameter belongs to; 0 when no module of a called model has it.
+    # The `id` of the root to which the parameter belongs; 0 if no module of a called model has the parameter.
     root_id: int
 
 

@@ -26,7 +26,8 @@ pub(crate) struct ThreadState {
     pub(crate) is_own_python: Cell<bool>,
     /// True while memtrace's Python code runs ops on its own tensors to learn torch's memory layout.
     pub(crate) is_learning: Cell<bool>,
-    /// The number of bytes that the thread is requesting from torch's allocator; -1 outside the allocator.
+    /// The size in bytes of the request that the thread is making to torch's allocator; -1 outside the
+    /// allocator.
     pub(crate) requested: Cell<i64>,
     /// True inside an allocator that reports no blocks.
     pub(crate) unreported: Cell<bool>,
@@ -38,8 +39,8 @@ pub(crate) struct ThreadState {
     /// The address of the block that torch's allocator returned last on this thread. It is 0 before the first
     /// block, and after the block was tagged as a workspace.
     pub(crate) last_block: Cell<usize>,
-    /// The address of the module for which the tracer has requested a call after its outermost call on this
-    /// thread; 0 if there is no request.
+    /// The address of the module after whose outermost call on this thread the tracer has asked to be called;
+    /// 0 if there is no such request.
     pub(crate) awaited_module: Cell<usize>,
     /// The address of the optimizer whose step has returned on this thread while torch's scope of the step is
     /// still open; otherwise 0.

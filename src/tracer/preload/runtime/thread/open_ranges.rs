@@ -91,7 +91,7 @@ impl OpenRange {
     }
 }
 
-/// A snapshot of a thread's context, taken when a module range begins.
+/// The values of [`OpenRanges`] when a module range begins. They are restored when the range ends.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Around {
     pub(crate) base: Context,
@@ -103,7 +103,7 @@ pub(crate) struct Around {
 /// The ranges of a thread and the context that results from them.
 pub(crate) struct OpenRanges {
     pub(crate) open: RefCell<Vec<OpenRange>>,
-    /// The context that the open ranges and the phase give, without the running op.
+    /// The context that results from the open ranges and the phase. It excludes the running op.
     pub(crate) base: Cell<Context>,
     /// The id of `base`.
     pub(crate) context: Cell<ContextId>,
@@ -121,14 +121,13 @@ pub(crate) struct OpenRanges {
     pub(crate) bytes: Cell<i64>,
     /// The device of the thread's last block report; 0 before the first one.
     pub(crate) device: Cell<i8>,
-    /// Caches the ids of contexts, because the same modules are entered repeatedly.
-    /// [`OpenRanges::joined_paths`] does the same for joined paths.
+    /// The ids of base contexts. They are cached, because the same modules are entered again and again.
     pub(crate) context_ids: RefCell<Cache<Context, ContextId>>,
     pub(crate) joined_paths: RefCell<Cache<(TextId, TextId), TextId>>,
 }
 
 impl OpenRanges {
-    /// Creates a state without ranges.
+    /// Creates the state of a new thread, which has no open ranges.
     pub(crate) const fn new() -> OpenRanges {
         OpenRanges {
             open: RefCell::new(Vec::new()),

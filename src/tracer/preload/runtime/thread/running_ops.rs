@@ -53,17 +53,16 @@ pub(crate) struct RunningOp {
     pub(crate) root: StackId,
     /// The context of an allocation in this op; 0 until the first query.
     pub(crate) context: ContextId,
-    /// The thread's epoch for which `context` was computed. `python` is the Python stack for which it was
-    /// computed.
+    /// The value of `OpenRanges::epoch` for which `context` was computed.
     pub(crate) epoch: u64,
     pub(crate) python: StackId,
-    /// True if this op is nested in another op; user scopes do not count.
+    /// True if another op encloses this op. Enclosing user scopes do not count.
     pub(crate) inside: bool,
     /// True if this is an outermost op, which may get a row.
     pub(crate) outermost: bool,
     /// The start time of the op's row; 0 if the op gets no row.
     pub(crate) start_ns: u64,
-    /// The thread's sum of reported bytes when the op began.
+    /// The thread's sum of reported bytes when the op began. The op's row has the difference at its end.
     pub(crate) bytes: i64,
 }
 

@@ -9,8 +9,8 @@ use crate::ffi::cuda::current_driver_device;
 use crate::hooks::cuda::alloc_call::{self, Allocated, Call, CallKind};
 use crate::runtime::session;
 
-/// An address or a handle of the driver. cuda.h declares some as integers and some as pointers; each is one
-/// word.
+/// An address or a handle of the driver. cuda.h declares some of these as integers and others as pointers,
+/// but all are one word long.
 pub(super) type Word = *mut c_void;
 
 /// Returns true if calls of the driver are recorded.
@@ -38,8 +38,8 @@ pub(super) fn record_free(call: Call, addr: u64, bytes: usize, run: impl FnOnce(
     if is_on() { alloc_call::record_free(call, addr, bytes, run) } else { run() }
 }
 
-/// Defines hooks of the form `f(ptr, rest...)`, which free `ptr`. The last expression is the number of freed
-/// bytes; 0 means the whole allocation.
+/// Defines hooks of the form `f(ptr, rest...)`, which free `ptr`. The expression after the arguments is the
+/// number of freed bytes; 0 means the whole allocation.
 macro_rules! simple_free {
     ($($body:ident = $real:ident, $kind:ident, $api:ident ($($arg:ident: $type:ty),*) $bytes:expr;)*) => { $(
         unsafe extern "C" fn $body<const WAY: usize>(ptr: Word, $($arg: $type,)* caller: *const c_void) -> c_int {

@@ -1,5 +1,5 @@
-//! Hooks of the CUDA driver's calls that allocate and free memory, made by libraries with their own runtime
-//! (cuBLAS, cuDNN, NCCL), by programs without a runtime (Triton, CuPy), and by expandable segments.
+//! Hooks of the CUDA driver's calls that allocate and free memory. Libraries with their own runtime (cuBLAS,
+//! cuDNN, NCCL), programs without a runtime (Triton, CuPy) and expandable segments make such calls.
 //!
 //! Driver calls that the runtime makes inside one of its own calls are not recorded, because the runtime's
 //! hook records the outer call; see [`crate::runtime::guard`].

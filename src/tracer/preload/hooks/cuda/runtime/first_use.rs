@@ -34,7 +34,7 @@ unsafe extern "C" fn mem_get_info(free: *mut usize, total: *mut usize, _caller: 
 }
 
 /// Records that the process uses the device, unless the call comes from inside another hooked call of this
-/// thread. PyTorch calls `cudaSetDevice` often, so the first check is the cheapest.
+/// thread. PyTorch calls `cudaSetDevice` often, so the cheapest check comes first.
 fn note(device: i8) {
     if first_uses::is_new(device)
         && let Some(_outermost) = Outermost::enter()

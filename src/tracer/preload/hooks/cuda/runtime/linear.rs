@@ -10,8 +10,8 @@ use crate::ffi::cuda_types::{Extent, NOT_INITIALIZED, PitchedPointer};
 use crate::hooks::cuda::alloc_call::{Allocated, CallKind, Out, record_alloc, record_free, written};
 use crate::hooks::cuda::stand_in::caller_hooks;
 
-// The body of a hook must not have the name of a libc function, because a debugger that looks for `malloc`
-// would find the body instead.
+// The bodies have names such as `cuda_malloc`, because a debugger that looks for the libc function `malloc`
+// would find a body named `malloc` instead.
 caller_hooks! {
     cudaMalloc(ptr: Out, size: usize) caller "rdx" => cuda_malloc, CUDA_MALLOC;
     cudaFree(ptr: *mut c_void) caller "rsi" => cuda_free, CUDA_FREE;
