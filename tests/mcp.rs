@@ -99,7 +99,8 @@ fn mcp_answers_as_the_command_line_does_and_stays_in_its_folders() {
     assert!(session.text(13).contains("\nok "), "{}", session.text(13));
 }
 
-/// From an OOM to a change that was checked: five calls.
+/// An agent finds an OOM (`run`), its cause (`oom`) and a change (`advise`), and checks the change (`fit`).
+/// Then it writes a page, and is refused a page outside the allowed folders.
 #[test]
 fn mcp_leads_an_agent_from_an_oom_to_a_checked_change() {
     let Some(torch) = Torch::installed("2.11.0") else { return };

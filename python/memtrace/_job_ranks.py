@@ -235,9 +235,7 @@ def _facts(result: dict[str, Any]) -> list[str]:
         f", {processes['lost_events']} lost events, {processes['incomplete']} incomplete traces",
     ]
     if peaks["runs"] > 1:
-        lines.append(
-            f"  {peaks['runs']} runs are compared as one job; for one run alone, name its folder"
-        )
+        lines.append(f"  {peaks['runs']} runs are compared as one job; for one run alone, name its folder")
     return lines
 
 

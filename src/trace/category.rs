@@ -24,7 +24,7 @@ text_enum! {
         Input = "input",
         /// Allocated by autograd for its own use.
         AutogradDetail = "autograd_detail",
-        /// A row of PyTorch's MemTracker. No block has it.
+        /// The type "Other" of PyTorch's MemTracker. memtrace gives no block this category.
         Other = "other",
         /// Unknown.
         [default]

@@ -1,4 +1,4 @@
-//! `memtrace leaks`: why memory in use grows, and the blocks that grow from step to step with their owner.
+//! `memtrace leaks`: why memory in use grows, and which owners keep more blocks from step to step.
 //!
 //! A leak is a set of blocks of one owner that are live when the last step begins and were allocated in
 //! several earlier steps. Growth is the slope of a least-squares line through the surviving bytes, step by

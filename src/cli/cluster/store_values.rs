@@ -10,7 +10,8 @@ pub(crate) const MOST_BYTES: usize = 1 << 30;
 /// The keys that stand-ins may set for a rank that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// The keys with ids of NCCL, and keys of a series for which the rank has already waited once.
+    /// The keys that are set without a wait: the keys of NCCL's unique ids, and further keys of a `series`
+    /// for which the rank has already waited once.
     AtOnce,
     /// All keys. Used after a wait in which no other code has set the keys.
     Late,

@@ -97,7 +97,7 @@ fn user() -> u32 {
     fs::metadata("/proc/self").map_or(u32::MAX, |about| about.uid())
 }
 
-/// Hashes a request for a file name with FNV-1a.
+/// Returns the FNV-1a hash of a request for cards, which becomes part of the file name.
 fn hash(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }

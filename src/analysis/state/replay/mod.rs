@@ -288,8 +288,9 @@ impl Replay {
         self.worked_steps.last().unwrap_or(self.highest_step)
     }
 
-    /// Returns true if no later step has allocated memory on the GPU after the last OOM. The failed step is
-    /// then incomplete in the trace. A trainer that only cleans up after an OOM begins no new step.
+    /// Returns true if there was an OOM and no later step has allocated memory on the GPU since the last one.
+    /// The failed step is then incomplete in the trace. A trainer that only cleans up after an OOM begins no
+    /// new step. A request that `--past-oom` granted is not an OOM here.
     #[must_use]
     pub fn ended_in_oom(&self) -> bool {
         self.oom_step.is_some()

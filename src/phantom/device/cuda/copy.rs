@@ -394,7 +394,8 @@ pub(crate) fn free(address: usize, size: usize) {
     }
 }
 
-/// Fills `size` bytes with a repeated pattern.
+/// Fills `size` bytes with a repeated pattern. A device range of more than [`SMALL`] bytes is not filled; its
+/// content becomes unknown.
 ///
 /// # Safety
 /// `to` is device memory, or host memory good for `size` bytes.

@@ -210,8 +210,9 @@ impl Writer {
         let mut ruler = ClockFitter::new();
         loop {
             ruler.adjust();
-            // `is_tagged` is true if the blocks of a pending OOM are tagged. An earlier pass encoded the OOM,
-            // and the next pass encodes the tags recorded by now.
+            // True if an OOM that an earlier pass encoded is pending, and no more tags of its blocks are
+            // expected. Read before the events are encoded below, so that the tags recorded by now are
+            // encoded before the OOM is printed.
             let is_tagged = self.ooms.is_pending() && !self.control.expects_tags();
             match self.control.commands().recv_timeout(INTERVAL.min(every)) {
                 Ok(Command::Finish) => return self.finish(),

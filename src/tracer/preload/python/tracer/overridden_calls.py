@@ -33,8 +33,8 @@ def hook_new_overridden_calls() -> None:
         if kind is Module or id(kind) in _seen:
             continue
         _seen.add(id(kind))
-        # Read from the namespace: an attribute lookup would give the class a version in the interpreter's
-        # cache.
+        # An attribute lookup would enter the class into the interpreter's type cache and assign it a version
+        # tag, of which there is a limited number. So read the class's namespace instead.
         call = vars(kind).get("__call__")
         if type(call) is Function and not DELEGATES & set(call.__code__.co_names):
             _hook(call)
