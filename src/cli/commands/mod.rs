@@ -133,7 +133,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(("export", matches)) => export::run(matches),
         Some(("report", matches)) => html_report::run(matches),
         Some(("live", matches)) => live::run(matches),
-        Some(("mcp", matches)) => mcp::run(matches),
+        Some(("mcp", matches)) => mcp::run(matches, command()),
         Some(("help", matches)) => help::run(matches),
         Some((name, matches)) => reports::run(name, matches),
         None => unreachable!("clap requires a subcommand"),

@@ -49,14 +49,14 @@ pub(crate) fn command() -> Command {
         ]))
 }
 
-/// Serves until the client closes stdin.
+/// Serves the commands of `all` until the client closes stdin.
 ///
 /// # Errors
 /// When a folder does not exist, or the client does not speak the protocol.
-pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
+pub(crate) fn run(matches: &ArgMatches, all: Command) -> Result<ExitCode> {
     let paths = matches.get_many::<PathBuf>("folders").into_iter().flatten();
     let folders = Folders::new(paths.map(PathBuf::as_path))?;
-    let server = Server { tools: Tools::new(matches.get_flag("allow-run")), folders };
+    let server = Server { tools: Tools::new(all, matches.get_flag("allow-run")), folders };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let service = server

@@ -42,9 +42,9 @@ pub(super) struct Tools {
 }
 
 impl Tools {
-    /// Creates the tools; with `may_run`, also those that run a program or write a file.
-    pub(super) fn new(may_run: bool) -> Tools {
-        let mut all = crate::commands::command();
+    /// Creates the tools from `all`, the command line of `memtrace`; with `may_run`, also those that run a program or
+    /// write a file.
+    pub(super) fn new(mut all: Command, may_run: bool) -> Tools {
         all.build();
         let is_tool = |name: &str| READING.contains(&name) || may_run && RUNNING.contains(&name);
         Tools { commands: all.get_subcommands().filter(|one| is_tool(one.get_name())).cloned().collect() }
@@ -226,9 +226,9 @@ mod tests {
         for report in memtrace_analysis::reports::REPORTS {
             assert!(names.contains(&report.name()), "{} is no tool", report.name());
         }
-        let tools = Tools::new(true);
+        let tools = Tools::new(crate::commands::command(), true);
         assert_eq!(tools.commands.len(), names.len(), "a tool has no command");
-        let reading = Tools::new(false);
+        let reading = Tools::new(crate::commands::command(), false);
         for command in &reading.commands {
             for arg in options(command).filter(|arg| takes_value(arg)) {
                 let name = key(arg);
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn arguments_are_words_of_the_command_line() {
-        let tools = Tools::new(true);
+        let tools = Tools::new(crate::commands::command(), true);
         let words =
             line(&tools, "peak", json!({"by": "module", "json": true, "top": 3, "step": "-1"})).unwrap();
         assert_eq!(words.len(), 4);
