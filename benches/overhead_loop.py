@@ -4,9 +4,9 @@ runs this program, and scripts/instructions runs it under callgrind.
     overhead_loop.py RECORDER STEPS PACE
 
 RECORDER is none, history, history-stacks, profiler, profiler-between (a profiler whose schedule records no
-step) or callbacks. `callbacks` registers op callbacks that do nothing: the cost that torch itself adds for
-every tool that observes ops. After each step, PACE matrix products run on the CPU, in place of data loading
-and logging.
+step), profiler-timeline (what its memory timeline needs), mem-tracker, memory-tracker, memory-tracing or
+callbacks. `callbacks` registers op callbacks that do nothing: the cost that torch itself adds for every tool
+that observes ops. After each step, PACE matrix products run on the CPU, in place of data loading and logging.
 """
 
 import ctypes
@@ -87,10 +87,30 @@ if recorder.startswith("profiler"):
     activities = [torch.profiler.ProfilerActivity.CPU]
     between = recorder == "profiler-between"
     schedule = torch.profiler.schedule(wait=1_000_000, warmup=1, active=1) if between else None
+    timeline = recorder == "profiler-timeline"
     profiler = torch.profiler.profile(
-        activities=activities, schedule=schedule, profile_memory=True, with_stack=False
+        activities=activities,
+        schedule=schedule,
+        profile_memory=True,
+        with_stack=timeline,
+        record_shapes=timeline,
     )
     profiler.start()
+tracker = None
+if recorder == "mem-tracker":
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer, tokens)
+    tracker.__enter__()
+if recorder == "memory-tracker":
+    from torch.distributed._tools.memory_tracker import MemoryTracker
+
+    MemoryTracker().start_monitor(model)
+if recorder == "memory-tracing":
+    from memory_profiler import MemoryTracer
+
+    MemoryTracer(device="cuda").__enter__()
 
 # Keeps the mapping of the callbacks' code as long as torch may call it.
 code = listen() if recorder == "callbacks" else None
@@ -101,6 +121,9 @@ counted = os.environ.get("OVERHEAD_LOOP_COUNTED") == "1"
 for step in range(WARM_UP + steps):
     if counted and step == WARM_UP:
         started_counting = callgrind(4)
+    if tracker:
+        # Otherwise MemTracker takes the next forward for a second call of each module.
+        tracker.reset_mod_stats()
     started, cpu_started = time.perf_counter(), time.process_time()
     model(tokens, tokens).backward()
     optimizer.step()

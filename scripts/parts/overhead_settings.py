@@ -29,6 +29,16 @@ SETTINGS = [
     ("`torch.profiler` between the steps of its schedule", "profiler-between", False, {}),
 ]
 
+# The tools that memtrace was built after, each with the options that its own reports need.
+TOOLS = [
+    (UNTRACED, "none", False, {}),
+    ("memtrace (default)", "none", True, {}),
+    ("memtrace: default and `MEMTRACE_OPS=io`", "none", True, {"MEMTRACE_OPS": "io"}),
+    ("`torch.profiler`, for its memory timeline", "profiler-timeline", False, {}),
+    ("MemTracker", "mem-tracker", False, {}),
+    ("MemoryTracker", "memory-tracker", False, {}),
+]
+
 
 def write(text, mark):
     """Replaces the text between the comments `<!-- mark -->` and `<!-- /mark -->` of docs/overhead.md."""
