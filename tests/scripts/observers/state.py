@@ -6,7 +6,6 @@ A traced run must print the same lines as an untraced one.
 import ctypes
 import gc
 import hashlib
-import importlib
 import locale
 import os
 import random
@@ -29,9 +28,6 @@ NAMES_OF_MEMTRACE = (
     "OWNER_OUT",
     "_",
 )
-
-# The collections of each generation before the first state.
-COLLECTIONS = []
 
 
 def digest(value) -> str:
@@ -78,10 +74,6 @@ def is_id_used_again() -> bool:
     return id(second) == number
 
 
-def collections() -> list[int]:
-    return [stats["collections"] for stats in gc.get_stats()]
-
-
 def state_of_collector() -> dict:
     return {
         # Leaves out the count of the youngest generation: it depends on which freed containers the
@@ -90,7 +82,7 @@ def state_of_collector() -> dict:
         "gc thresholds": gc.get_threshold(),
         "gc enabled": gc.isenabled(),
         "gc callbacks": len(gc.callbacks),
-        "gc collections": [now - first for now, first in zip(collections(), COLLECTIONS, strict=True)],
+        "gc collections": [stats["collections"] for stats in gc.get_stats()],
         "gc garbage": len(gc.garbage),
         "gc frozen": gc.get_freeze_count(),
         "gc debug": gc.get_debug(),
@@ -224,11 +216,6 @@ def main() -> None:
     random.seed(0)
     torch.cuda.init()
     torch.empty(1, device="cuda")
-    # The first optimizer imports this package. Importing it creates so many containers that a few freed ones
-    # that the tracer leaves for reuse would move a collection. The collections count from here on.
-    importlib.import_module("torch._dynamo")
-    gc.collect()
-    COLLECTIONS[:] = collections()
     show("start")
     model = Forces().cuda()
     # Only the order of the nodes matters here: on a simulated GPU the results have no values.
