@@ -491,9 +491,9 @@ fn children_trace_into_files_of_their_own_or_leave_none(torch: &Torch) {
         let found = run.files();
         assert_eq!(found.len(), files, "{how}: {found:?}\n{}", text(&run.output.stderr));
         let mark = found.iter().filter(|file| {
-            read(file)
-                .iter()
-                .any(|row| row.event == "mark" && !["script", "first_use"].contains(&row.api.as_str()))
+            read(file).iter().any(|row| {
+                row.event == "mark" && !["script", "first_use", "gpu_process"].contains(&row.api.as_str())
+            })
         });
         let [parent] = mark.collect::<Vec<_>>()[..] else { panic!("{how}: one trace has the mark") };
         torch.verify_file(parent, &run.checkpoints);

@@ -446,7 +446,7 @@ fn advise_answers_for_lists_of_modules_in_lists_and_any_name() {
         assert_eq!(change["change"], format!("--checkpoint '{pattern}'"), "{found:#}");
         assert_eq!(answer(&["--checkpoint", pattern], &path)["after"], change["after"]);
         let said = text(&run(&["oom"]).stdout);
-        assert!(said.contains(&format!("--checkpoint '{pattern}': saves")), "{said}");
+        assert!(said.contains(&format!("--checkpoint '{pattern}' TRACE): saves")), "{said}");
     }
 }
 

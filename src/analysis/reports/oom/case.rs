@@ -13,7 +13,7 @@ use super::super::device_users::Neighbours;
 use super::super::late_buckets::late_buckets;
 use super::attention::AttentionFinder;
 use super::cause::{Cause, Copies, FEWEST_STEPS, Facts, Kept, StepTotals, with_inputs_of_checkpoints};
-use super::eval_mode::ForwardModes;
+use super::eval_mode::{ForwardModes, is_by_mode};
 use super::forwards::Forwards;
 use super::recomputed::recomputed;
 use super::remedies::remedy;
@@ -479,7 +479,11 @@ impl<'a> OomCase<'a> {
                 &replayed.symbols,
             ),
             has_fused_attention: seen.attention.is_fused(row.module, &replayed.symbols),
-            is_evaluation: in_forward && seen.modes.is_evaluation(row.module, &replayed.symbols),
+            is_evaluation: in_forward
+                && seen.modes.is_evaluation(row.module, &replayed.symbols, |module| {
+                    let class = replayed.replay.classes.of(module, &replayed.symbols);
+                    class.is_some_and(|class| is_by_mode(&class))
+                }),
             live: live.iter().map(|block| (block.owner, block.bytes)).collect(),
             symbols: replayed.symbols.clone(),
             in_script: is_script(row, replayed) && row.step >= 0,
@@ -576,8 +580,8 @@ impl<'a> OomCase<'a> {
         let by_steps = facts.needs_by_earlier_steps();
         let at_least = if by_steps > needs.max(facts.capacity) {
             format!(
-                "at least {} is needed, and the card has {card}: this step began with {}, and every earlier \
-                 step took the rest in addition",
+                "at least {} is needed, and the card has {card}: this step began with {}, and each earlier \
+                 step took at least the rest on top of that",
                 show(by_steps),
                 show(facts.step_began)
             )
@@ -585,7 +589,7 @@ impl<'a> OomCase<'a> {
             format!("at least {} is needed, and the card has {card}", show(needs))
         } else {
             format!(
-                "{request} more did not fit: {} of {card} is needed at this point, and the run was not over",
+                "{request} more did not fit: the run needs {} of {card} up to this point, and more may follow",
                 show(needs)
             )
         };
@@ -665,8 +669,8 @@ impl<'a> OomCase<'a> {
                 show(facts.largest_hole)
             ),
             (Cause::OutsideTorch, _) if facts.outside < facts.large_context() => format!(
-                "the CUDA context and untraced memory take {}, far more than the usual 0.3 to 0.6 GiB; \
-                 without the excess, {request} would fit",
+                "the CUDA context and untraced memory take {} instead of the usual 0.3 to 0.6 GiB; \
+                 at the usual size, {request} would fit",
                 show(facts.unknown)
             ),
             (Cause::OutsideTorch, _) => format!(
@@ -681,8 +685,8 @@ impl<'a> OomCase<'a> {
                 ),
                 _ => match self.estimate_by_layers() {
                     Some(left) => format!(
-                        "{at_least}. The {} of {} layers was reached ({}): about {} in all if the other \
-                         layers take as much, plus the memory of what follows them",
+                        "{at_least}. The request was in the {} of {} layers ({}): about {} in all if each \
+                         layer takes as much, plus what runs after the layers",
                         nth(left.number + 1),
                         left.of,
                         left.at,
@@ -692,11 +696,13 @@ impl<'a> OomCase<'a> {
                         let state = show(needs + facts.to_come);
                         let temporaries = facts.temporaries_to_come;
                         let of_step = format!(
-                            ", about {} with the temporary results of its step (none with fused=True)",
+                            ", about {} with the temporary results of the optimizer's step (none with \
+                             fused=True)",
                             show(needs + facts.to_come + temporaries)
                         );
                         format!(
-                            "at least {state} is needed with the rest of the optimizer's state{}, and the card has {card}",
+                            "with the optimizer state that is not allocated yet, at least {state} is needed{}, \
+                             and the card has {card}",
                             if temporaries > 0 { of_step } else { String::new() }
                         )
                     }
@@ -774,8 +780,8 @@ impl<'a> OomCase<'a> {
         }
         if let (Some(lacking), Some(context)) = (self.lacking_inside_range(), self.context) {
             printer.plain(format!(
-                "uncertain: {} were missing, and the CUDA context of a real card may take {} to {} (here \
-                 {}), so the request may fit there",
+                "uncertain: only {} were missing, and a real card's CUDA context takes {} to {} \
+                 (simulated: {}), so the request may fit there",
                 units.show(lacking),
                 units.show(context.least),
                 units.show(context.most),
