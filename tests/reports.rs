@@ -1236,7 +1236,7 @@ fn leaks_split_the_growth_of_what_nvidia_smi_shows() {
         "GPU 0: 40.00 MiB more in use after step 10 than after step 1: 80.00 MiB, before 40.00 MiB",
         "Its inputs are 5.0 times as large (10.00 MiB, before 2.00 MiB).",
         "aten::mm in Net.fc: 10.00 MiB before, now 50.00 MiB",
-        "It came at once, with step 6",
+        "The growth came in one jump, with step 6",
         "1.00 MiB per step",
     ] {
         assert!(text.contains(wanted), "{wanted}\n{text}");
@@ -1247,7 +1247,11 @@ fn leaks_split_the_growth_of_what_nvidia_smi_shows() {
     let growth = &answer.json["processes"][0]["growth"][0];
     assert_eq!((&growth["growth_bytes"], &growth["cause"]), (&json!(0), &json!("kept")), "{growth}");
     assert_eq!(growth["forecast"]["kind"], "within_cache", "{growth}");
-    assert!(answer.text().contains("GPU 0: 9.00 MiB more is kept, and 0 B more in use"), "{}", answer.text());
+    assert!(
+        answer.text().contains("GPU 0: kept memory grew by 9.00 MiB, with 0 B more in use"),
+        "{}",
+        answer.text()
+    );
     // Two steps are too few to compare.
     assert_eq!(run(2, 1).json["processes"][0]["growth"], json!([]));
 }

@@ -173,7 +173,8 @@ def show(
     width: int | None = None,
     plain: bool = False,
 ) -> str:
-    """Returns the answer as at most `LINES` lines; with `top`, its lists have that length instead."""
+    """Returns the answer as text of at most `LINES` lines. With `top`, a list has up to `top` rows instead of
+    its default length, and the text may be longer."""
     parted, missing = result["parted"], result["missing_ranks"]
     short = [f"  {printable(place)}: {printable(why)}" for place, why in result["failed"].items()]
     at_once = parted["steps_compared_at_once"]

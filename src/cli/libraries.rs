@@ -23,9 +23,9 @@ pub(crate) fn library(name: &str) -> Result<PathBuf> {
     let places = places(folder);
     let Some(found) = places.iter().find_map(|place| place.join(name).canonicalize().ok()) else {
         bail!(
-            "cannot find {name}: it belongs beside the command memtrace in {}, or in ../lib; `pip install .` installs \
-             all that is needed, `cargo build --release` leaves it beside the command in target/release, and `cargo \
-             install` installs the command alone",
+            "cannot find {name} beside the memtrace command in {}, or in ../lib. Install memtrace with `pip \
+             install .`, or run target/release/memtrace after `cargo build --release`; `cargo install` \
+             installs the command without this library",
             folder.display()
         );
     };

@@ -124,7 +124,7 @@ impl Report for Ranks {
         }
         match &part {
             Some(part) => part.print(&mut printer, options),
-            None if ranks.len() > 1 => printer.plain("every module allocates the same on all ranks"),
+            None if ranks.len() > 1 => printer.plain("every module allocates the same amount on all ranks"),
             None => printer.plain(
                 "this trace has one rank; to compare ranks, name the folder with all traces of the run",
             ),

@@ -61,7 +61,7 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
             "one optimizer per parameter, in register_post_accumulate_grad_hook; one backward pass per \
              step; as much temporary memory per byte of parameter as now",
             "medium",
-            "the gradient of a parameter with several uses is complete only later",
+            "if a parameter is used several times (tied weights), its gradient is taken to be complete at the first use",
         ),
         Change::OffloadOptimizer => of(
             "the host holds the state and computes the step; gradients stay on the device until the step \

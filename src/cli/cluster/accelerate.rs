@@ -31,7 +31,8 @@ pub(super) fn ask(python: &[OsString], arguments: &[&OsString], cards: u32) -> R
             "--ranks: accelerate launch did not list the ranks that it would start; see its messages above"
         );
     }
-    let answer: Value = serde_json::from_slice(&output.stdout).context("accelerate launch: no answer")?;
+    let answer: Value = serde_json::from_slice(&output.stdout)
+        .context("--ranks: cannot read the list of ranks from accelerate launch")?;
     let words = answer["arguments"].as_array().context("accelerate launch: no arguments of torchrun")?;
     let words: Vec<OsString> = words.iter().filter_map(Value::as_str).map(OsString::from).collect();
     let torchrun = Torchrun::parse(&words.iter().collect::<Vec<_>>(), |_| None)?;

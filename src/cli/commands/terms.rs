@@ -311,8 +311,8 @@ pub(super) const TERMS: &[Term] = &[
     term(&["limit", "budget"], "The maximum memory that a file for `memtrace budget` allows."),
     term(
         &["lost", "lost events", "events lost"],
-        "Events that the recorder could not keep, because its buffer was full. Totals are right again at \
-         torch's next report. A larger MEMTRACE_BUFFER avoids the loss.",
+        "Events that the recorder dropped because its buffer was full. Totals are wrong only until torch's \
+         allocator reports its totals again. To avoid the loss, set a larger MEMTRACE_BUFFER.",
     ),
     term(
         &["simulated gpu", "phantom"],

@@ -62,13 +62,13 @@ pub(crate) fn describe(meta: &mut Meta) {
     meta.phantom = phantom::describe();
     meta.cwd = std::env::current_dir().map_or_else(|_| String::new(), |path| path.display().to_string());
     if !meta.allocator.caching {
-        meta.degraded.push("caching is off: the runtime's own calls are recorded as blocks".to_owned());
+        meta.degraded.push("caching is off: each CUDA allocation of torch is recorded as a block".to_owned());
     }
     if meta.allocator.backend != "native" {
         let backend = &meta.allocator.backend;
         meta.degraded.push(format!(
-            "allocator backend {backend} reports no blocks: the runtime's own calls \
-                                    are recorded as blocks, and their sum as reserved memory"
+            "allocator backend {backend} reports no blocks: each CUDA allocation of torch is recorded \
+             as a block, and their sum as reserved memory"
         ));
     }
     if let Some(session) = session::session() {

@@ -194,7 +194,12 @@ impl Values {
                 Node::List(list) => list.push(value),
                 Node::Events(events) => match value {
                     Value::Ref(Ref::Folded(Folded::Event, next)) if next == events.end => events.end += 1,
-                    _ => return Err("a list of events has other values, or an event twice".to_owned()),
+                    _ => {
+                        return Err(
+                            "a list of events contains a value that is not an event, or repeats an event"
+                                .to_owned(),
+                        );
+                    }
                 },
                 Node::Dict(_) => return Err(no_list()),
             }

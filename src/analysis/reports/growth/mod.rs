@@ -90,7 +90,7 @@ impl Part {
     fn about(self) -> &'static str {
         match self {
             Part::Kept => "live when a step ends",
-            Part::LargerSteps => "what the largest step so far needed beyond that",
+            Part::LargerSteps => "what the largest step so far needed beyond the kept memory",
             Part::Cached => "reserved by PyTorch's allocator, and needed by no step",
             Part::Outside => "context, kernels, libraries, other processes",
         }

@@ -31,7 +31,7 @@ impl Growth {
                 "The memory that a step still holds at its end varies in size; no memory of earlier steps \
                  is left.".to_owned()
             }
-            Part::Kept => "Each step leaves something behind that is not freed.".to_owned(),
+            Part::Kept => "Each step allocates memory that is not freed.".to_owned(),
             Part::LargerSteps => {
                 let highest = self.levels[self.from..].iter().max_by_key(|level| level.peak);
                 let highest = highest.copied().unwrap_or_default();
@@ -39,7 +39,7 @@ impl Growth {
                 let shape = match self.shape() {
                     Shape::Rising => "The steps get larger",
                     Shape::OneLarge => "One step is larger than the others",
-                    Shape::Varying => "The size of the steps varies, and the largest one decides",
+                    Shape::Varying => "Steps differ in size, and the largest one sets the peak",
                 };
                 let more = |level: &Level| show(level.peak - level.allocated);
                 let mut text = format!(
@@ -146,7 +146,7 @@ impl Growth {
         match part {
             Part::Kept if self.is_once() => "nothing, unless this memory is not needed",
             Part::Kept if self.changes[Part::Kept as usize].is_empty() && !self.by_time => {
-                "del the step's variables at its end, if the next step lacks room"
+                "del the step's variables at its end if the next step runs out of memory"
             }
             Part::Kept => "memtrace leaks --holders names the list, closure or graph that keeps it",
             Part::LargerSteps if self.is_kept_at_oom => {
@@ -160,7 +160,7 @@ impl Growth {
                     "crop, split or skip inputs like those of this step; run the largest batch first"
                 }
                 Shape::Varying => {
-                    "a limit for the sum of the lengths in a batch, or crop the longest input; run the largest batch first"
+                    "crop the longest input, or limit the total length of a batch; run the largest batch first"
                 }
             },
             Part::Cached if matches!(self.apart(), Some(Apart::Graphs(..))) => {
@@ -209,7 +209,7 @@ impl Growth {
             Cell::new(
                 if is_hidden {
                     format!(
-                        "GPU {}: {} more is kept, and {} {verb} in use",
+                        "GPU {}: kept memory grew by {}, with {} {verb} in use",
                         self.ordinal,
                         show(self.of(cause)),
                         show(more.abs())
@@ -261,18 +261,18 @@ impl Growth {
         match self.forecast {
             Forecast::Jumped { at } => {
                 format!(
-                    "It came at once, with {}; before and after, little changes.",
+                    "The growth came in one jump, with {}; before and after it, little changed.",
                     self.point(&self.levels[at])
                 )
             }
             Forecast::Settled => {
-                format!("It has settled at {used}: the last quarter of the run hardly grew.")
+                format!("It has settled at {used}: it hardly grew in the last quarter of the run.")
             }
             Forecast::Paused { now, longest } => {
                 let of = if self.by_time { "slice" } else { "step" };
                 format!(
-                    "It grows in jumps: the last {} did not grow, but it has paused for {} before. So {used} may not be \
-                     the end.",
+                    "It grows in jumps: no growth in the last {}, but an earlier pause lasted {}. So it may \
+                     exceed {used}.",
                     counted(now as u64, of),
                     count(longest as u64)
                 )
@@ -280,15 +280,14 @@ impl Growth {
             Forecast::Varies { now, times } => {
                 let of = if self.by_time { "slice" } else { "step" };
                 format!(
-                    "The last {} did not grow. The largest {of} so far decides, and it needs {times:.1} times what nine of \
-                     ten need at most: expect a larger one. So {used} may not be the end.",
+                    "No growth in the last {}. The largest {of} so far sets the peak, and needs {times:.1} times \
+                     the 90th percentile. Expect a larger one: memory in use may exceed {used}.",
                     counted(now as u64, of)
                 )
             }
             Forecast::Slowing { level } => {
-                let mut text = format!(
-                    "It slows down: the last quarter of the run grew less than the others. Now {used}"
-                );
+                let mut text =
+                    format!("It slows down: growth was small in the last quarter of the run. Now {used}");
                 if let Some(level) = level {
                     text.push_str(&format!(", about {} if it goes on like this", units.show(level)));
                 }

@@ -1,7 +1,7 @@
 //! Advice for each owner of memory, and the common names of libraries.
 
-pub(super) const ROUNDING: &str = "odd sizes: pad shapes, or roundup_power2_divisions off";
-pub(super) const PENDING: &str = "record_stream holds it: fewer side streams, or wait for them sooner";
+pub(super) const ROUNDING: &str = "sizes are rounded up: pad shapes, or unset roundup_power2_divisions";
+pub(super) const PENDING: &str = "held by record_stream: use fewer side streams, or wait for them sooner";
 pub(super) const HOLES: &str = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace frag names the blocks that keep segments alive";
 pub(super) const CACHED: &str = "torch reuses it; torch.cuda.empty_cache() returns it to the device";
 pub(super) const POOL: &str = "cudaMemPoolTrimTo, or a lower release threshold";
@@ -15,7 +15,7 @@ pub(super) const HOST: &str =
     "memtrace ledger --host names its parts; offloading frees nothing on this machine";
 pub(super) const OTHER_PROGRAMS: &str = "end other programs, or the desktop";
 pub(super) const PAGE_CACHE: &str =
-    "an allocation gets it; cudaMemGetInfo counts it as used, and so do programs that size a cache by that";
+    "free for allocations, but cudaMemGetInfo counts it as used, as do programs that size a cache by it";
 pub(super) const UNEXPLAINED: &str = "driver, ECC or a display; above 1 GiB, look for a leftover process";
 
 /// For each prefix of a library's file: its common name, and the advice.

@@ -24,7 +24,7 @@ const LOADER: &str = "pt_data_worker";
 const HEAP: &str = "heap";
 /// Advice about the heap if CPU tensors have no rows of their own. The heap may then contain tensors: after
 /// glibc has freed an mmapped block, it allocates blocks of up to that size (at most 32 MiB) from the heap.
-const HEAP_WITH_TENSORS: &str = "CPU tensors of up to 32 MiB, objects of Python and C, and what glibc keeps: MEMTRACE_HOST_TENSORS=1 tells them apart";
+const HEAP_WITH_TENSORS: &str = "CPU tensors of up to 32 MiB, objects of Python and C, and what glibc keeps: MEMTRACE_HOST_TENSORS=1 separates them";
 /// The name of the part that contains all remaining memory.
 const ANONYMOUS: &str = "anonymous";
 /// Advice about the remaining memory if CPU tensors have rows of their own.
@@ -38,7 +38,7 @@ const PARTS: &[(&str, &str, &str)] = &[
     ("pinned: cached", "pinned", "torch keeps it for later requests: torch._C._host_emptyCache() returns it"),
     ("pinned", "pinned", "memtrace peak --device -1 --by op shows who asked for it"),
     ("shared", "shared", "batches of DataLoader workers: fewer workers, a smaller prefetch_factor"),
-    ("file", "file", "the page cache has it: clean pages are given up when memory runs short"),
+    ("file", "file", "page cache: the kernel drops clean pages when memory runs short"),
     ("libraries", "libraries", "code of torch and CUDA: import less"),
     (
         "malloc arenas",
@@ -53,7 +53,7 @@ const PARTS: &[(&str, &str, &str)] = &[
     (
         ANONYMOUS,
         "other",
-        "large mallocs: NumPy, Python, CPU tensors (MEMTRACE_HOST_TENSORS=1 tells them apart)",
+        "large mallocs: NumPy, Python, CPU tensors (MEMTRACE_HOST_TENSORS=1 separates them)",
     ),
     ("stacks", "stacks", "fewer threads: OMP_NUM_THREADS"),
     ("CUDA driver", "driver", ""),
@@ -254,7 +254,7 @@ impl<'a> HostState<'a> {
             let mut text = format!("container: {} in use", show(container.current));
             if container.file >= 0 {
                 text += &format!(
-                    ", of them {} page cache, which is freed when memory runs short",
+                    ", {} of it page cache, which the kernel frees when memory runs short",
                     show(container.file)
                 );
             }

@@ -43,7 +43,8 @@ const HOST: Flag =
 const OTHER_PROCESSES: &str = "other processes";
 
 /// The note about a device that shares its memory with the host.
-const ONE_MEMORY: &str = "device and host share one memory: the rows and the free memory add up to all of it";
+const ONE_MEMORY: &str =
+    "device and host share one memory: these rows and the free memory add up to its total";
 
 const COLUMNS: Columns = layout::COLUMNS.and(Columns::of(&["api", "source", "name"]));
 
@@ -392,7 +393,7 @@ impl LedgerState {
         let empty = empty.min(cached - holes);
         self.line("cache", "torch: fragmentation, holes beside live blocks", holes, pinned, advice::HOLES);
         self.line("cache", "torch: cached and free", empty, 0, advice::CACHED);
-        self.line("cache", "torch: cached, place unknown", cached - holes - empty, 0, advice::CACHED);
+        self.line("cache", "torch: cached, at an unknown address", cached - holes - empty, 0, advice::CACHED);
         let backend = &trace.meta.allocator.backend;
         if backend != "native" {
             self.notes.push(format!(
@@ -529,7 +530,7 @@ impl LedgerState {
                 away => format!("{} earlier", duration(-away)),
             };
             printer.line([Cell::new(
-                format!("memory without a traced call: from a sample of the device {when}"),
+                format!("memory that no traced call explains: from the sample of the device {when}"),
                 Style::Faint,
             )]);
         }

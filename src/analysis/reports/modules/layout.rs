@@ -162,9 +162,9 @@ impl Tracker {
         );
         if is_joined {
             printer.plain(
-                "* joins repeated layers: calls, retained, recomputed, parameters and buffers are sums, \
-                 largest is the most that one layer retains, other columns are maxima; --apart lists each \
-                 layer",
+                "a row with * joins repeated layers; --apart lists each layer. The columns calls, retained, \
+                 recomputed, parameters and buffers are sums over the layers, the others are maxima; largest \
+                 is the most that one layer retains",
             );
         }
         if !self.memories.has_io {

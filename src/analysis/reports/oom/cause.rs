@@ -488,7 +488,7 @@ impl Facts {
                 "{} is free in torch's cache, in pieces of at most {}: closing these holes would {}",
                 shown(self.cached() - self.private),
                 shown(self.largest_hole),
-                if is_enough { "serve this request, and little more" } else { "not be enough" }
+                if is_enough { "make room for this request, and little more" } else { "not be enough" }
             ));
         }
         if cause != Cause::Fragmentation && 20 * self.private >= self.capacity.max(1) {
@@ -509,7 +509,7 @@ impl Facts {
         }
         if let Some((began, usual)) = self.larger_step().filter(|_| cause == Cause::TooBig) {
             found.push(format!(
-                "this step took {} so far, and {} before it took {} at most: its inputs are larger, or it does something else",
+                "this step took {} so far, and {} before it took at most {}: its inputs are larger, or it runs other code",
                 shown(self.allocated + self.request - began),
                 counted(self.steps.len() as u64, "step"),
                 shown(usual)

@@ -270,8 +270,8 @@ impl KeptMemory {
             printer.plain(format!("  try: {advice}"));
         }
         printer.plain(
-            "Fix this first: without the fix, the peak that the changes below lower comes back or \
-                       keeps growing.",
+            "Fix this first. Otherwise, the changes below lower the peak, but it comes back or \
+             keeps growing.",
         );
         printer.gap();
     }

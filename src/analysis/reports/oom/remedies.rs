@@ -30,7 +30,7 @@ impl OomCase<'_> {
             (Cause::RequestTooLarge, _) if self.is_attention() => {}
             (Cause::RequestTooLarge, _) => {
                 add(&[
-                    "smaller inputs of this op, or the work in parts: its size comes from the lines above",
+                    "make the inputs of this op smaller, or split the work into parts; the lines above set the size of the request",
                 ]);
             }
             (Cause::Limit, _) => {
@@ -39,7 +39,7 @@ impl OomCase<'_> {
             (Cause::Grows | Cause::Kept, Some((holder, why))) => {
                 if holder.graphs > 0 && !facts.has_backward && *why == Kept::Grows {
                     add(&[
-                        "torch.no_grad() or torch.inference_mode() around this loop: no backward has run, and graphs are kept for one",
+                        "torch.no_grad() or torch.inference_mode() around this loop: it keeps graphs for a backward, but no backward has run",
                     ]);
                 }
                 add(remedy(*why).1);
@@ -60,7 +60,7 @@ impl OomCase<'_> {
                 ]);
             }
             (Cause::HostMemory, _) => add(&[
-                "keep no second copy on the host: offloading frees nothing here; load weights straight to the device, use fewer workers; memtrace ledger --host names the holders",
+                "avoid copies on the host, which shares the memory: load weights straight to the device, use fewer workers (offloading frees nothing); memtrace ledger --host names the holders",
             ]),
             (Cause::OtherProcess, _) if facts.host.is_some() => {
                 add(&["end other programs: each takes memory that the device shares"])
@@ -94,7 +94,7 @@ impl OomCase<'_> {
         } else if is_on {
             &[
                 "free the blocks that pin segments: memtrace frag names them",
-                "sizes that repeat: pad inputs to a few lengths",
+                "pad inputs to a few lengths, so that sizes repeat",
             ]
         } else if pages + self.facts.room >= self.facts.request {
             &[
@@ -137,8 +137,7 @@ impl OomCase<'_> {
         }
         if 4 * facts.recomputed >= facts.allocated.max(1) {
             all.push(
-                "a checkpoint of each layer instead of one around several, which recomputes all of them at \
-                 once"
+                "checkpoint each layer by itself: a checkpoint around several recomputes all of them at once"
                     .to_owned(),
             );
         }
@@ -342,8 +341,7 @@ impl OomCase<'_> {
         let enough = match facts.needed.filter(|needed| *needed > facts.capacity) {
             Some(_) if saved < facts.short() => ", not enough alone",
             None if !is_of_batch => {
-                ", may not be enough alone: it is unknown whether the extra memory of this step grows with \
-                 the batch"
+                ", may not be enough alone: this step's extra memory may not depend on the batch"
             }
             None if self.is_too_little_with(advice.saved, saved) => UNSURE,
             Some(_) => ", enough",
@@ -372,8 +370,8 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
             &["keep numbers, not tensors: .item(), or .detach().cpu(); drop old entries"],
         ),
         Kept::Traceback => (
-            "the exception of the failed attempt still holds its variables",
-            &["leave the except block before you try again (set a flag in it), or del the exception"],
+            "the exception still refers to the variables of the failed attempt",
+            &["retry after the except block (set a flag in it), not inside it, or del the exception"],
         ),
         Kept::EarlierGraph => (
             "the graph of an earlier step is alive together with the graph of this one",
@@ -397,7 +395,7 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
             ],
         ),
         Kept::Joined => (
-            "each result is joined to those before it on the GPU, which needs room for both",
+            "each new result is concatenated with the earlier ones on the GPU, which needs room for two copies",
             &[
                 "move each to the CPU: .cpu(), or eval_accumulation_steps=1 with a Trainer; keep only the numbers that you need",
             ],

@@ -83,8 +83,8 @@ impl ServerPart {
         let lower = hundredths(self.part - lacking as f64 / capacity.max(1) as f64, f64::floor) - 0.01;
         (self.blocks > 0 && lower > 0.0).then(|| {
             format!(
-                "vLLM: gpu_memory_utilization={lower:.2} or less, now {}: its KV cache takes all that this part of the card \
-                 allows; or a smaller max_num_seqs",
+                "vLLM: gpu_memory_utilization={lower:.2} or less, now {}: the KV cache takes the \
+                 rest of this share of the card; or a smaller max_num_seqs",
                 self.part
             )
         })
@@ -172,8 +172,8 @@ impl Refused {
         let left = allowed - self.needed;
         if left > 0 {
             return format!(
-                "{asks}; weights and a trial forward took {}, and the {} that is left is too little for the KV cache of one \
-                 sequence",
+                "{asks}; weights and a trial forward took {}; the remaining {} cannot hold the KV cache of \
+                 one sequence",
                 show(self.needed),
                 show(left)
             );
@@ -212,8 +212,8 @@ impl Refused {
             ));
         }
         all.push(
-            "a smaller max_num_batched_tokens, whose trial forward then needs less; or a smaller max_model_len, so that a \
-             sequence needs less of the cache"
+            "a smaller max_num_batched_tokens (less for the trial forward), or a smaller max_model_len (less KV \
+             cache per sequence)"
                 .to_owned(),
         );
         all
@@ -298,7 +298,7 @@ mod tests {
             "gpu_memory_utilization above 0.19, at most 0.96 here: each 0.01 more is 81.92 MiB of KV cache"
         );
         // Some memory is left, but too little for a sequence: the reason names the memory that is left.
-        assert!(Refused { part: 0.2, ..small }.because(Unit::default()).contains("102.40 MiB that is left"));
+        assert!(Refused { part: 0.2, ..small }.because(Unit::default()).contains("remaining 102.40 MiB"));
         // The share is larger than the free memory. Without another process on the card, the verdict is a
         // limit.
         let large = Refused { part: 0.99, needed: 0, ..small };

@@ -209,8 +209,8 @@ impl<'a> Answer<'a> {
         for value in self.inside_range() {
             let answer = if self.fits.is_some_and(|trial| trial.value == value) { "not fit" } else { "fit" };
             page.plain(format!(
-                "{value} may {answer} on a real card: the memory that it needs is within the range of free \
-                 memory on real cards"
+                "{value} may {answer} on a real card: free memory differs between real cards, and the memory \
+                 that it needs is within their range"
             ));
         }
         let margin = self.fits.map(|Trial { value, peak, .. }| {

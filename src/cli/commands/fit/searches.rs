@@ -139,16 +139,27 @@ impl<'a> Lane<'a> {
     /// Returns a text with the results so far, for a search that a signal ends.
     fn known(&self) -> String {
         let text = |index: usize| self.values.text(index);
-        let gpus = if self.values.are_gpus() { " GPUs" } else { "" };
+        let are_gpus = self.values.are_gpus();
+        let gpus = |number: &str| if number == "1" { "GPU" } else { "GPUs" };
+        let does = |number: &str| if number == "1" { "does" } else { "do" };
         match (self.search.fits.map(text), self.search.too_big.map(text)) {
-            (Some(fits), Some(too_big)) => {
-                format!("{fits}{gpus} fits and {too_big} does not; the values in between were not tried")
+            // The number that fits is the larger one, so it is at least 2.
+            (Some(fits), Some(too_big)) if are_gpus => {
+                let does = does(&too_big);
+                format!("{fits} GPUs fit and {too_big} {does} not; the numbers in between were not tried")
             }
-            (Some(fits), None) if self.values.are_gpus() => {
-                format!("{fits} GPUs are enough; no number tried was too small")
+            (Some(fits), Some(too_big)) => {
+                format!("{fits} fits and {too_big} does not; the values in between were not tried")
+            }
+            (Some(fits), None) if are_gpus => {
+                let are = if fits == "1" { "is" } else { "are" };
+                format!("{fits} {} {are} enough; no number tried was too small", gpus(&fits))
             }
             (Some(fits), None) => format!("{fits} fits; no value tried was too large"),
-            (None, Some(too_big)) => format!("{too_big}{gpus} does not fit; no value tried fits"),
+            (None, Some(too_big)) if are_gpus => {
+                format!("{too_big} {} {} not fit; no number tried is enough", gpus(&too_big), does(&too_big))
+            }
+            (None, Some(too_big)) => format!("{too_big} does not fit; no value tried fits"),
             (None, None) => "no run has finished".to_owned(),
         }
     }

@@ -176,8 +176,8 @@ fn notes(page: &mut Printer, plan: &Plan, lane: &Lane<'_>) {
         .or(lane.too_big().filter(|trial| trial.peak.inside_range).map(|_| "may fit"));
     if let Some(answer) = near {
         page.plain(format!(
-            "{name}: the value at the limit {answer} on a real card: the memory that it needs is within the \
-             range of free memory on real cards"
+            "{name}: the value at the limit {answer} on a real card: free memory differs between real cards, \
+             and the memory that it needs is within their range"
         ));
     }
 }
