@@ -1,6 +1,9 @@
 //! `memtrace mcp`, asked by the Python SDK of the protocol.
 
+use std::io::Write;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -11,7 +14,7 @@ mod torch;
 #[expect(dead_code, reason = "this file needs the Python of the users alone")]
 #[path = "common/venv.rs"]
 mod venv;
-use torch::{Torch, built, clean, succeeded};
+use torch::{Torch, built, clean, succeeded, text};
 
 /// The answers of one session of a client.
 struct Session(Value);
@@ -127,4 +130,62 @@ fn mcp_leads_an_agent_from_an_oom_to_a_checked_change() {
     session.text(4);
     assert!(folder.path().join("page.html").is_file());
     assert!(session.error(5).contains("outside the folders"));
+}
+
+#[test]
+fn mcp_ends_the_program_of_a_call_when_a_signal_ends_the_server() {
+    let folder = TempDir::new().unwrap();
+    let mut server = clean(&built("memtrace"));
+    server.args(["mcp", "--allow-run", "."]).current_dir(folder.path());
+    let mut server = server.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // The program writes its id into a file and then sleeps.
+    let program = ["sh", "-c", "echo $$ > id.part; mv id.part id; exec sleep 600"];
+    let calls = [
+        json!({"id": 1, "method": "initialize", "params": {
+            "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"},
+        }}),
+        json!({"method": "notifications/initialized"}),
+        json!({"id": 2, "method": "tools/call", "params": {"name": "run", "arguments": {"command": program}}}),
+    ];
+    let stdin = server.stdin.as_mut().unwrap();
+    for mut call in calls {
+        call["jsonrpc"] = "2.0".into();
+        writeln!(stdin, "{call}").unwrap();
+    }
+    let id = folder.path().join("id");
+    let wait = |what: &str, is_done: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !is_done() {
+            assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    wait("the program has not started", &|| id.exists());
+    let program = Path::new("/proc").join(std::fs::read_to_string(id).unwrap().trim()).join("cmdline");
+    let is_running = || std::fs::read(&program).is_ok_and(|line| line.starts_with(b"sleep"));
+    wait("the program does not sleep", &is_running);
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(server.wait().unwrap().code(), Some(128 + 15));
+    wait("the program goes on", &|| !is_running());
+}
+
+#[test]
+fn mcp_refuses_what_is_no_folder_and_a_stdin_without_a_client() {
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    for (argument, stdin, why) in [
+        ("absent", "", "absent: No such file"),
+        ("file", "", "file is not a folder"),
+        (".", "", "no MCP client on stdin"),
+        (".", "garbage\n", "no MCP client on stdin"),
+    ] {
+        std::fs::write(folder.path().join("stdin"), stdin).unwrap();
+        let stdin = std::fs::File::open(folder.path().join("stdin")).unwrap();
+        let mut server = clean(&built("memtrace"));
+        let output = server.args(["mcp", argument]).current_dir(folder.path()).stdin(stdin).output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{argument}: {said}");
+        assert!(said.contains(why), "{argument}: {said}");
+    }
 }

@@ -15,6 +15,7 @@ use rmcp::model::{
 };
 use rmcp::service::RequestContext;
 use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args;
 use folders::Folders;
@@ -49,7 +50,8 @@ pub(crate) fn command() -> Command {
         ]))
 }
 
-/// Serves the commands of `all` until the client closes stdin.
+/// Serves the commands of `all` until the client closes stdin, or a signal ends the server. Both end the
+/// running children, too.
 ///
 /// # Errors
 /// When a folder does not exist, or the client does not speak the protocol.
@@ -58,14 +60,27 @@ pub(crate) fn run(matches: &ArgMatches, all: Command) -> Result<ExitCode> {
     let folders = Folders::new(paths.map(PathBuf::as_path))?;
     let server = Server { tools: Tools::new(all, matches.get_flag("allow-run")), folders };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let service = server
-            .serve(rmcp::transport::stdio())
-            .await
-            .context("no MCP client on stdin; the client of an agent starts this command")?;
-        service.waiting().await.context("the server stopped")?;
-        Ok(ExitCode::SUCCESS)
-    })
+    let result = runtime.block_on(async {
+        let served = async {
+            let service = server
+                .serve(rmcp::transport::stdio())
+                .await
+                .context("no MCP client on stdin; the client of an agent starts this command")?;
+            service.waiting().await.context("the server stopped")?;
+            Ok(ExitCode::SUCCESS)
+        };
+        let (mut terminated, mut interrupted) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let status = |kind: SignalKind| Ok(ExitCode::from(128 + kind.as_raw_value().to_le_bytes()[0]));
+        tokio::select! {
+            result = served => result,
+            _ = terminated.recv() => status(SignalKind::terminate()),
+            _ = interrupted.recv() => status(SignalKind::interrupt()),
+        }
+    });
+    // The thread that reads stdin may wait for ever.
+    runtime.shutdown_background();
+    result
 }
 
 struct Server {
