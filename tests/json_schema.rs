@@ -30,7 +30,6 @@ const MAPS: &[&str] = &[
     "by_category_bytes",
     "peak_allocated_bytes_by_step",
     "states",
-    "actions_by_name",
     "found",
     "latency_ns",
 ];

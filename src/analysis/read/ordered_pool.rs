@@ -93,8 +93,8 @@ struct PoolState<J> {
     stopped: bool,
 }
 
-/// The state of the next job to take: finished, not finished yet, or there is none because the jobs have
-/// ended.
+/// The state of the next job to take. A job is finished, or not finished yet. After the last job there is
+/// none.
 enum Front<J> {
     Ready(J),
     NotYet,

@@ -298,7 +298,7 @@ pub(super) fn unnamed_json(all: &[Unnamed]) -> Value {
 /// a process, returns all users if the GPUs differ by more than one part in [`UNEVEN`] of the fullest one, and
 /// no user otherwise.
 pub(super) fn crowded(mut users: Vec<DeviceUser>) -> Vec<DeviceUser> {
-    if users.iter().any(|user| !user.is_home) || !is_uneven(&users) {
+    if users.iter().any(|user| !user.is_home) || !is_uneven_run(&users) {
         let crowded: Vec<Gpu> = users.iter().filter(|user| !user.is_home).map(DeviceUser::gpu).collect();
         users.retain(|user| crowded.contains(&user.gpu()));
     }
@@ -306,12 +306,17 @@ pub(super) fn crowded(mut users: Vec<DeviceUser>) -> Vec<DeviceUser> {
     users
 }
 
-/// GPUs are uneven if their memory differs by more than one part in this many of the fullest one.
-const UNEVEN: i64 = 20;
+/// GPUs and ranks are uneven if their memory differs by more than one part in this many of the fullest one.
+pub(super) const UNEVEN: i64 = 20;
 
-fn is_uneven(users: &[DeviceUser]) -> bool {
-    let (low, high) = range_of_gpus(users);
+/// Returns true if the emptiest and the fullest, in bytes, are uneven.
+pub(super) fn is_uneven(low: i64, high: i64) -> bool {
     (high - low).saturating_mul(UNEVEN) > high
+}
+
+fn is_uneven_run(users: &[DeviceUser]) -> bool {
+    let (low, high) = range_of_gpus(users);
+    is_uneven(low, high)
 }
 
 /// Returns the memory of the emptiest and of the fullest GPU on which a process of the run works.
@@ -351,8 +356,9 @@ pub(super) struct OthersAt {
     pub(super) bytes: i64,
 }
 
-/// Names the other processes on a GPU of the process of `trace`: those of the run that mainly work on another
-/// GPU first, those without a trace in the run last. Returns `None` if no process is known.
+/// Names the other processes on a GPU that the process of `trace` uses. Processes of the run that mainly work
+/// on another GPU come first, and processes without a trace in the run come last. Returns `None` if no process
+/// is known.
 pub(super) fn neighbours(
     RunUsers { users, others }: &RunUsers,
     trace: &TraceFile,

@@ -86,14 +86,13 @@ impl OtherProcess {
         self.changes.iter().filter_map(|(_, bytes)| *bytes).max()
     }
 
-    /// Returns true if the process was on the GPU at a moment of the trace of `seen_by`. Samples are a moment
-    /// late, so a process that appears later counts if none was seen before it.
+    /// Returns true if the process was on the GPU at a moment of the trace of `seen_by`.
     pub(super) fn is_there_at(&self, ts_ns: i64) -> bool {
-        let before = self.changes.iter().rev().find(|(at, _)| *at <= ts_ns);
-        before.or_else(|| self.changes.first()).is_some_and(|(_, bytes)| *bytes != Some(0))
+        self.bytes_at(ts_ns) != Some(0)
     }
 
-    /// Returns the bytes at a moment of the trace of `seen_by`; `None` if unknown.
+    /// Returns the bytes at a moment of the trace of `seen_by`; `None` if unknown. Samples are late, so before
+    /// the first mark of the process the bytes of this mark count.
     pub(super) fn bytes_at(&self, ts_ns: i64) -> Option<i64> {
         let before = self.changes.iter().rev().find(|(at, _)| *at <= ts_ns);
         before.or_else(|| self.changes.first()).and_then(|(_, bytes)| *bytes)

@@ -3,6 +3,7 @@
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
+use super::device_users::{UNEVEN, is_uneven};
 use super::growth::owner_name;
 use crate::options::Options;
 use crate::read::symbols::NO_PHASE;
@@ -10,8 +11,6 @@ use crate::render::printer::{Cell, Printer, Style};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::Replayed;
 
-/// Ranks are compared if their peaks differ by more than one part in this many of the higher one.
-const UNEVEN: i64 = 20;
 /// The maximum number of owners that are named.
 const MOST_NAMED: usize = 4;
 
@@ -66,7 +65,7 @@ impl OwnerDifference<'_> {
     pub(super) fn between(all: &[PeakOwners]) -> Option<OwnerDifference<'_>> {
         let [low, high] = all else { return None };
         let more = high.bytes - low.bytes;
-        if more.saturating_mul(UNEVEN) <= high.bytes {
+        if !is_uneven(low.bytes, high.bytes) {
             return None;
         }
         let of_low = |name: &str| low.owners.get(name).copied().unwrap_or(0);

@@ -28,7 +28,7 @@ pub trait Report: Sync {
         &[]
     }
 
-    /// Returns the views of the command: its other answers, each of which options select.
+    /// Returns the views of the command: its other answers. Options select a view.
     fn views(&self) -> &'static [View] {
         &[]
     }

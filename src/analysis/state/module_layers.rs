@@ -144,7 +144,8 @@ impl Layers {
     }
 }
 
-fn is_number(name: &str) -> bool {
+/// Returns true if a part of a module's path is a number, as in `blocks.3`.
+pub(crate) fn is_number(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit())
 }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::calls::MOST_LEVELS;
 use super::changes::{Change, NewOptimizer};
 use super::predict::OpsAgain;
+use crate::state::module_layers::is_number;
 
 /// The number of parts into which the suggested loss splits its tokens (`--chunk-loss`).
 const PARTS: i64 = 8;
@@ -28,7 +29,6 @@ pub(super) fn module_groups<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec
             start += part.len() + 1;
             (from, part)
         });
-        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let Some((from, number)) = parts.find(|(_, part)| is_number(part)) else { continue };
         let ends = [from + number.len()].into_iter().chain(parts.map(|(from, part)| from + part.len()));
         let mut ends = ends.take(MOST_LEVELS).enumerate();

@@ -149,8 +149,8 @@ impl Values {
         self.values.contains_key(key) || self.queue_len(key) > 0
     }
 
-    /// Sets those of `keys` that have no value and that `known` permits, on behalf of stand-ins. Returns
-    /// false if the store is full before all keys are set.
+    /// Sets each of `keys` that has no value and that `known` permits, on behalf of stand-ins. Returns false if
+    /// the store is full before all keys are set.
     #[must_use]
     pub(crate) fn answer(&mut self, keys: &[Vec<u8>], known: Known) -> bool {
         for key in keys {

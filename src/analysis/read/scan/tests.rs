@@ -310,7 +310,7 @@ fn strips_and_lines_of_a_scan_may_end_anywhere() {
     let row = lines(&[FULL]);
     for before in [0, 1, STRIP - 300, STRIP - 64, STRIP - 1, STRIP, 3 * STRIP + 17] {
         // The first line has `before` bytes, up to several strips, and is not a row. It is followed by 200
-        // rows, all of which must be read.
+        // rows. All of these rows must be read.
         let mut block = vec![b'x'; before];
         block.push(b'\n');
         for _ in 0..200 {

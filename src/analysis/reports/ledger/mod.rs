@@ -126,8 +126,8 @@ impl Report for Ledger {
     }
 }
 
-/// Names the other processes on a GPU in their line: those of this run by rank and pid, the rest by user and
-/// command.
+/// Names the other processes on a GPU in their line. A process of this run has its rank and pid, and any other
+/// process its user and command.
 fn name_neighbours(
     held: &mut [(&TraceFile, Vec<LedgerState>)],
     input: &Input,

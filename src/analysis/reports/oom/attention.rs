@@ -6,6 +6,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
+use crate::state::module_layers::is_number;
 
 /// The role of an op in attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,8 +107,7 @@ impl AttentionFinder {
 
 /// Returns the path of a module with `*` for each number.
 fn without_numbers(path: &str) -> String {
-    let parts =
-        path.split('.').map(|part| if part.bytes().all(|byte| byte.is_ascii_digit()) { "*" } else { part });
+    let parts = path.split('.').map(|part| if is_number(part) { "*" } else { part });
     parts.collect::<Vec<_>>().join(".")
 }
 
@@ -125,7 +125,7 @@ mod tests {
 
     const MIB: i64 = 1 << 20;
 
-    /// Returns the scores among these blocks, all of which are in `module` and of step 0.
+    /// Returns the scores among these blocks. All blocks are in `module` and of step 0.
     fn scores(module: &str, blocks: &[(&str, i64)]) -> i64 {
         let symbols = SymbolTable::default();
         let mut finder = AttentionFinder::default();
