@@ -667,7 +667,21 @@ fn ledger_oom_and_ranks_name_processes_without_a_trace_by_user_and_command() {
     assert_eq!((&alice["bytes"], &alice["command"]), (&json!(4000 * MIB), &json!("serve.py")));
 }
 
-/// Rank 0 gathers a checkpoint. Both ranks have a communicator.
+#[test]
+fn ranks_says_how_many_processes_without_a_trace_it_leaves_out() {
+    let mut trace = TraceBuilder::default();
+    for pid in 100..124 {
+        let name = format!("device=0 pid={pid} bytes=4096 command=serve.py");
+        let row = Row { event: EventName::Mark, api: "gpu_process", device: -1, ..Row::default() };
+        trace.raw(Row { name: &name, ..row });
+    }
+    trace.alloc(4096, Row { op: "aten::empty", device: 0, ..Row::default() });
+    // The options of these tests have `--top 20`.
+    let text = answer_on_ranks(&[trace.finish()], "ranks", &[]).text();
+    assert_eq!(text.matches("has no trace in this run").count(), 20, "{text}");
+    assert!(text.contains("4 more without a trace in this run; --top N lists them"), "{text}");
+}
+
 #[test]
 fn ranks_shows_gpus_that_differ_and_names_what_the_fullest_rank_holds() {
     const MIB: i64 = 1 << 20;
@@ -1328,6 +1342,10 @@ fn summary_and_oom_name_the_rank_that_the_kernel_killed_and_no_other() {
         );
         let machine = "killed machine_kills=5 lost=0";
         assert_eq!(of(&[(260, "a", machine), (200, "a", machine)]), ["machine_oom", "after_rank"]);
+        // The last sample of the larger rank already had the final count, so this rank lived after the kill.
+        let alive = "killed kills=1 lost=0";
+        assert_eq!(of(&[(200, "a", once), (260, "a", alive)]), ["container_oom", "after_rank"]);
+        assert_eq!(of(&[(260, "a", alive), (200, "a", alive)]), ["unknown", "unknown"]);
     }
     assert_eq!(killed(&[(200, "a", once), (260, "a", "exit lost=0")], "summary"), ["container_oom", "-"]);
 }

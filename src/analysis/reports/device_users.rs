@@ -144,8 +144,14 @@ impl DeviceUse {
 }
 
 /// Returns the memory of every process of a run on each GPU, with the home of each process.
+///
+/// A run of one process has no users besides this process, so only the marks about other processes are read.
 pub(super) fn read_users(input: &Input, options: &Options) -> Result<RunUsers> {
     let mut all = RunUsers::default();
+    if let [trace] = &input.traces[..] {
+        all.others = SeenProcesses::read(trace, options)?.others(trace, input);
+        return Ok(all);
+    }
     for trace in &input.traces {
         let mut device_use = DeviceUse::new(options);
         let known = KnownCategories::default();

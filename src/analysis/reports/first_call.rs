@@ -19,7 +19,7 @@ pub(super) const SET_DEVICE: &str = "torch.cuda.set_device(local_rank) before th
 /// The remedy if the call is unknown, because the trace has no Python lines of it.
 pub(super) const UNKNOWN_CALL: &str = "torch.cuda.set_device(local_rank) before the first call of CUDA; \
                                        torch.load(..., map_location=\"cpu\"), because a checkpoint goes back to the \
-                                       GPU that it was saved on";
+                                       GPU that it was saved on; CPU tensors for the backend gloo";
 
 /// For each call: a part of the path of its file, its function (`None` for any), its name, and the remedy.
 /// The first entry that matches a frame of the stack applies.
@@ -46,7 +46,8 @@ const CALLS: &[(&str, Option<&str>, &str, &str)] = &[
         "torch/distributed/distributed_c10d.py",
         None,
         "torch.distributed",
-        "torch.cuda.set_device(local_rank) before init_process_group, or init_process_group(device_id=...)",
+        "torch.cuda.set_device(local_rank) before init_process_group; with the backend gloo, CPU tensors: a \
+         thread of gloo uses GPU 0 for those of any GPU",
     ),
     (
         "torch/utils/data/_utils/worker.py",

@@ -1,9 +1,10 @@
 //! Determines who ended a process that was killed or refused memory, when this happened, and what held the
 //! host's memory then.
 
-use memtrace_trace::end_row::{self, ASKED, Ending, KILLS, MACHINE_KILLS, SIGNAL};
+use memtrace_trace::end_row::{ASKED, Ending, KILLS, MACHINE_KILLS, SIGNAL};
 use serde_json::{Value, json};
 
+use super::killed_rank::{SIGKILL, Victim, kills_after, number_in, victim_instead, victims};
 use super::ledger::LedgerLine;
 use super::ledger::host::{HostState, part_about};
 use crate::error::Result;
@@ -35,8 +36,7 @@ pub(super) enum Killer {
     MachineOom,
     /// Probably the kernel: memory was nearly full at the last sample, and no counter can be read.
     ProbablyOom,
-    /// A launcher, after the kernel had killed another rank that held more memory. The fields are that rank
-    /// and its resident memory.
+    /// A launcher, after the kernel had killed another rank. The fields are that rank and its resident memory.
     AfterRank(i64, i64),
     /// Another process sent SIGKILL: no counter of the kernel has risen, so the kernel did not. The field is
     /// the signal that asked the program to end before, or `None` if there was no such signal.
@@ -56,6 +56,8 @@ struct KilledChild {
     /// The time of the sample before `when`, in ns.
     before_ns: i64,
     child: Option<Child>,
+    /// A rank of the run that the kernel may have killed, and its resident memory, if no child is missing.
+    rank: Option<(i64, i64)>,
 }
 
 /// Returns the verdict on a trace as sentences; `None` if neither its process nor a child was killed, and the
@@ -86,6 +88,8 @@ pub(super) struct Killed<'a> {
     killer: Option<Killer>,
     when: When,
     child: Option<KilledChild>,
+    /// The ranks between which the samples do not decide, the killed one among them; empty if it is certain.
+    alike: Vec<i64>,
     memory: &'a HostMemory,
 }
 
@@ -102,31 +106,40 @@ impl<'a> Killed<'a> {
         options: &Options,
     ) -> Result<Option<Killed<'a>>> {
         let text = trace.ending().unwrap_or_default();
-        let word = |key: &str| end_row::values(&text).find(|(known, _)| *known == key)?.1.parse::<i64>().ok();
+        let word = |key: &str| number_in(&text, key);
         let was_killed = Ending::of(&text) == Some(Ending::Killed);
+        let mut child = killed_child(memory);
+        let mut alike = Vec::new();
         let killer = match memory.refusal {
             _ if was_killed => {
                 let asked = word(ASKED).map(|signal| signal as i32);
                 let last = memory.quick.last();
-                let (kills, machine_kills) = (word(KILLS), word(MACHINE_KILLS));
-                let by = killer(last, word(SIGNAL), asked, kills, machine_kills);
-                let risen = last.map_or(0, |last| match by {
-                    Killer::ContainerOom => kills.unwrap_or(0) - last.container.kills,
-                    Killer::MachineOom => machine_kills.unwrap_or(0) - last.machine.kills,
-                    _ => 0,
-                });
-                let victim = match last {
-                    Some(last) if risen > 0 => victim_instead(trace, last.rss, risen, among, options)?,
-                    _ => None,
-                };
-                Some(victim.map_or(by, |(rank, rss)| Killer::AfterRank(rank, rss)))
+                let by = killer(last, word(SIGNAL), asked, word(KILLS), word(MACHINE_KILLS));
+                let of_kernel = matches!(by, Killer::ContainerOom | Killer::MachineOom | Killer::Unknown);
+                let rise = last.and_then(|last| Some((last.rss, kills_after(&text, last)?)));
+                match rise.filter(|_| of_kernel) {
+                    Some((rss, rise)) => {
+                        let own = Victim { rss, rank: i64::from(trace.meta.rank) };
+                        let instead;
+                        (instead, alike) = victim_instead(own, rise, victims(trace, among, options)?);
+                        Some(instead.map_or(by, |Victim { rss, rank }| Killer::AfterRank(rank, rss)))
+                    }
+                    None => Some(by),
+                }
             }
             Some(_) => Some(Killer::Refused),
             None => None,
         };
-        let child = killed_child(memory);
+        if let Some(killed) = child.as_mut().filter(|killed| killed.child.is_none()) {
+            killed.rank = victims(trace, among, options)?.into_iter().max().map(|it| (it.rank, it.rss));
+        }
+        // The kill that this process counted is that of the other rank.
+        if matches!(killer, Some(Killer::AfterRank(..))) && child.as_ref().is_some_and(|it| it.rank.is_some())
+        {
+            child = None;
+        }
         let is_any = killer.is_some() || child.is_some();
-        Ok(is_any.then(|| Killed { killer, when: memory.end(), child, memory }))
+        Ok(is_any.then(|| Killed { killer, when: memory.end(), child, alike, memory }))
     }
 
     /// Returns true if memory ran out: the kernel killed (or probably killed) the process or a child, or the
@@ -146,11 +159,12 @@ impl<'a> Killed<'a> {
         let show = |bytes: i64| options.units.show(bytes).to_string();
         let mut all = Vec::new();
         if let Some(child) = &self.child {
-            let who = match &child.child {
-                Some(Child { name, pid, rss, .. }) => {
+            let who = match (&child.child, child.rank) {
+                (Some(Child { name, pid, rss, .. }), _) => {
                     format!("the child process {name} (pid {pid}, {} resident before)", show(*rss))
                 }
-                None => "a child process, or another process in the container".to_owned(),
+                (None, Some((rank, rss))) => format!("rank {rank} ({} resident)", show(rss)),
+                (None, None) => "a child process, or another process in the container".to_owned(),
             };
             all.push(format!(
                 "the kernel killed {who} at {}, step {}, because memory ran out",
@@ -182,7 +196,7 @@ impl<'a> Killed<'a> {
                 signal_name(asked)
             ),
             Killer::AfterRank(rank, rss) => format!(
-                "killed {when}: not by the kernel, which killed rank {rank}, the larger process ({} resident). A launcher such as torchrun \
+                "killed {when}: not by the kernel, which killed rank {rank} ({} resident). A launcher such as torchrun \
                  ends the other ranks when one has failed",
                 show(rss)
             ),
@@ -197,6 +211,14 @@ impl<'a> Killed<'a> {
                  starts: torchrun ends the other ranks when one has failed. The kernel's count of kills is known on the machine where it ran"
             ),
         });
+        if !self.alike.is_empty() {
+            let ranks: Vec<String> = self.alike.iter().map(i64::to_string).collect();
+            all.push(format!(
+                "which of the ranks {} the kernel killed is uncertain: at their last samples, which are from \
+                 before the kill, they are about as large",
+                ranks.join(", ")
+            ));
+        }
         if !matches!(killer, Killer::Signal(_) | Killer::AfterRank(..)) || self.child.is_some() {
             all.extend(self.evidence(options));
         }
@@ -390,7 +412,6 @@ fn killer(
     kills: Option<i64>,
     machine_kills: Option<i64>,
 ) -> Killer {
-    const SIGKILL: i64 = 9;
     if let Some(signal) = signal.filter(|signal| *signal != SIGKILL) {
         return Killer::Signal(signal as i32);
     }
@@ -407,35 +428,6 @@ fn killer(
         (None, None) if last.is_some_and(is_nearly_full) => Killer::ProbablyOom,
         _ => Killer::Unknown,
     }
-}
-
-/// Returns the rank and the resident memory of the largest process that the kernel killed instead of the
-/// process of `trace`, whose resident memory is `rss`.
-///
-/// The kernel kills the largest process first, and its counter rose by `risen`. If at least `risen` killed
-/// processes of the same container were larger than this process, the kernel killed those instead. Otherwise
-/// it also killed this process, and the result is `None`.
-fn victim_instead(
-    trace: &TraceFile,
-    rss: i64,
-    risen: i64,
-    among: &[TraceFile],
-    options: &Options,
-) -> Result<Option<(i64, i64)>> {
-    let group = |of: &TraceFile| (of.meta.boot.clone(), of.meta.cgroup_id);
-    let was_killed = |of: &&TraceFile| {
-        let text = of.ending().unwrap_or_default();
-        let signal = end_row::values(&text).find(|(key, _)| *key == SIGNAL);
-        Ending::of(&text) == Some(Ending::Killed) && signal.is_none_or(|(_, value)| value == "9")
-    };
-    let mut larger = Vec::new();
-    let others = among.iter().filter(|other| other.path != trace.path && group(other) == group(trace));
-    for other in others.filter(was_killed) {
-        let last = HostMemory::read(other, options)?.quick.last().map_or(0, |last| last.rss);
-        larger.extend((last > rss).then_some((last, i64::from(other.meta.rank))));
-    }
-    let is_spared = larger.len() as i64 >= risen;
-    Ok(larger.into_iter().max().filter(|_| is_spared).map(|(rss, rank)| (rank, rss)))
 }
 
 fn is_nearly_full(sample: &QuickSample) -> bool {
@@ -468,7 +460,7 @@ fn killed_child(memory: &HostMemory) -> Option<KilledChild> {
         memory.children[at].largest.iter().find(is_gone)
     };
     let child = lists.rev().find_map(gone_after).cloned();
-    Some(KilledChild { when: to, before_ns: from.ts_ns, child })
+    Some(KilledChild { when: to, before_ns: from.ts_ns, child, rank: None })
 }
 
 /// The meanings of the signals that end programs.

@@ -19,6 +19,7 @@ mod group_table;
 pub(crate) mod growth;
 mod host_growth;
 mod killed;
+mod killed_rank;
 mod late_buckets;
 pub(crate) mod leaks;
 mod leaks_holders;

@@ -1,17 +1,20 @@
 //! The processes on a GPU that have no trace in the run, from the marks that name them.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
 use memtrace_trace::gpu_process::GpuProcess;
 use memtrace_trace::{Api, EventName};
 use serde_json::{Value, json};
 
+use crate::error::Result;
 use crate::options::Options;
 use crate::read::input::Input;
-use crate::read::record::Record;
+use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
-use crate::render::printer::Printer;
+use crate::render::numbers::count;
+use crate::render::printer::{Cell, Printer, Style};
 
 /// The remedy if only processes without a trace in the run share the GPU.
 pub(super) const END_THEM: &str =
@@ -33,6 +36,24 @@ struct Seen {
 }
 
 impl SeenProcesses {
+    /// The columns of a `mark` row that [`Self::feed`] needs.
+    const COLUMNS: Columns = Columns::of(&["ts_ns", "api", "name"]);
+
+    /// Reads the marks of a trace, without a replay.
+    ///
+    /// # Errors
+    /// When the trace cannot be read.
+    pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<SeenProcesses> {
+        let symbols = SymbolTable::default();
+        let mut seen = SeenProcesses::default();
+        let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, SeenProcesses::COLUMNS);
+        trace.read(wanted, options.lenient, &symbols, |row| {
+            seen.feed(row, &symbols);
+            ControlFlow::Continue(())
+        })?;
+        Ok(seen)
+    }
+
     /// Processes a row, in the order of the trace.
     pub(super) fn feed(&mut self, row: &Record, symbols: &SymbolTable) {
         if row.event != EventName::Mark || *symbols.get(row.api) != *Api::GpuProcess.as_str() {
@@ -139,6 +160,11 @@ pub(super) fn print(all: &[OtherProcess], printer: &mut Printer, options: &Optio
             other.host,
             other.text(other.highest(), options)
         ));
+    }
+    let more = all.len().saturating_sub(options.top.unwrap_or(MOST_LINES));
+    if more > 0 {
+        let text = format!("{} more without a trace in this run; --top N lists them", count(more as u64));
+        printer.line([Cell::new(text, Style::Faint)]);
     }
 }
 
