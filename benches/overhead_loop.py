@@ -1,12 +1,13 @@
 """Trains a small GPT, and prints the wall time and the CPU time of each step in seconds. scripts/overhead
 runs this program, and scripts/instructions runs it under callgrind.
 
-    overhead_loop.py RECORDER STEPS PACE
+    overhead_loop.py RECORDER STEPS PACE [DEVICE]
 
 RECORDER is none, history, history-stacks, profiler, profiler-between (a profiler whose schedule records no
 step), profiler-timeline (what its memory timeline needs), mem-tracker, memory-tracker, memory-tracing or
 callbacks. `callbacks` registers op callbacks that do nothing: the cost that torch itself adds for every tool
-that observes ops. After each step, PACE matrix products run on the CPU, in place of data loading and logging.
+that observes ops. After each step, PACE matrix products run on the CPU, in place of data loading and logging. On the DEVICE cpu, the GPT is smaller, so
+that its ops take little of the count.
 """
 
 import ctypes
@@ -70,14 +71,19 @@ def listen():
 
 
 recorder, steps, pace = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+device = sys.argv[4] if len(sys.argv) > 4 else "cuda"
 WARM_UP = 3
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-with torch.device("cuda"):
-    model = GPT(vocabulary=8192, context=256, width=256, heads=4, layers=6)
+SIZES = {
+    "cuda": {"vocabulary": 8192, "context": 256, "width": 256},
+    "cpu": {"vocabulary": 64, "context": 8, "width": 16},
+}[device]
+with torch.device(device):
+    model = GPT(**SIZES, heads=4, layers=6)
 optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-tokens = torch.randint(8192, (4, 256)).cuda()
+tokens = torch.randint(SIZES["vocabulary"], (4, SIZES["context"])).to(device)
 
 if recorder.startswith("history"):
     stacks = {"context": "all", "stacks": "python"} if recorder == "history-stacks" else {"context": None}
@@ -138,7 +144,7 @@ if counted:
     stopped_counting = callgrind(5)
 if profiler:
     profiler.stop()
-blocks = torch.cuda.memory_stats()["allocation.all.allocated"]
+blocks = torch.cuda.memory_stats()["allocation.all.allocated"] if device == "cuda" else 0
 print("seconds", *seconds[WARM_UP:])
 print("cpu", *cpu[WARM_UP:])
 print("blocks", blocks)

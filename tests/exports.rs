@@ -103,7 +103,7 @@ fn exports_of_a_program_without_a_gpu_have_its_cpu_tensors() {
     let mut trace = TraceBuilder::default();
     for (number, mib) in [(1, 5), (2, 3)] {
         let row =
-            Row { device: -1, api: "cpu_allocator", alloc_id: number, addr: number << 40, ..Row::default() };
+            Row { device: -2, api: "cpu_allocator", alloc_id: number, addr: number << 40, ..Row::default() };
         let row = Row { module: "Net.fc", phase: "forward", requested_bytes: mib * MIB, ..row };
         trace.change(
             Row { event: EventName::HostAlloc, delta_bytes: mib * MIB, ..row },
@@ -119,23 +119,26 @@ fn exports_of_a_program_without_a_gpu_have_its_cpu_tensors() {
         memtrace(folder.path(), &arguments)
     };
     let read = || std::fs::read_to_string(folder.path().join("made")).unwrap();
-    let refused = made("timeline", &[]);
+    let refused = made("timeline", &["--device", "-1"]);
     assert_eq!(refused.status.code(), Some(2));
     let why = text(&refused.stderr);
-    assert!(why.contains("used no GPU; --device -1 selects its CPU tensors"), "{why}");
+    assert!(why.contains("--device -1: no match in vm.r0.1.csv; its devices: cpu"), "{why}");
+    // Without a GPU, the CPU tensors need no option.
+    assert!(made("timeline", &[]).status.success());
+    assert!(read().contains(&(8 * MIB).to_string()), "{}", read());
     for (to, part) in [("timeline", 8 * MIB), ("timeline-raw", 5 * MIB), ("speedscope", 8 * MIB)] {
-        let output = made(to, &["--device", "-1"]);
+        let output = made(to, &["--device", "cpu"]);
         assert!(output.status.success(), "{to}: {}", text(&output.stderr));
         assert!(read().contains(&part.to_string()), "{to}: {}", read());
     }
-    assert!(made("collapsed", &["--device", "-1"]).status.success());
+    assert!(made("collapsed", &["--device", "cpu"]).status.success());
     assert!(
         read().contains(&format!("Net.fc {}", 5 * MIB)) || read().contains(&(8 * MIB).to_string()),
         "{}",
         read()
     );
     std::fs::remove_file(folder.path().join("made")).unwrap();
-    assert!(made("plots", &["--device", "-1"]).status.success());
+    assert!(made("plots", &["--device", "cpu"]).status.success());
     let figure = std::fs::read_to_string(folder.path().join("made/categories.svg")).unwrap();
     assert!(figure.contains("Max memory allocated: 0.01 GiB"), "{figure}");
 }

@@ -317,7 +317,7 @@ fn sampled_host(on_gpu: bool, end: &str) -> TempDir {
         let event = EventName::HostAlloc;
         // The id of a block is the number of its row.
         let alloc_id = if on_gpu { 3 + 5 * step } else { 2 + 4 * step };
-        let row = Row { event, device: -1, alloc_id, addr: (step + 1) << 32, ..row };
+        let row = Row { event, device: -2, alloc_id, addr: (step + 1) << 32, ..row };
         let row = Row { delta_bytes: 32 * MIB, requested_bytes: 32 * MIB, api: "cpu_allocator", ..row };
         trace.change(row, [32 * MIB, 32 * MIB, 0]);
         let anon = (100 + 64 * step) * MIB;
@@ -354,9 +354,9 @@ fn report_page_has_the_memory_of_the_host_below_that_of_the_gpu() {
     let page = Page::of(&[folder.path()], &[]).unwrap();
     page.check("host", &["host", peak, "limit of 1000.00 MiB", ""]);
     page.check("host_blocks", &["384.00 MiB"]);
-    // A run with a GPU: `--device -1` makes a page of the host's memory in place of the GPU's.
+    // A run with a GPU: `--device cpu` makes a page of CPU tensors in place of the GPU's.
     let folder = sampled_host(true, "exit lost=0");
-    let page = Page::of(&[folder.path()], &["--device", "-1"]).unwrap();
+    let page = Page::of(&[folder.path()], &["--device", "cpu"]).unwrap();
     page.check("host_blocks", &["384.00 MiB"]);
     if let Some(page) = Page::of(&[&fixture("gpt")], &[]) {
         page.check("no_host", &[]);

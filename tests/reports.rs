@@ -1106,11 +1106,11 @@ fn peak_of_a_program_without_a_gpu_is_that_of_its_cpu_tensors() {
     const MIB: i64 = 1 << 20;
     let mut trace = host_trace(true);
     let row =
-        Row { event: EventName::HostAlloc, device: -1, api: "cpu_allocator", alloc_id: 9, ..Row::default() };
+        Row { event: EventName::HostAlloc, device: -2, api: "cpu_allocator", alloc_id: 9, ..Row::default() };
     let row = Row { module: "Net.fc", delta_bytes: 5 * MIB, requested_bytes: 5 * MIB, ..row };
     trace.change(row, [5 * MIB, 5 * MIB, 0]);
     let by_itself = answer_on(trace.finish(), "peak", &[]);
-    assert_eq!((&by_itself.json["device"], &by_itself.json["peak"]["bytes"]), (&json!(-1), &json!(5 * MIB)));
+    assert_eq!((&by_itself.json["device"], &by_itself.json["peak"]["bytes"]), (&json!(-2), &json!(5 * MIB)));
     assert!(by_itself.text().contains("Net.fc"), "{}", by_itself.text());
     // Without rows of CPU tensors, `peak` has nothing to list for the host.
     let nothing = answer_on(host_trace(true).finish(), "peak", &[]).text();

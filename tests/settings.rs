@@ -478,7 +478,7 @@ fn host_tensors_records_cpu_tensors() {
     let of_cpu = |ran: &Ran| -> Vec<(EventName, i64)> {
         let trace = ran.trace();
         let rows = trace.rows.iter().filter(|row| row.api == "cpu_allocator");
-        rows.map(|row| (row.event, row.delta)).collect()
+        rows.inspect(|row| assert_eq!(row.device, -2)).map(|row| (row.event, row.delta)).collect()
     };
     let ran = traced("exit", "1000").env("MEMTRACE_HOST_TENSORS", "1").run();
     // The program also frees a tensor of 79 bytes whose allocation it never reported: that free must have no

@@ -29,6 +29,13 @@ SETTINGS = [
     ("`torch.profiler` between the steps of its schedule", "profiler-between", False, {}),
 ]
 
+# The settings of the loop on the CPU.
+ON_CPU = [
+    (UNTRACED, "none", False, {}),
+    ("memtrace (default)", "none", True, {}),
+    ("memtrace: default and `MEMTRACE_HOST_TENSORS=1`", "none", True, {"MEMTRACE_HOST_TENSORS": "1"}),
+]
+
 # The tools that memtrace was built after, each with the options that its own reports need.
 TOOLS = [
     (UNTRACED, "none", False, {}),

@@ -8,7 +8,7 @@ use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use clap::{Arg, ArgAction, ArgMatches, ValueHint, value_parser};
 use memtrace_analysis::options::{Flag, Options, parse_steps, parse_window};
 use memtrace_analysis::render::formats::Form;
-use memtrace_analysis::state::replay::Window;
+use memtrace_analysis::state::replay::{CPU, Window};
 use memtrace_trace::config;
 use memtrace_trace::units::Unit;
 
@@ -151,6 +151,14 @@ pub(crate) fn flag_arg(flag: &Flag) -> Arg {
     arg
 }
 
+/// Parses the value of `--device`.
+fn device(text: &str) -> std::result::Result<i32, String> {
+    if text == "cpu" {
+        return Ok(CPU);
+    }
+    text.parse().map_err(|_| "expected a number, or cpu".to_owned())
+}
+
 /// Returns the options that every report takes.
 pub(crate) fn shared_args() -> [Arg; 11] {
     let arg = |name: &'static str, value: &'static str, help: &'static str| {
@@ -166,9 +174,13 @@ pub(crate) fn shared_args() -> [Arg; 11] {
             .value_parser(PossibleValuesParser::new(["text", "markdown", "csv"])),
         arg("top", "N", "Print at most N lines of each list")
             .value_parser(RangedU64ValueParser::<usize>::new().range(1..)),
-        arg("device", "ORDINAL", "Only this device")
-            .value_parser(value_parser!(i32))
-            .allow_negative_numbers(true),
+        arg(
+            "device",
+            "ORDINAL",
+            "Only this device: a GPU's number, cpu for CPU tensors, or -1 for pinned memory",
+        )
+        .value_parser(device)
+        .allow_negative_numbers(true),
         arg("rank", "RANK", "Only this rank").value_parser(value_parser!(i32)).allow_negative_numbers(true),
         arg("window", "T0:T1", "Only this time span, from the start of the trace: 1.5s:2s, 200ms:, :3")
             .allow_hyphen_values(true),

@@ -84,7 +84,7 @@ macro_rules! columns {
                 pid: i32 = 0, any, rare, plain;
                 /// thread id
                 tid: i32 = 0, any, rare, plain;
-                /// the CUDA ordinal; -1 is the host
+                /// the CUDA ordinal; -1 is pinned host memory and the process, -2 CPU tensors
                 device: i32 = -1, digit, common, plain;
             }
             each() {

@@ -315,7 +315,7 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_HOST_TENSORS",
         "0",
-        "1 also records CPU tensors, as `host_alloc` and `host_free` rows with the api `cpu_allocator`",
+        "1 also records CPU tensors, as the device `cpu` (-2), with their owners: `host_alloc` and `host_free` rows with the api `cpu_allocator`",
         |s, v| flag(v).map(|on| s.host_tensors = on)
     ),
     entry!(

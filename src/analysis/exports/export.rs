@@ -40,7 +40,8 @@ pub trait Export: Sync {
         &[]
     }
 
-    /// Returns true if the export includes host memory, so that `--device -1` selects something.
+    /// Returns true if the export includes host memory, so that `--device cpu` and `--device -1`
+    /// select something.
     fn takes_host(&self) -> bool {
         false
     }

@@ -199,7 +199,7 @@ impl DeviceProfile {
         let Some(device) = replayed.fullest(Metric::Allocated, job.options).map(|device| device.ordinal)
         else {
             let host = match replayed.replay.find(HOST) {
-                Some(_) => "; --device -1 selects its CPU tensors",
+                Some(_) => "; --device -1 selects its pinned memory",
                 None => "",
             };
             let path = trace.path.display();

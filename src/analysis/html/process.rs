@@ -22,7 +22,7 @@ use crate::state::categories::KnownCategories;
 use crate::state::group::{Key, layers_of, sorted};
 use crate::state::host_memory::{HostMemory, SAMPLE};
 use crate::state::last_oom::LastOom;
-use crate::state::replay::{self, HOST, Metric};
+use crate::state::replay::{self, CPU, HOST, Metric, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_rows, replay_rows_knowing};
 use crate::state::retained::{self, RetainedSearch, RetainedSearches};
 use crate::state::series::TimeGrid;
@@ -50,7 +50,7 @@ impl FirstReading {
         let first = FirstReading::read_for(trace, options, Metric::Allocated, flow.clone())?;
         // In a program without torch, all memory is outside torch's allocator.
         let none = |device: &replay::Device| device.peak(Metric::Allocated).bytes == 0;
-        if first.replayed.gpus(options).all(none) && !first.is_of_host(options) {
+        if first.replayed.gpus(options).all(none) && first.host_device(options).is_none() {
             return FirstReading::read_for(trace, options, Metric::Used, flow);
         }
         Ok(first)
@@ -108,20 +108,26 @@ impl FirstReading {
         Ok(FirstReading { replayed, metric, sizes, ooms, time_ns, changes, retained, host })
     }
 
-    /// Returns true if the page shows the host's memory: the program used no GPU, or `--device -1` was given.
-    fn is_of_host(&self, options: &Options) -> bool {
+    /// Returns the device whose memory on the host the page shows: the one that `--device` selects or, if the
+    /// program used no GPU, the CPU tensors or the pinned memory. Returns `None` if the page shows GPUs.
+    fn host_device(&self, options: &Options) -> Option<i32> {
         let has_peak = |device: &replay::Device, metric| device.peak(metric).bytes > 0;
         let is_used =
             |device: &replay::Device| has_peak(device, Metric::Used) || has_peak(device, Metric::Allocated);
-        let known = self.replayed.replay.find(HOST).is_some() || !self.host.quick.is_empty();
-        known && options.device.map_or(!self.replayed.gpus(options).any(is_used), |only| only == HOST)
+        let known = |ordinal| self.replayed.replay.find(ordinal).is_some();
+        match options.device {
+            Some(only) if is_gpu(only) => None,
+            None if self.replayed.gpus(options).any(is_used) => None,
+            Some(CPU) | None if known(CPU) => Some(CPU),
+            _ => (known(HOST) || !self.host.quick.is_empty()).then_some(HOST),
+        }
     }
 
     /// Returns the GPUs that were used, the highest peak first. If the page shows host memory, returns only
     /// the host.
     pub(super) fn devices(&self, options: &Options) -> Vec<(i32, Metric)> {
-        if self.is_of_host(options) {
-            return vec![(HOST, Metric::Allocated)];
+        if let Some(ordinal) = self.host_device(options) {
+            return vec![(ordinal, Metric::Allocated)];
         }
         let mut used: Vec<&replay::Device> = self
             .replayed
@@ -141,7 +147,7 @@ impl FirstReading {
         let Some((ordinal, metric)) = self.devices(options).first().copied() else {
             return "No GPU memory was used.".to_owned();
         };
-        if ordinal == HOST {
+        if !is_gpu(ordinal) {
             let peak = self.host.peak_rss();
             return match peak {
                 0.. => format!("Host memory: peak {} resident", options.units.show(peak)),
@@ -290,7 +296,7 @@ impl FirstReading {
         drop(self.replayed);
         // Advice is given for GPUs only.
         let changes =
-            if tracks.iter().all(|track| track.ordinal() == HOST) { Vec::new() } else { self.changes };
+            if tracks.iter().all(|track| !is_gpu(track.ordinal())) { Vec::new() } else { self.changes };
         let lists: Vec<Vec<Change>> = changes.into_iter().map(|change| vec![change]).collect();
         let grids = tracks.iter().map(|track| (track.ordinal(), track.grid()));
         let mut advice = TraceAdvice::new(trace, options, &lists, grids);

@@ -14,7 +14,7 @@ use crate::reports::GrowthCurve;
 use crate::state::group::category;
 use crate::state::levels::Levels;
 use crate::state::progress::Progress;
-use crate::state::replay::{HOST, MemoryKind, Metric, Replay};
+use crate::state::replay::{CPU, MemoryKind, Metric, Replay, is_gpu};
 use crate::state::replay_trace::Replayed;
 use crate::state::series::{Series, TimeGrid};
 use crate::state::stacked_series::StackedSeries;
@@ -158,7 +158,7 @@ impl Track {
         match kind {
             MemoryKind::Block => true,
             MemoryKind::External => self.plan.metric == Metric::Used,
-            MemoryKind::Host => self.plan.ordinal == HOST,
+            MemoryKind::Host => !is_gpu(self.plan.ordinal),
             MemoryKind::Segment | MemoryKind::Mapped => false,
         }
     }
@@ -216,9 +216,10 @@ impl Track {
         let allocated = self.allocated.finish();
         let reserved = self.reserved.finish();
         let used = self.used.finish();
-        let is_host = self.plan.ordinal == HOST;
+        let is_host = !is_gpu(self.plan.ordinal);
         let mut series = match is_host {
-            true => vec![line("CPU tensors and pinned memory", &allocated, pack)],
+            true if self.plan.ordinal == CPU => vec![line("CPU tensors", &allocated, pack)],
+            true => vec![line("pinned memory", &allocated, pack)],
             false => vec![line("allocated", &allocated, pack), line("reserved", &reserved, pack)],
         };
         if !is_host && used.high != reserved.high {

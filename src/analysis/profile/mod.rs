@@ -72,7 +72,7 @@ impl Profile {
         &self.blocks[change.block as usize]
     }
 
-    /// Returns the devices with blocks, in order; -1 means CPU tensors.
+    /// Returns the devices with blocks, in order; negative for CPU tensors.
     #[must_use]
     pub fn devices(&self) -> Vec<i32> {
         let all: std::collections::BTreeSet<i32> = self.blocks.iter().map(|block| block.device).collect();

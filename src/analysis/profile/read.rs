@@ -12,7 +12,7 @@ use crate::options::Options;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
-use crate::state::replay::{self, HOST, MemoryKind, Metric, Replay};
+use crate::state::replay::{self, MemoryKind, Metric, Replay};
 use crate::state::replay_trace::replay_rows;
 
 /// The blocks of a trace, and the flow of data between its ops.
@@ -135,14 +135,13 @@ impl FlowReader {
         match row.event {
             EventName::HostAlloc | EventName::HostFree if row.api != known.cpu_allocator => {}
             EventName::Alloc | EventName::HostAlloc if row.alloc_id != 0 => {
-                let device = if row.event == EventName::Alloc { row.device } else { HOST };
                 let born_ns = Some(row.ts_ns);
                 let (addr, recorded) = (row.addr, row.category);
                 let index = self.add(Block {
                     addr,
                     recorded,
                     born_ns,
-                    ..block_of(row.alloc_id, device, row.delta_bytes)
+                    ..block_of(row.alloc_id, row.device, row.delta_bytes)
                 });
                 self.record(row, index, Access::Alloc);
             }

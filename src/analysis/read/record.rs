@@ -4,6 +4,7 @@ use memtrace_trace::columns::{COLUMNS, Reading, Shape, index_of};
 use memtrace_trace::{Category, EventName};
 
 use crate::read::symbols::Symbol;
+use crate::state::replay::CPU;
 
 /// A set of columns. A reader parses only these columns; all others keep their defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,3 +191,12 @@ macro_rules! record {
 }
 
 memtrace_trace::columns!(record);
+
+impl Record {
+    /// Returns true if the row is the allocation of a block on a GPU or of a CPU tensor.
+    #[inline]
+    #[must_use]
+    pub fn allocates_tensor(&self) -> bool {
+        self.event == EventName::Alloc || (self.event == EventName::HostAlloc && self.device == CPU)
+    }
+}

@@ -13,7 +13,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::count;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::replay::{HOST, Metric};
+use crate::state::replay::{Metric, is_gpu};
 use crate::state::replay_trace::replay_trace;
 
 /// `memtrace ops --actions`.
@@ -99,7 +99,7 @@ impl Report for Actions {
 }
 
 fn device_name(device: i32) -> String {
-    if device == HOST { "CPU tensors".to_owned() } else { format!("device {device}") }
+    if !is_gpu(device) { "CPU tensors".to_owned() } else { format!("device {device}") }
 }
 
 /// The number of actions, and the sum of the bytes of their blocks.

@@ -21,7 +21,7 @@ use crate::render::process_names::{parent, process_name};
 use crate::state::block::Owner;
 use crate::state::categories::KnownCategories;
 use crate::state::levels::{Level, Levels};
-use crate::state::replay::{HOST, Metric, Replay};
+use crate::state::replay::{Metric, Replay, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_trace};
 use crate::state::stacks::Stacks;
 
@@ -80,7 +80,7 @@ impl DeviceUse {
         }
         let allocates =
             matches!(MemoryKind::of(row.event), Some((MemoryKind::Block | MemoryKind::External, _)));
-        if allocates && row.device != HOST && row.delta_bytes > 0 {
+        if allocates && is_gpu(row.device) && row.delta_bytes > 0 {
             let first = self.first.entry(row.device).or_insert((Owner::of(row), row.stack_id));
             if first.1 == 0 {
                 first.1 = row.stack_id;

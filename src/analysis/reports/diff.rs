@@ -20,7 +20,7 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::selection::select;
 use crate::state::group::{self, Group, Key};
 use crate::state::module_layers::Layers;
-use crate::state::replay::{Block, Device, HOST, Metric};
+use crate::state::replay::{Block, Device, Metric, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// `memtrace diff`.
@@ -262,7 +262,7 @@ impl<'a> DiffSide<'a> {
                 Metric::Allocated,
                 flow_categories(trace, options)?,
                 |row, replay| {
-                    if row.device != HOST && replay.in_window() {
+                    if is_gpu(row.device) && replay.in_window() {
                         let highest = steps.entry(replay.step).or_default();
                         *highest = row.allocated_bytes.max(*highest);
                     }

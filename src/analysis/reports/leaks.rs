@@ -61,6 +61,10 @@ impl Report for Leaks {
         const { &[View { asked_by: &[HOLDERS], report: &LeaksHolders }] }
     }
 
+    fn takes_host(&self) -> bool {
+        true
+    }
+
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let mut printer = options.printer();
@@ -235,7 +239,11 @@ impl Findings {
             let wanted = options.device.is_none_or(|only| only == block.device);
             let in_time = (window.from_ns..=window.to_ns).contains(&block.born_ns);
             let in_steps = (window.from_step.max(0)..=window.to_step).contains(&step);
-            if block.kind == MemoryKind::Host || !wanted || !in_time || !in_steps {
+            if (block.kind == MemoryKind::Host && options.device.is_none())
+                || !wanted
+                || !in_time
+                || !in_steps
+            {
                 continue;
             }
             let line =
@@ -291,8 +299,9 @@ impl Findings {
         });
         let mut by_category: BTreeMap<&'static str, i64> = BTreeMap::new();
         let mut never_freed = (0, 0);
-        for block in whole.replay.live().values().filter(|block| block.kind != MemoryKind::Host) {
-            if options.device.is_some_and(|only| only != block.device) {
+        for block in whole.replay.live().values() {
+            let wanted = options.device.map_or(block.kind != MemoryKind::Host, |only| only == block.device);
+            if !wanted {
                 continue;
             }
             never_freed.0 += 1;

@@ -45,7 +45,7 @@ mod timeline;
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
-use crate::selection::select;
+use crate::selection::{select, with_only_device};
 pub use growth::{GrowthCurve, growth_lines};
 pub(crate) use killed::killed_sentences;
 pub use oom::oom_for_page;
@@ -109,6 +109,10 @@ pub fn asked(report: &'static dyn Report, options: &Options) -> &'static dyn Rep
 /// As for [`Report::run`], and if a selector matches nothing.
 pub fn answer(report: &'static dyn Report, inputs: &[Input], options: &Options) -> Result<Answer> {
     let report = asked(report, options);
+    let options = &match inputs {
+        [input] if report.takes_host() => with_only_device(input, options)?,
+        _ => options.clone(),
+    };
     let selected: Result<Vec<Input>> =
         inputs.iter().map(|input| select(input, options, report.takes_host())).collect();
     report.run(&selected?, options)

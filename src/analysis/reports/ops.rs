@@ -78,6 +78,10 @@ impl Report for OpsReport {
         const { &[View { asked_by: &[ACTIONS], report: &Actions }] }
     }
 
+    fn takes_host(&self) -> bool {
+        true
+    }
+
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let mut printer = options.printer();

@@ -19,7 +19,7 @@ use crate::render::numbers::{duration, share};
 use crate::render::printer::{Cell, Style};
 use crate::state::group::{self, Group, Key, sorted, without_mark};
 use crate::state::moment;
-use crate::state::replay::{Device, HOST, Metric};
+use crate::state::replay::{CPU, Device, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// `memtrace peak`.
@@ -173,10 +173,10 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         }
     }
     printer.line([
-        if ordinal == HOST {
-            "host: peak of CPU tensors and pinned memory ".into()
-        } else {
-            format!("device {ordinal}: peak of {} ", memory_name(device, metric)).into()
+        match ordinal {
+            CPU => "cpu: peak of CPU tensors ".into(),
+            HOST => "host: peak of pinned memory ".into(),
+            _ => format!("device {ordinal}: peak of {} ", memory_name(device, metric)).into(),
         },
         Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
         when.into(),

@@ -16,7 +16,7 @@ use crate::render::numbers::duration;
 use crate::render::printer::{Cell, Style};
 use crate::state::group::{self, Key, sorted};
 use crate::state::moment::{self, NamedMoment, replay_to_moment};
-use crate::state::replay::{Device, HOST};
+use crate::state::replay::{CPU, Device, HOST};
 use crate::state::replay_trace::Replayed;
 
 /// `memtrace peak --at`.
@@ -84,10 +84,10 @@ impl Report for PeakAt {
         let total = device.totals.allocated;
         note_missing(&mut footer, &by, &groups, total, &replayed);
         printer.line([
-            if device.ordinal == HOST {
-                "host: CPU tensors and pinned memory ".into()
-            } else {
-                format!("device {}: allocated memory ", device.ordinal).into()
+            match device.ordinal {
+                CPU => "cpu: CPU tensors ".into(),
+                HOST => "host: pinned memory ".into(),
+                ordinal => format!("device {ordinal}: allocated memory ").into(),
             },
             Cell::new(options.units.show(total).to_string(), Style::Strong),
             format!(" at {}", duration(replayed.replay.ts_ns)).into(),

@@ -22,9 +22,8 @@ use crate::state::device::Moment;
 use crate::state::group::{APART, DEPTH};
 use crate::state::marks::{self, is_mark};
 use crate::state::module_layers::Layers;
-use crate::state::replay::{HOST, Metric, Replay};
+use crate::state::replay::{Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace};
-use memtrace_trace::EventName;
 
 /// The option that selects this report.
 pub(super) const EACH: Flag = Flag {
@@ -63,6 +62,10 @@ impl Report for PeakEach {
 
     fn flags(&self) -> &'static [Flag] {
         const { &[DEPTH, APART] }
+    }
+
+    fn takes_host(&self) -> bool {
+        true
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
@@ -110,7 +113,7 @@ fn answer(input: &Input, options: &Options) -> Result<Answer> {
 }
 
 fn feed(devices: &mut BTreeMap<i32, Peaks>, kind: &str, row: &Record, replay: &Replay) {
-    if row.event != EventName::Alloc || row.device == HOST || !replay.in_window() {
+    if !row.allocates_tensor() || !replay.in_window() {
         return;
     }
     let part = match kind {
@@ -139,7 +142,7 @@ fn feed_mark(
     if !replay.in_window() {
         return;
     }
-    for device in replay.devices().iter().filter(|device| device.ordinal != HOST) {
+    for device in replay.devices() {
         let (bytes, owner) = (device.totals.allocated, Owner::of(row));
         let moment = Moment { bytes, seq: row.seq, ts_ns: replay.ts_ns, owner, untraced: 0 };
         devices.entry(device.ordinal).or_default().insert(Part::Mark(row.name, *count), moment);

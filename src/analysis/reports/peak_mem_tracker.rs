@@ -19,7 +19,7 @@ use crate::render::printer::Printer;
 use crate::render::rst;
 use crate::state::categories::Phases;
 use crate::state::moment::{self, replay_to_moment};
-use crate::state::replay::{Block, HOST, Metric};
+use crate::state::replay::{Block, Metric, device_name};
 use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// `memtrace peak --mem-tracker`.
@@ -94,8 +94,7 @@ impl Report for PeakMemTracker {
         let named: Vec<(String, Types)> = devices
             .iter()
             .map(|(rank, ordinal, types)| {
-                let device =
-                    if *ordinal == HOST { "cpu (pinned)".to_owned() } else { format!("cuda:{ordinal}") };
+                let device = device_name(*ordinal);
                 (if many { format!("rank {rank} {device}") } else { device }, *types)
             })
             .collect();

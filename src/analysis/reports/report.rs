@@ -45,7 +45,8 @@ pub trait Report: Sync {
         None
     }
 
-    /// Returns true if the answer includes host memory, so that `--device -1` selects something.
+    /// Returns true if the answer includes host memory, so that `--device cpu` and `--device -1`
+    /// select something.
     fn takes_host(&self) -> bool {
         false
     }

@@ -26,7 +26,7 @@ use crate::state::block::Owner;
 use crate::state::group::{block_category, without_mark};
 use crate::state::host_memory::{HostMemory, SAMPLE};
 use crate::state::levels::Levels;
-use crate::state::replay::{self, Block, Device, HOST, Metric};
+use crate::state::replay::{self, Block, CPU, Device, HOST, Metric, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_rows_knowing, used_name};
 
 /// `memtrace summary`.
@@ -51,6 +51,10 @@ impl Report for Summary {
 
     fn views(&self) -> &'static [View] {
         const { &[View { asked_by: &[STATS], report: &Stats }] }
+    }
+
+    fn takes_host(&self) -> bool {
+        true
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
@@ -253,23 +257,31 @@ fn steps(replayed: &Replayed) -> u64 {
     replay.first_step.map_or(0, |first| (replay.last_step() - first + 1).max(0).cast_unsigned())
 }
 
+/// Returns the name of a device in a line of its own.
+fn title(ordinal: i32) -> String {
+    match ordinal {
+        CPU => "CPU tensors".to_owned(),
+        HOST => "pinned host memory".to_owned(),
+        _ => format!("device {ordinal}"),
+    }
+}
+
 fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options: &Options) {
     let many = replayed.gpus(options).count() > 1;
     for device in replayed.gpus(options) {
-        if many {
-            printer.line([Cell::new(format!("device {}", device.ordinal), Style::Strong)]);
+        if many || !is_gpu(device.ordinal) {
+            printer.line([Cell::new(title(device.ordinal), Style::Strong)]);
         }
         peaks(printer, replayed, device, options);
         capacity(printer, trace, device, options);
         categories(printer, trace, replayed, device, options);
         printer.gap();
     }
-    if let Some(host) = replayed.replay.find(HOST) {
-        let pinned = host.peak(Metric::Allocated).bytes;
-        printer.plain(format!(
-            "pinned host memory, and CPU tensors where recorded: peak {}",
-            options.units.show(pinned)
-        ));
+    for ordinal in [CPU, HOST].into_iter().filter(|ordinal| options.device != Some(*ordinal)) {
+        if let Some(device) = replayed.replay.find(ordinal) {
+            let peak = options.units.show(device.peak(Metric::Allocated).bytes);
+            printer.plain(format!("{}: peak {peak}", title(ordinal)));
+        }
     }
     let counts = &replayed.replay.counts;
     printer.plain(format!(
@@ -300,7 +312,9 @@ fn peaks(printer: &mut Printer, replayed: &Replayed, device: &Device, options: &
         ("op", Side::Left),
         ("module", Side::Left),
     ]);
-    for metric in [Metric::Allocated, Metric::Reserved, Metric::Used] {
+    let metrics = [Metric::Allocated, Metric::Reserved, Metric::Used];
+    // Host memory has only allocated bytes.
+    for metric in metrics.into_iter().take(if is_gpu(device.ordinal) { 3 } else { 1 }) {
         let peak = device.peak(metric);
         table.row([
             device.name_of(metric).into(),

@@ -65,6 +65,10 @@ impl Report for Timeline {
         &[BY, WIDTH, HEIGHT, ALL]
     }
 
+    fn takes_host(&self) -> bool {
+        true
+    }
+
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let width = options.count(WIDTH.name)?.or(options.width).unwrap_or(100).clamp(30, 400);

@@ -24,13 +24,14 @@ use crate::read::symbols::SymbolTable;
 use crate::render::numbers::{count, duration};
 use crate::state::marks::{self, MarkFinder, MarkName, is_mark};
 use crate::state::moment::{self, NamedMoment};
-use crate::state::replay::{HOST, has_current_step};
+use crate::state::replay::{CPU, has_current_step, is_gpu};
 use nearest::Ranges;
 pub use nearest::{nearest_names, nearest_numbers};
 pub use pattern::matches;
 
 /// Keeps the processes of `input` that match the selectors in `options`, and adds a note with the number of
-/// other processes. `takes_host` is true for answers that include host memory, which `--device -1` selects.
+/// other processes. `takes_host` is true for answers that include host memory, which `--device cpu` and
+/// `--device -1` select.
 ///
 /// # Errors
 /// When a selector matches nothing in any process, and when a trace cannot be read.
@@ -118,8 +119,13 @@ impl Selectors {
         self.device.is_some() || self.at.is_some() || self.window != Window::default()
     }
 
+    /// Returns true if the answer can show this device. Not every answer includes host memory.
+    fn takes_device_of_trace(&self, ordinal: i32) -> bool {
+        is_gpu(ordinal) || self.takes_host
+    }
+
     fn takes_device(&self, ordinal: i32) -> bool {
-        self.device.is_none_or(|only| only == ordinal) && (ordinal != HOST || self.takes_host)
+        self.device.is_none_or(|only| only == ordinal) && self.takes_device_of_trace(ordinal)
     }
 
     fn steps(&self) -> (i64, i64) {
@@ -137,7 +143,7 @@ impl Selectors {
     /// Returns the selectors as the user would type them.
     fn given(&self) -> Vec<String> {
         let mut given = Vec::new();
-        given.extend(self.device.map(|device| format!("--device {device}")));
+        given.extend(self.device.map(|device| format!("--device {}", device_text(device))));
         if self.has_steps() {
             given.push(format!("--step {}", range_text(self.steps(), |step| step.to_string())));
         }
@@ -157,9 +163,13 @@ impl Selectors {
             faults.push(no_match(&selector, path, kind, &list));
         };
         if let Some(device) = self.device.filter(|device| !content.has_device(self, *device)) {
-            let devices = content.devices.iter().filter(|device| **device != HOST || self.takes_host);
-            let list = nearest_numbers(devices.map(|device| i64::from(*device)), i64::from(device));
-            fault(format!("--device {device}"), "devices", list);
+            let mut devices = content.devices.clone();
+            devices.retain(|device| self.takes_device_of_trace(*device));
+            let cpu = devices.remove(&CPU).then(|| device_text(CPU));
+            let list = nearest_numbers(devices.into_iter().map(i64::from), i64::from(device));
+            let list =
+                cpu.into_iter().chain((!list.is_empty()).then_some(list)).collect::<Vec<_>>().join(", ");
+            fault(format!("--device {}", device_text(device)), "devices", list);
         }
         let steps = self.steps();
         if self.has_steps() && !content.steps.has_any(steps) {
@@ -204,6 +214,37 @@ impl Selectors {
         }
         faults
     }
+}
+
+/// Returns a device as the user would type it.
+fn device_text(ordinal: i32) -> String {
+    if ordinal == CPU { "cpu".to_owned() } else { ordinal.to_string() }
+}
+
+/// Returns `options` with `--device cpu` if the program used no GPU and its CPU tensors were recorded. An
+/// answer that can show CPU tensors then shows these.
+///
+/// # Errors
+/// When a trace cannot be read.
+pub fn with_only_device(input: &Input, options: &Options) -> Result<Options> {
+    let mut options = options.clone();
+    if options.device.is_some() {
+        return Ok(options);
+    }
+    let Some(trace) = input.traces.first() else { return Ok(options) };
+    let (mut has_cpu, mut has_gpu) = (false, false);
+    let columns = Wanted::all_events(Columns::of(&["device"]));
+    trace.read(columns, true, &SymbolTable::default(), |row| {
+        if MemoryKind::of(row.event).is_some() {
+            has_cpu |= row.device == CPU;
+            has_gpu |= is_gpu(row.device);
+        }
+        if has_gpu { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    if has_cpu && !has_gpu {
+        options.device = Some(CPU);
+    }
+    Ok(options)
 }
 
 /// Returns a range as the user would type it: `3:5`, `3:`, `:5` or `3`.

@@ -12,7 +12,7 @@ use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::block::Owner;
 use crate::state::device::Moment;
-use crate::state::replay::{HOST, Metric, Replay};
+use crate::state::replay::{HOST, Metric, Replay, is_gpu};
 
 /// When there would be twice this many slices, adjacent slices are joined in pairs.
 const MOST_SLICES: usize = 128;
@@ -328,7 +328,7 @@ impl Levels {
             Some((MemoryKind::Block, Effect::Free)) => replay.freed().map_or(HOST, |block| block.device),
             _ => row.device,
         };
-        if ordinal == HOST || self.only.is_some_and(|only| only != ordinal) {
+        if self.only.map_or(!is_gpu(ordinal), |only| only != ordinal) {
             return;
         }
         let step = self.worked;

@@ -17,7 +17,7 @@ use crate::read::stream::{ProcessKey, TraceFile, process_key, same_process};
 use crate::read::symbols::SymbolTable;
 use crate::read::tail::PartTail;
 use crate::state::levels::Levels;
-use crate::state::replay::{self, HOST, Metric, Replay, Window};
+use crate::state::replay::{self, Metric, Replay, Window, is_gpu};
 use crate::state::series::GrowingSeries;
 
 /// A run that is read while it is still writing its trace.
@@ -171,7 +171,7 @@ impl LiveProcess {
     /// Returns the GPU with the highest peak of used memory.
     #[must_use]
     pub fn device(&self) -> Option<&replay::Device> {
-        let gpus = self.replay.devices().iter().filter(|device| device.ordinal != HOST);
+        let gpus = self.replay.devices().iter().filter(|device| is_gpu(device.ordinal));
         gpus.max_by_key(|device| (device.peak(Metric::Used).bytes, -device.ordinal))
     }
 
@@ -232,7 +232,7 @@ impl LiveProcess {
             let is_end = row.event == EventName::End;
             ending = is_end.then(|| Ending::of(&symbols.get(row.name)));
             *ended = ending.is_some_and(|ending| ending != Some(Ending::Rotated));
-            if row.device == HOST {
+            if !is_gpu(row.device) {
                 return;
             }
             let Some(device) = replay.find(row.device) else { return };

@@ -12,7 +12,7 @@ use crate::state::block::Block;
 use crate::state::categories::KnownCategories;
 use crate::state::last_oom::LastOom;
 use crate::state::marks::{self, MarkName};
-use crate::state::replay::{HOST, Metric, Replay, has_current_step};
+use crate::state::replay::{Metric, Replay, has_current_step, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 
 /// A moment of a trace.
@@ -192,7 +192,7 @@ fn last_oom(
     let mut last: Option<LastOom> = None;
     let tracked = Metric::Allocated;
     let replayed = replay_trace(trace, Columns::of(&[]), options, tracked, known.clone(), |row, replay| {
-        let wanted = row.device != HOST && options.device.is_none_or(|only| only == row.device);
+        let wanted = is_gpu(row.device) && options.device.is_none_or(|only| only == row.device);
         if row.event == EventName::Oom && wanted && replay.in_window() {
             last = Some(LastOom::new(row));
         } else if let Some(oom) = &mut last {

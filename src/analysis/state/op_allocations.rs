@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::read::record::{Columns, Record};
 use crate::read::symbols::Symbol;
-use crate::state::replay::{HOST, Replay};
+use crate::state::replay::{Replay, is_gpu};
 
 /// The columns that [`OpAllocations`] needs in addition to the replay's.
 pub const COLUMNS: Columns =
@@ -137,7 +137,9 @@ impl OpAllocations {
     /// Adds the next row, after the replay processed it.
     pub fn feed(&mut self, row: &Record, replay: &Replay) {
         match row.event {
-            EventName::Alloc if self.is_wanted(row.device) && replay.in_window() => {
+            EventName::Alloc | EventName::HostAlloc
+                if row.allocates_tensor() && self.is_wanted(row.device) && replay.in_window() =>
+            {
                 let block = CallAllocations::of(row);
                 if row.op == Symbol::NONE {
                     self.finish(block);
@@ -151,7 +153,7 @@ impl OpAllocations {
     }
 
     fn is_wanted(&self, device: i32) -> bool {
-        self.device.map_or(device != HOST, |only| only == device)
+        self.device.map_or(is_gpu(device), |only| only == device)
     }
 
     /// Assigns the blocks since the start of an op to that op.

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 
 use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, SymbolTable};
-use crate::state::replay::{Device, HOST, Replay, Totals};
+use crate::state::replay::{Device, Replay, Totals, is_gpu};
 
 /// Torch's name of the frame in which a dispatch mode, such as the mode of `MemoryTracker`, handles an op. Of
 /// nested ops (`aten::linear`, `aten::addmm`), the mode was called for the op directly inside this frame.
@@ -212,13 +212,13 @@ impl OpCalls {
             return None;
         }
         // Use the totals of the device on which the op ran; `MemoryTracker` reads only the current device.
-        let wanted = self.device.or((row.device != HOST).then_some(row.device));
+        let wanted = self.device.or((is_gpu(row.device)).then_some(row.device));
         let totals = match wanted {
             Some(ordinal) => replay.find(ordinal).map(|device| device.totals),
             None => replay
                 .devices()
                 .iter()
-                .find(|device| device.ordinal != HOST)
+                .find(|device| is_gpu(device.ordinal))
                 .map(|device: &Device| device.totals),
         }
         .unwrap_or_default();

@@ -15,7 +15,7 @@ use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::{ReadSummary, TraceFile};
 use crate::read::symbols::SymbolTable;
 use crate::state::categories::KnownCategories;
-use crate::state::replay::{self, Device, HOST, Metric, Moment, Replay};
+use crate::state::replay::{self, Device, Metric, Moment, Replay, is_gpu};
 
 /// A replayed trace.
 pub struct Replayed {
@@ -137,11 +137,12 @@ pub fn used_name<'a>(all: impl IntoIterator<Item = &'a Replayed>, options: &Opti
 }
 
 impl Replayed {
-    /// Returns the GPUs that the options select: one, or all. `--device -1` selects the host.
+    /// Returns the GPUs that the options select: one, or all. `--device` may also select CPU
+    /// tensors or pinned host memory.
     pub fn gpus<'a>(&'a self, options: &Options) -> impl Iterator<Item = &'a Device> + use<'a> {
         let only = options.device;
         let wanted =
-            move |device: &&Device| only.map_or(device.ordinal != HOST, |only| only == device.ordinal);
+            move |device: &&Device| only.map_or(is_gpu(device.ordinal), |only| only == device.ordinal);
         self.replay.devices().iter().filter(wanted)
     }
 

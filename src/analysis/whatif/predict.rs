@@ -26,7 +26,7 @@ use crate::selection::nearest_names;
 use crate::state::categories::Phases;
 use crate::state::device::Moment;
 use crate::state::module_layers::{ModuleClasses, RANGE_COLUMNS};
-use crate::state::replay::{self, HOST, Metric, Replay, has_current_step};
+use crate::state::replay::{self, Metric, Replay, has_current_step, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_rows};
 use crate::state::series::{Series, TimeGrid};
 
@@ -244,7 +244,7 @@ impl<'a> Predictor<'a> {
                 }
             }
         }
-        let is_wanted = row.device != HOST
+        let is_wanted = is_gpu(row.device)
             && self.only.is_none_or(|only| only == row.device)
             && matches!(row.event, EventName::Alloc | EventName::Live);
         if is_wanted && !self.devices.iter().any(|device| device.recorder.device() == row.device) {
@@ -386,7 +386,7 @@ impl Contents {
     pub(crate) fn feed(&mut self, row: &Record, symbols: &SymbolTable) -> bool {
         self.tags |= tells_roles(row);
         match row.event {
-            EventName::Alloc | EventName::Free | EventName::Live if row.device != HOST => {
+            EventName::Alloc | EventName::Free | EventName::Live if is_gpu(row.device) => {
                 self.now.insert(row.device, row.allocated_bytes);
                 self.highest = self.highest.max(self.allocated());
                 false

@@ -267,7 +267,10 @@ pub(super) const TERMS: &[Term] = &[
     term(&["rank", "ranks"], "The number of a process in a distributed job, from 0."),
     term(&["pid", "process"], "The id of the process."),
     term(&["skew"], "The difference between the highest and the lowest rank."),
-    term(&["device", "ordinal"], "The number of a GPU as the process sees it; -1 is the host."),
+    term(
+        &["device", "ordinal"],
+        "The number of a GPU as the process sees it; -1 is pinned host memory, -2 (`cpu`) CPU tensors.",
+    ),
     term(&["free", "device free"], "Device memory that is not in use, as cudaMemGetInfo returns it."),
     term(&["growth"], "How much the memory on this line grew from the second step to the end."),
     term(&["now"], "The memory on this line at the end of the trace, or of the chosen steps."),

@@ -117,10 +117,12 @@ pub struct Event {
 const _: () = assert!(size_of::<Event>() == 64);
 
 impl Event {
-    /// The device number of host memory.
+    /// The device number of pinned host memory, and of rows about the process or the machine.
     pub const HOST: i8 = -1;
+    /// The device number of CPU tensors.
+    pub const CPU: i8 = -2;
     /// The device number of a free whose call does not name the device.
-    pub const UNKNOWN_DEVICE: i8 = -2;
+    pub const UNKNOWN_DEVICE: i8 = i8::MIN;
 
     fn kind(&self) -> Option<Kind> {
         KINDS.get(usize::from(self.kind)).copied()

@@ -54,7 +54,7 @@ impl Encoder {
             // the report of that was lost, the old block is completed here.
             self.complete(address);
             self.memory.alloc(&live.extent(), Key::Block(address), live);
-            self.add_newborn(address, &live);
+            self.add_newborn(Key::Block(address), &live);
             self.correct(header.device, allocated, reserved);
             self.allocated(tid, header, address, &live, sink)
         } else {

@@ -52,7 +52,7 @@ impl Encoder {
             rounded: call.bytes,
             bytes: if given { call.bytes } else { 0 },
             context: header.context,
-            category: if kind == MemoryKind::Block {
+            category: if kind == MemoryKind::Block || header.device == Event::CPU {
                 self.category_at_allocation(header.context, 0)
             } else {
                 Category::None
@@ -76,8 +76,14 @@ impl Encoder {
                 self.note_peak(missed.device);
                 self.freed_by(event, &missed, sink)?;
             }
+            if live.is_cpu_tensor() {
+                self.keep_survivors(event.tid, &header, sink)?;
+            }
             let live = Live { alloc_id: self.next_seq(), ..live };
             self.memory.alloc(&live.extent(), Key::Region(event.key()), live);
+            if live.is_cpu_tensor() {
+                self.add_newborn(Key::Region(event.key()), &live);
+            }
             self.note_peak(live.device);
             return self.allocated_by(event, &live, sink);
         }
@@ -106,7 +112,7 @@ impl Encoder {
         self.anomalies.unmatched_frees += u64::from(call.status == 0 && live.is_none());
         let live = live.unwrap_or(Live {
             alloc_id: 0,
-            device: header.device.max(if header.device == Event::HOST { Event::HOST } else { 0 }),
+            device: if event.on_host { header.device } else { header.device.max(0) },
             requested: -1,
             rounded: 0,
             bytes: 0,

@@ -1,7 +1,7 @@
 //! The rows of `MEMTRACE_OPS=io`: the storages that ops use, and the memory of modules.
 
 use memtrace_trace::memory::MemoryKind;
-use memtrace_trace::{Api, Event, EventName, Header, Row};
+use memtrace_trace::{Api, EventName, Header, Row};
 
 use crate::encoder::{Encoder, LIBRARY, RowSink};
 use crate::keys::CPU_TENSOR;
@@ -20,7 +20,7 @@ impl Encoder {
     ) -> Result<(), S::Error> {
         let rounded_bytes = match header.api {
             Some(Api::Read | Api::Write | Api::ReadWrite | Api::Given) => {
-                let on_device = header.device != Event::HOST;
+                let on_device = header.device >= 0;
                 if on_device { self.rounding.round(bytes.max(0) as u64) as i64 } else { bytes }
             }
             _ => rounded,
@@ -41,7 +41,7 @@ impl Encoder {
 
     /// Returns the id of the live allocation at an address, or 0 for memory without a row.
     fn live_at(&self, device: i8, addr: u64) -> i64 {
-        let found = if device == Event::HOST {
+        let found = if device < 0 {
             self.memory.live.regions.get(&(addr | CPU_TENSOR)).or_else(|| self.memory.live.regions.get(&addr))
         } else {
             self.memory.live.blocks.get(&addr).or_else(|| self.memory.live.regions.get(&addr))

@@ -8,7 +8,7 @@ use memtrace_trace::{Api, Category, Event};
 pub struct Live {
     /// The `seq` of the row of the allocation.
     pub alloc_id: i64,
-    /// The device; -1 for the host.
+    /// The device; negative for pinned host memory and CPU tensors ([`Event::HOST`], [`Event::CPU`]).
     pub device: i8,
     /// The column `requested_bytes`.
     pub requested: i64,
@@ -41,6 +41,13 @@ impl Live {
         self.kind == MemoryKind::Block
     }
 
+    /// Returns true if this memory is a CPU tensor's.
+    #[inline]
+    #[must_use]
+    pub fn is_cpu_tensor(&self) -> bool {
+        self.device == Event::CPU
+    }
+
     /// Returns true if torch's allocator reported this memory.
     #[inline]
     #[must_use]
@@ -53,8 +60,8 @@ impl Live {
     #[must_use]
     pub fn extent(&self) -> Extent {
         let kind = self.kind;
-        // Host memory counts for the host, whichever device the call names. No other memory does.
-        let device = if kind == MemoryKind::Host { Event::HOST } else { self.device.max(0) };
+        // Pinned memory counts for the host, whichever device the call names.
+        let device = if kind == MemoryKind::Host { self.device.min(Event::HOST) } else { self.device.max(0) };
         Extent { device: device.into(), kind, in_segment: self.is_reported(), bytes: self.bytes }
     }
 }

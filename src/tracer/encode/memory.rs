@@ -4,6 +4,7 @@ use memtrace_trace::Event;
 use memtrace_trace::memory::{DeviceTotals, LiveMemory, MemoryState, Totals};
 use rustc_hash::FxHashMap;
 
+use crate::keys::{CPU_TENSOR, address};
 use crate::live::Live;
 
 /// The memory of the process, by address.
@@ -19,6 +20,16 @@ pub(crate) enum Key {
     Region(u64),
 }
 
+impl Key {
+    /// Returns the address of the memory.
+    pub(crate) fn address(self) -> u64 {
+        match self {
+            Key::Block(address) => address,
+            Key::Region(key) => address(key),
+        }
+    }
+}
+
 /// Live memory by address.
 #[derive(Default)]
 pub(crate) struct LiveByAddress {
@@ -31,13 +42,26 @@ pub(crate) struct LiveByAddress {
 }
 
 impl LiveByAddress {
-    /// Returns the key of the block at an address, whether torch reported it or a call allocated it, or
-    /// `None` if no block is there.
+    /// Returns the key of the block or CPU tensor at an address, whether torch reported it or a call
+    /// allocated it, or `None` if neither is there.
     pub(crate) fn block_at(&self, address: u64) -> Option<(Key, Live)> {
         if let Some(live) = self.blocks.get(&address) {
             return Some((Key::Block(address), *live));
         }
+        if let Some(live) = self.regions.get(&(address | CPU_TENSOR)) {
+            return Some((Key::Region(address | CPU_TENSOR), *live));
+        }
         self.regions.get(&address).filter(|live| live.is_block()).map(|live| (Key::Region(address), *live))
+    }
+}
+
+impl LiveByAddress {
+    /// Returns the live memory with this key.
+    pub(crate) fn get(&self, key: Key) -> Option<&Live> {
+        match key {
+            Key::Block(address) => self.blocks.get(&address),
+            Key::Region(key) => self.regions.get(&key),
+        }
     }
 }
 
@@ -69,6 +93,8 @@ impl LiveMemory for LiveByAddress {
 #[derive(Default)]
 pub(crate) struct Devices {
     pub(crate) host: Totals,
+    /// The CPU tensors.
+    pub(crate) cpu: Totals,
     /// The GPUs, by CUDA ordinal.
     pub(crate) gpus: Vec<Totals>,
 }
@@ -78,6 +104,7 @@ impl Devices {
     pub(crate) fn totals(&self, device: i8) -> Totals {
         match usize::try_from(device) {
             Ok(index) => self.gpus.get(index).copied().unwrap_or_default(),
+            Err(_) if device == Event::CPU => self.cpu,
             Err(_) => self.host,
         }
     }
@@ -88,6 +115,9 @@ impl DeviceTotals for Devices {
     fn totals_mut(&mut self, device: i32) -> &mut Totals {
         if device == i32::from(Event::HOST) {
             return &mut self.host;
+        }
+        if device == i32::from(Event::CPU) {
+            return &mut self.cpu;
         }
         // A damaged journal may contain any ordinal.
         let index = device.clamp(0, i32::from(i8::MAX)) as usize;

@@ -22,7 +22,7 @@ impl Encoder {
         if let Some((kind, effect)) = MemoryKind::of(row.event) {
             self.restore_memory(device, kind, effect, row);
         }
-        let totals = self.memory.devices.totals_mut(device.max(Event::HOST).into());
+        let totals = self.memory.devices.totals_mut(device.max(Event::CPU).into());
         totals.adopt(row.allocated_bytes, row.active_bytes, row.reserved_bytes);
         self.statistics.peak(device, row.allocated_bytes, row.reserved_bytes);
     }
@@ -33,7 +33,10 @@ impl Encoder {
         if is_correction || leaves_owner {
             return;
         }
-        let api = Api::parse(row.api);
+        // A tag row has neither the call of the allocation nor its kind of memory.
+        let is_cpu_tensor = device == Event::CPU;
+        let kind = if is_cpu_tensor { MemoryKind::Host } else { kind };
+        let api = if is_cpu_tensor { Some(Api::CpuAllocator) } else { Api::parse(row.api) };
         let mut address = row.addr as u64 | key_bit(api);
         // Each of these calls may have dropped the last reference to physical memory, or turned it into a
         // segment of torch.
@@ -46,7 +49,7 @@ impl Encoder {
         self.caching |= is_reported;
         let key = if is_reported { Key::Block(address) } else { Key::Region(address) };
         let bytes = if effect == Effect::Free { row.delta_bytes.wrapping_neg() } else { row.delta_bytes };
-        let extent = Extent { device: device.max(Event::HOST).into(), kind, in_segment: is_reported, bytes };
+        let extent = Extent { device: device.max(Event::CPU).into(), kind, in_segment: is_reported, bytes };
         match effect {
             Effect::Complete => drop(self.complete(address)),
             // A row does not say whether a free is deferred, but the totals do: a deferred block is still
@@ -86,7 +89,11 @@ impl Encoder {
                     step: row.step as i32,
                     kind,
                     api: if is_reported { Some(Api::CachingAllocator) } else { api },
-                    library: if is_reported { 0 } else { self.own_names.text(row.source) },
+                    library: match self.memory.live.get(key) {
+                        _ if is_reported => 0,
+                        Some(before) if effect == Effect::Tag => before.library,
+                        _ => self.own_names.text(row.source),
+                    },
                     pool: row.pool as u16,
                 };
                 self.physical.restore(address, &live);
@@ -95,7 +102,7 @@ impl Encoder {
                 } else {
                     self.memory.live.insert(key, live);
                 }
-                self.add_newborn(address, &live);
+                self.add_newborn(key, &live);
             }
         }
     }

@@ -9,10 +9,10 @@ use crate::encoder::{Encoder, LIBRARY, RowSink};
 use crate::live::{Live, Owner};
 use crate::memory::Key;
 
-/// Blocks that optimizer steps have allocated since the last forward or backward.
+/// Blocks and CPU tensors that optimizer steps have allocated since the last forward or backward.
 pub(crate) struct Newborn {
-    /// The address and the `alloc_id` of each block.
-    blocks: Vec<(u64, i64)>,
+    /// The key and the `alloc_id` of each block.
+    blocks: Vec<(Key, i64)>,
     /// The length at which freed blocks are removed: twice the length after the previous removal.
     check_at: usize,
 }
@@ -126,7 +126,7 @@ impl Encoder {
         }
         let context = self.own_names.id(context);
         let after = Live { category: given.category, context, ..before };
-        self.change_owner(tid, header, (key, address), (before, after), given.name, sink)
+        self.change_owner(tid, header, key, (before, after), given.name, sink)
     }
 
     /// Writes the two rows of a block whose owner changes from `before` to `after`.
@@ -134,11 +134,12 @@ impl Encoder {
         &mut self,
         tid: u32,
         header: &Header,
-        (key, address): (Key, u64),
+        key: Key,
         (before, after): (Live, Live),
         name: u32,
         sink: &mut S,
     ) -> Result<(), S::Error> {
+        let address = key.address();
         for (live, bytes) in [(before, -before.bytes), (after, before.bytes)] {
             self.emit(
                 &Row {
@@ -155,15 +156,15 @@ impl Encoder {
         Ok(())
     }
 
-    /// Adds a live block to [`Newborn`], if an optimizer step allocated it.
+    /// Adds a live block or CPU tensor to [`Newborn`], if an optimizer step allocated it.
     #[inline]
-    pub(crate) fn add_newborn(&mut self, address: u64, live: &Live) {
+    pub(crate) fn add_newborn(&mut self, key: Key, live: &Live) {
         if live.category == Category::Temporary && is_optimizer(self.owner(live.context).phase) {
             let Newborn { blocks, check_at } = &mut self.newborn;
-            blocks.push((address, live.alloc_id));
+            blocks.push((key, live.alloc_id));
             if blocks.len() >= *check_at {
-                let live = &self.memory.live.blocks;
-                blocks.retain(|(address, id)| live.get(address).is_some_and(|it| it.alloc_id == *id));
+                let live = &self.memory.live;
+                blocks.retain(|(key, id)| live.get(*key).is_some_and(|it| it.alloc_id == *id));
                 *check_at = (2 * blocks.len()).max(Newborn::LEAST_CHECKED);
             }
         }
@@ -183,11 +184,11 @@ impl Encoder {
         {
             return Ok(());
         }
-        for (address, alloc_id) in std::mem::take(&mut self.newborn).blocks {
-            let Some(before) = self.memory.live.blocks.get(&address).copied() else { continue };
+        for (key, alloc_id) in std::mem::take(&mut self.newborn).blocks {
+            let Some(before) = self.memory.live.get(key).copied() else { continue };
             if before.alloc_id == alloc_id && before.category == Category::Temporary {
                 let after = Live { category: Category::OptimizerState, ..before };
-                self.change_owner(tid, header, (Key::Block(address), address), (before, after), 0, sink)?;
+                self.change_owner(tid, header, key, (before, after), 0, sink)?;
             }
         }
         Ok(())

@@ -42,7 +42,7 @@ OTHER_SUMS = {
     "amp": {"ends": 2},
     "hooked": {"ends": 3},
     "fsdp2": {"ends": 8, "hooks": 3},
-    "two_gpus": {},
+    "two_gpus": {"ends": 2},
     "raw": {},
     "shared": {"ends": 3, "nested": 4},
 }

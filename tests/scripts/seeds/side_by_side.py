@@ -15,6 +15,7 @@ import traceback
 
 import torch
 import torch.distributed  # noqa: F401  (imported once, for all)
+from cpu_programs import PROGRAMS as CPU_PROGRAMS
 from programs import PROGRAMS, STEPS
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed._tools.memory_tracker import MemoryTracker
@@ -89,10 +90,11 @@ TOOLS = {each.__name__: each for each in (alone, mem_tracker, memory_tracker, pr
 
 def run(program, tool):
     torch.manual_seed(0)
-    parts = PROGRAMS[program]()
-    torch.cuda.reset_peak_memory_stats()
+    parts = (PROGRAMS | CPU_PROGRAMS)[program]()
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
     figures = TOOLS[tool](*parts)
-    devices = range(torch.cuda.device_count())
+    devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     figures["max_allocated"] = [torch.cuda.max_memory_allocated(device) for device in devices]
     return figures
 

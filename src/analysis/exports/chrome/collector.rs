@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use super::super::downsample::{DownsampledCurve, Largest, Point};
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
-use crate::state::replay::{HOST, Replay};
+use crate::state::replay::{HOST, Replay, is_gpu};
 
 /// The maximum number of stretches in the curve of a counter. A screen has far fewer pixel columns.
 const STRETCHES: usize = 16_384;
@@ -125,7 +125,7 @@ impl SliceCollector {
             EventName::Sample if row.device == HOST => self.host(row, replay),
             _ => {}
         }
-        if row.event != EventName::Op && row.device != HOST {
+        if row.event != EventName::Op && is_gpu(row.device) {
             self.count(row, replay);
         }
         if replay.step != self.step.0 {

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use crate::options::Options;
 use crate::read::record::Record;
 use crate::state::block::Owner;
-use crate::state::replay::{HOST, Metric, Replay, Totals};
+use crate::state::replay::{Metric, Replay, Totals, is_gpu};
 
 /// The memory of one device during one step.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +69,7 @@ pub(super) struct Steps {
 impl Steps {
     /// Adds a row, after `replay` processed it.
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay, options: &Options) {
-        let wanted = row.device != HOST && options.device.is_none_or(|only| only == row.device);
+        let wanted = is_gpu(row.device) && options.device.is_none_or(|only| only == row.device);
         let Some(device) = replay.find(row.device).filter(|_| wanted) else { return };
         // The memory that is live when a step begins counts toward the step's peak.
         let before = self.totals.insert(device.ordinal, device.totals).unwrap_or_default();

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::layout::{Layout, SegmentRange};
-use crate::state::replay::{Block, HOST, MemoryKind, Replay, Totals};
+use crate::state::replay::{Block, MemoryKind, Replay, Totals, is_gpu};
 
 /// The maximum length of [`Collector::new_segments`]. Normally, the row of a segment's first block comes
 /// directly after the row of the segment, so the list stays short.
@@ -137,7 +137,7 @@ impl Collector {
     }
 
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
-        if row.device == HOST || self.only.is_some_and(|only| only != row.device) {
+        if !is_gpu(row.device) || self.only.is_some_and(|only| only != row.device) {
             return;
         }
         self.layout.feed(row);
@@ -302,7 +302,7 @@ impl Collector {
     pub(super) fn segments(&mut self, replay: &Replay) -> Vec<SnapshotSegment> {
         let mut active: BTreeMap<i32, Vec<ActiveBlock>> = BTreeMap::new();
         for block in
-            replay.live().values().filter(|block| block.kind == MemoryKind::Block && block.device != HOST)
+            replay.live().values().filter(|block| block.kind == MemoryKind::Block && is_gpu(block.device))
         {
             active.entry(block.device).or_default().push(ActiveBlock::of(block));
         }
@@ -311,7 +311,7 @@ impl Collector {
         }
         let devices: Vec<i32> = replay.devices().iter().map(|device| device.ordinal).collect();
         let mut segments = Vec::new();
-        for device in devices.into_iter().filter(|device| *device != HOST) {
+        for device in devices.into_iter().filter(|device| is_gpu(*device)) {
             if self.only.is_some_and(|only| only != device) {
                 continue;
             }

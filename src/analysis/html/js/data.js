@@ -3,6 +3,9 @@
 /** Returns the element with this id. */
 const $ = (id) => document.getElementById(id);
 
+/** The device number of CPU tensors. Pinned memory has -1. */
+const CPU = -2;
+
 /** Returns true if a line with this name shows all memory in use. Without samples of the device, the line has
  * the second name, because other memory is unknown. */
 const isUsed = (name) => name === "device used" || name === "torch and libraries";
@@ -57,8 +60,9 @@ class Track {
     this.run = run;
     this.end_ns = this.start_ns + this.width_ns * this.buckets;
     this.peak = this.metric === "allocated" ? about.peak_allocated : about.peak_used;
-    // A program without a GPU has one track: its pinned memory and CPU tensors.
+    // A program without a GPU has one track: its CPU tensors, or its pinned memory.
     this.isHost = this.device < 0;
+    this.kind = this.device === CPU ? "CPU tensors" : "pinned memory";
     this.label = `rank ${this.rank}, ${this.isHost ? "host" : `GPU ${this.device}`}`;
   }
 

@@ -63,7 +63,7 @@ function peakSentence(t, kind) {
     part("No CPU tensor and no pinned memory was recorded.");
     return it;
   }
-  if (t.isHost) part("Peak of CPU tensors and pinned memory ");
+  if (t.isHost) part(`Peak of ${t.kind} `);
   else part(t.metric === "allocated" ? "Peak " : "Peak of device memory ");
   strong(bytes(peak.bytes));
   if (t.capacity) part(` of ${bytes(t.capacity)} (${percent(peak.bytes / t.capacity)})`);
@@ -258,12 +258,12 @@ painters.footer = () => {
   );
   if (!hostOf(t)) line("Host memory is unknown: the trace has no sample of it.");
   if (t.pinned_peak && !t.isHost)
-    line(`Pinned host memory, and CPU tensors where recorded: peak ${bytes(t.pinned_peak)}.`);
+    line(`Pinned host memory: peak ${bytes(t.pinned_peak)}.`);
   for (const note of run.notes) line(note, note.startsWith("damaged:"));
   const p = element("p", "next");
   p.append(
     "In a terminal: ",
-    element("code", "", `memtrace peak ${quoted(run.path)} --by module${t.isHost ? " --device -1" : ""}`),
+    element("code", "", `memtrace peak ${quoted(run.path)} --by module${t.isHost ? ` --device ${t.device === CPU ? "cpu" : t.device}` : ""}`),
     " · ",
     element(
       "code",

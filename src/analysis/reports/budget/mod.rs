@@ -39,7 +39,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::{count, counted, percent, share, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::replay::{HOST, Metric, Replay};
+use crate::state::replay::{HOST, Metric, Replay, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_trace};
 use limits::{Limit, LimitSubject, parse};
 use names::Names;
@@ -385,7 +385,7 @@ impl<'a> Meter<'a> {
             self.gauges.iter_mut().for_each(|gauge| gauge.enter_window(row));
         }
         self.was_inside = replay.in_window();
-        if row.device != HOST && self.device.is_none_or(|only| only == row.device) {
+        if is_gpu(row.device) && self.device.is_none_or(|only| only == row.device) {
             for gauge in &mut self.gauges {
                 gauge.feed(row, replay);
             }

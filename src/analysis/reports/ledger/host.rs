@@ -33,7 +33,7 @@ const NO_TENSORS: &str = "not CPU tensors, which have their own rows: NumPy arra
 
 /// For each prefix of a part's name: its group, and the advice.
 const PARTS: &[(&str, &str, &str)] = &[
-    (CPU_TENSORS, "tensors", "memtrace peak --device -1 --by op, or --by module, names them"),
+    (CPU_TENSORS, "tensors", "memtrace peak --device cpu --by op, or --by module, names them"),
     ("pinned: rounding", "pinned", PINNED_ROUNDING),
     ("pinned: cached", "pinned", "torch keeps it for later requests: torch._C._host_emptyCache() returns it"),
     ("pinned", "pinned", "memtrace peak --device -1 --by op shows who asked for it"),

@@ -16,7 +16,7 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::render::rst;
 use crate::state::group::APART;
 use crate::state::module_layers::Layers;
-use crate::state::replay::{HOST, Replay};
+use crate::state::replay::{Replay, device_name};
 
 /// A row of the table: a module, or repeated layers. Sizes are in bytes; `modules`, `calls` and `recomputed`
 /// are counts.
@@ -251,10 +251,6 @@ impl Tracker {
             .collect();
         modules.into()
     }
-}
-
-fn device_name(ordinal: i32) -> String {
-    if ordinal == HOST { "cpu (pinned)".to_owned() } else { format!("cuda:{ordinal}") }
 }
 
 fn snapshot_json(snapshot: &DeviceTypes) -> Value {

@@ -13,7 +13,7 @@ use super::snapshots::{DeviceTypes, Snapshot, Snapshots};
 use crate::options::Options;
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
-use crate::state::replay::{HOST, Replay, has_current_step};
+use crate::state::replay::{CPU, Replay, has_current_step, is_gpu};
 
 /// The states of `MemTracker`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,8 +100,14 @@ fn level(path: &str) -> usize {
     path.matches('.').count() + 1
 }
 
-fn highest(snapshot: &DeviceTypes) -> i64 {
-    snapshot.iter().filter(|(device, _)| **device != HOST).map(|(_, types)| total(types)).max().unwrap_or(0)
+fn highest(now: &DeviceTypes) -> i64 {
+    now.iter().filter(|(device, _)| counts(**device, now)).map(|(_, types)| total(types)).max().unwrap_or(0)
+}
+
+/// Returns true if the memory of a device counts for the highest totals of a call: of a GPU or, in a program
+/// that uses no GPU, of the CPU tensors.
+fn counts(device: i32, now: &DeviceTypes) -> bool {
+    is_gpu(device) || (device == CPU && !now.keys().any(|device| is_gpu(*device)))
 }
 
 /// A call in progress.
@@ -227,8 +233,7 @@ impl Tracker {
         if !replay.in_window() {
             return;
         }
-        let is_boundary =
-            if self.op_boundary { row.event == EventName::Op } else { row.event == EventName::Alloc };
+        let is_boundary = if self.op_boundary { row.event == EventName::Op } else { row.allocates_tensor() };
         if is_boundary {
             self.look_for_peaks(row.seq);
         }
@@ -429,7 +434,7 @@ impl Tracker {
                 *local = total(types);
                 let Some(stats) = self.modules.get_mut(&call.path) else { continue };
                 let series = stats.series(state);
-                if *device != HOST {
+                if counts(*device, &self.now) {
                     series.highest = series.highest.max(*local);
                 }
                 if let Some(snapshot) = call.kept_peak.and_then(|kept| series.kept.get_mut(kept)) {

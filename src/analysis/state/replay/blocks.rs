@@ -3,7 +3,7 @@
 use memtrace_trace::EventName;
 use memtrace_trace::memory::{MemoryKind, Metric};
 
-use super::{HOST, Replay};
+use super::{Replay, is_gpu};
 use crate::state::block::Block;
 use crate::state::categories::{self, InferenceState};
 
@@ -81,13 +81,14 @@ impl Replay {
         match kind {
             MemoryKind::Block => true,
             MemoryKind::External => self.tracked == Metric::Used,
-            MemoryKind::Host => ordinal == HOST,
+            MemoryKind::Host => !is_gpu(ordinal),
             // Segments have no block.
             MemoryKind::Segment | MemoryKind::Mapped => false,
         }
     }
 
-    /// Returns the live blocks of a device: blocks of torch's allocator and of pinned host memory. With
+    /// Returns the live blocks of a device: blocks of torch's allocator, CPU tensors, or
+    /// pinned host memory. With
     /// `as_of`, the blocks have no inferred categories.
     #[must_use]
     pub fn live_on(&self, ordinal: i32, as_of: bool) -> Vec<Block> {

@@ -5,7 +5,7 @@ use memtrace_trace::columns::MAX_BYTES;
 use memtrace_trace::memory::{Extent, MemoryKind, Metric};
 use memtrace_trace::sample::Sample;
 
-use super::{HOST, Replay};
+use super::{HOST, Replay, is_gpu};
 use crate::read::record::Record;
 use crate::state::block::{Block, Death, Owner};
 use crate::state::categories::is_from_outside;
@@ -108,7 +108,7 @@ impl Replay {
         if kind == MemoryKind::Block && row.event != EventName::Live {
             self.last_alloc = row.seq;
         }
-        if row.device != HOST && self.oom_step.is_some_and(|step| step < self.highest_step) {
+        if is_gpu(row.device) && self.oom_step.is_some_and(|step| step < self.highest_step) {
             self.oom_step = None;
         }
         if row.alloc_id != 0 {

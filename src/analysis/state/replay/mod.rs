@@ -64,8 +64,27 @@ pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
 /// The calls that allocate managed memory, which moves between host and device.
 pub const MANAGED_CALLS: [&str; 2] = ["cudaMallocManaged", "cuMemAllocManaged"];
 
-/// The device ordinal of rows about the host.
+/// The device ordinal of pinned host memory, and of rows about the process or the machine. In traces of older
+/// versions, CPU tensors have it, too.
 pub const HOST: i32 = -1;
+/// The device ordinal of CPU tensors.
+pub const CPU: i32 = -2;
+
+/// Returns true if a device ordinal is a GPU's.
+#[must_use]
+pub const fn is_gpu(ordinal: i32) -> bool {
+    ordinal >= 0
+}
+
+/// Returns the name of a device, as PyTorch writes it: `cuda:0`, `cpu`, or `cpu (pinned)`.
+#[must_use]
+pub fn device_name(ordinal: i32) -> String {
+    match ordinal {
+        CPU => "cpu".to_owned(),
+        HOST => "cpu (pinned)".to_owned(),
+        _ => format!("cuda:{ordinal}"),
+    }
+}
 
 /// The state of the memory of one process.
 pub struct Replay {

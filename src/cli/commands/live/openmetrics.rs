@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use memtrace_analysis::exports::Out;
 use memtrace_analysis::state::group::{Key, without_mark};
 use memtrace_analysis::state::live_run::{LiveProcess, LiveRun};
-use memtrace_analysis::state::replay::{Device, HOST, Metric};
+use memtrace_analysis::state::replay::{Device, Metric, is_gpu};
 use memtrace_trace::EventName;
 use memtrace_trace::files::process_name;
 use memtrace_trace::text::printable;
@@ -118,7 +118,7 @@ impl Families {
         self.retries.get_or_create(&labels).inc_by(replay.counts.retries());
         self.rows.get_or_create(&labels).inc_by(replay.counts.rows);
         self.lost.get_or_create(&labels).inc_by(replay.counts.lost);
-        for device in replay.devices().iter().filter(|device| device.ordinal != HOST) {
+        for device in replay.devices().iter().filter(|device| is_gpu(device.ordinal)) {
             let labels = with(&[("device", device.ordinal.to_string())]);
             self.add_device(process, device, &labels);
         }

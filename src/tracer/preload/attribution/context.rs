@@ -68,6 +68,21 @@ pub(crate) fn of_report(state: &ThreadState, stream: i64, bytes: i64, device: i8
     with_step(Some(context))
 }
 
+/// Same as [`current`], for a report about a CPU tensor. A negative `bytes` means that it was freed.
+pub(crate) fn of_cpu_tensor(state: &ThreadState, bytes: i64) -> (ContextId, i32) {
+    let ranges = &state.ranges;
+    let stream = ranges.base.get().stream;
+    if bytes < 0 {
+        update(ranges, stream);
+        return with_step(Some(ranges.context.get()));
+    }
+    let mut context = context_on(state, stream);
+    if context == ranges.context.get() {
+        context = op_context::outside_ops(state, &ranges.base.get()).unwrap_or(context);
+    }
+    with_step(Some(context))
+}
+
 /// Handles an allocation on one of autograd's threads outside the detailed steps: a backward must be running,
 /// although torch reports no backward function.
 fn unseen_backward() {
@@ -157,7 +172,7 @@ fn recompute(ranges: &OpenRanges, version: u64, stream: i64) {
 /// outermost module or inside the innermost module are kept. If the user set a whole path, the paths of
 /// modules inside it are ignored.
 fn base_of(open: &[OpenRange], inherited: TextId, thread: &OpenRanges) -> Context {
-    let on_autograd_thread = thread.is_autograd();
+    let on_autograd_thread = thread.runs_backward();
     let join = |path: TextId, level: TextId| {
         if path == 0 || level == 0 {
             return path | level;

@@ -18,7 +18,7 @@ fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
 /// text ids. Returns the number of modules that were open before.
 pub(crate) fn enter(path: TextId, class: TextId, key: usize) -> usize {
     on_thread(|thread| {
-        if !thread.is_autograd() {
+        if !thread.runs_backward() {
             if depth() == 0 {
                 backward_calls::outermost_begins();
                 if updates::are_possible() {
@@ -97,7 +97,7 @@ pub(crate) fn leave(key: usize) {
             while let Some(inner) = open.iter().skip(index).rposition(is_module) {
                 closed.push(open.remove(index + inner));
             }
-            if !open.iter().any(is_module) && !thread.is_autograd() {
+            if !open.iter().any(is_module) && !thread.runs_backward() {
                 phases::forward_returned();
             }
         }

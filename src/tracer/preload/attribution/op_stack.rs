@@ -44,6 +44,7 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
         let Ok(mut ops) = state.ops.try_borrow_mut() else { return };
         if ops.running.len() >= MAX_DEPTH {
             ops.running.clear();
+            state.ranges.in_backward.set(false);
         }
         // SAFETY: by the contract; the op leaves the list with `leave`.
         let mut op = unsafe { RunningOp::new(scope, record, name_of, ops.running.last()) };
@@ -51,7 +52,10 @@ pub(crate) unsafe fn enter(scope: Scope, record: *const c_void, name_of: NameOf)
             ops.python_key = None;
         }
         match scope {
-            Scope::Backward => backward_begins(&mut ops, &mut op),
+            Scope::Backward => {
+                state.ranges.in_backward.set(true);
+                backward_begins(&mut ops, &mut op);
+            }
             Scope::User => scope_begins(&mut ops, &mut op),
             Scope::Function => function_begins(state, &mut ops, &op),
         }
@@ -189,27 +193,32 @@ pub(crate) fn leave(record: *const c_void, ending: Ending) {
             drop(ops);
             record_row(state, start_ns, bytes, ending);
             let Ok(mut ops) = state.ops.try_borrow_mut() else { return };
-            end_from(&mut ops, index);
+            end_from(state, &mut ops, index);
             return;
         }
-        end_from(&mut ops, index);
+        end_from(state, &mut ops, index);
     });
 }
 
 /// Ends the op at `index` and the ops inside it.
-fn end_from(ops: &mut RunningOps, index: usize) {
+fn end_from(state: &ThreadState, ops: &mut RunningOps, index: usize) {
     let Some(op) = ops.running.get(index) else { return };
     let (scope, name, origin) = (op.scope, op.name, op.origin);
     ops.running.truncate(index);
     match scope {
         Scope::User => steps::scope_ended(name),
         Scope::Backward => {
+            let is_inside = ops.running.iter().any(|op| op.scope == Scope::Backward);
+            state.ranges.in_backward.set(is_inside);
             // The engine's own work on the gradients afterwards (sums over broadcast dimensions, casts) runs
             // in the enclosing op. The work belongs to the same forward, so the enclosing op gets the same
-            // origin.
+            // origin, and the phase, which it lacks on a thread that is not autograd's.
             let around = ops.running.last_mut().filter(|around| around.scope == Scope::Function);
             if let Some(around) = around {
                 (around.origin, around.context, around.root) = (origin, 0, 0);
+                if around.phase == 0 {
+                    around.phase = phases::BACKWARD.id();
+                }
             }
         }
         Scope::Function => {}

@@ -11,12 +11,14 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject};
 use crate::python::tags::{self, Tag};
+use crate::runtime::session;
 
 /// Names of attributes and methods of tensors, as Python strings.
 struct Names {
     is_leaf: RawObject,
     grad: RawObject,
     is_cuda: RawObject,
+    is_cpu: RawObject,
     layout: RawObject,
     storage_offset: RawObject,
     untyped_storage: RawObject,
@@ -39,6 +41,7 @@ impl Names {
             is_leaf: text(c"is_leaf")?,
             grad: text(c"grad")?,
             is_cuda: text(c"is_cuda")?,
+            is_cpu: text(c"is_cpu")?,
             layout: text(c"layout")?,
             storage_offset: text(c"storage_offset")?,
             untyped_storage: text(c"untyped_storage")?,
@@ -81,7 +84,7 @@ impl Tensor<'_> {
 
 /// The location of a parameter's gradient.
 enum Gradient {
-    /// The parameter has no gradient on a GPU, or is not a leaf.
+    /// The parameter has no gradient in traced memory, or is not a leaf.
     None,
     /// The storage of the gradient begins at this address.
     At(usize),
@@ -115,7 +118,10 @@ fn gradient(
     if !is_plain || !gradient.attribute(names.layout)?.get().is(strided) {
         return None;
     }
-    if !gradient.attribute(names.is_cuda)?.get().is_true() {
+    let is_traced = gradient.attribute(names.is_cuda)?.get().is_true()
+        || session::session().is_some_and(|session| session.settings.host_tensors)
+            && gradient.attribute(names.is_cpu)?.get().is_true();
+    if !is_traced {
         return Some(Gradient::None);
     }
     gradient.storage_pointer().map(Gradient::At)

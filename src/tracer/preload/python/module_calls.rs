@@ -75,7 +75,7 @@ fn enter(module: usize) -> Entered {
     let Some((path, class)) = with_paths(|paths| paths.get(&module).copied()) else {
         return Entered::Unknown;
     };
-    if module_ranges::enter(path, class, module) > 0 || thread::is_autograd() {
+    if module_ranges::enter(path, class, module) > 0 || thread::runs_backward() {
         return Entered::Inside;
     }
     backward_passes::gradients_are_due();
@@ -85,7 +85,7 @@ fn enter(module: usize) -> Entered {
 /// Enters a module if the tracer has nothing to do for its call. Otherwise does nothing and returns false.
 fn enter_without_tracer(module: usize) -> bool {
     !AROUND.after.is_set()
-        && (module_ranges::depth() > 0 || thread::is_autograd())
+        && (module_ranges::depth() > 0 || thread::runs_backward())
         && enter(module) != Entered::Unknown
 }
 
@@ -93,7 +93,7 @@ fn enter_without_tracer(module: usize) -> bool {
 /// thread needs more: it sets the phase, and the tracer counts it. It may also switch detail on after an OOM
 /// (`detail::forward_begins`).
 fn continues_unseen() -> bool {
-    let is_outermost = module_ranges::depth() == 0 && !thread::is_autograd();
+    let is_outermost = module_ranges::depth() == 0 && !thread::runs_backward();
     if is_outermost {
         detail::forward_begins();
     }

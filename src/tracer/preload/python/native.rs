@@ -24,7 +24,7 @@ use crate::python::tags::{self, Tag};
 use crate::python::{
     errors, frame_values, hidden, live_objects, op_io, optimizer_steps, own_threads, referrers, saved_tensors,
 };
-use crate::runtime::{log, session};
+use crate::runtime::{log, session, thread};
 
 static METHODS: [Method; 42] = [
     native_method!("enter_module", module_calls::enter_module),
@@ -110,11 +110,12 @@ fn ids<'a>(gil: Gil, items: impl Iterator<Item = (&'a str, i64)>) -> Option<Owne
 
 /// Returns the settings that the tracer reads: the names of the constants in the module `native`, and their
 /// values.
-fn settings() -> [(&'static CStr, i64); 5] {
+fn settings() -> [(&'static CStr, i64); 6] {
     let session = session::session();
     let is = |wanted: fn(&memtrace_record::Session) -> bool| i64::from(session.is_some_and(wanted));
     [
         (c"KEEP_WRAPPERS", is(|session| session.settings.wrappers)),
+        (c"HOST_TENSORS", is(|session| session.settings.host_tensors)),
         (c"MODULE_PATHS", is(|session| session.settings.modules)),
         (c"MEMORY_UNIT", session.map_or(0, memory_unit)),
         (c"FREE_THREADED", i64::from(is_free_threaded())),
@@ -152,8 +153,10 @@ fn record_tag(arguments: Arguments<'_>) {
     }
 }
 
+/// Returns the number of backward functions that have run, or -1 while one runs on this thread. Python hooks
+/// of a backward on the CPU may then run the tracer, before the last gradients exist.
 fn backward_count(_: Arguments<'_>) -> i64 {
-    backward_passes::functions() as i64
+    if thread::runs_backward() { -1 } else { backward_passes::functions() as i64 }
 }
 
 fn bytes_outside_phases(_: Arguments<'_>) -> i64 {

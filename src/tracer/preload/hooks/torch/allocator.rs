@@ -20,6 +20,7 @@ use crate::ffi::cuda::current_device;
 use crate::ffi::phantom;
 use crate::ffi::symbols::RealFn;
 use crate::ffi::torch::{self, current_stream};
+use crate::hooks::torch::op_callbacks;
 use crate::python::{callbacks, injection};
 use crate::runtime::guard::shielded;
 use crate::runtime::session;
@@ -96,7 +97,11 @@ fn wants_host_tensors() -> bool {
 fn host_tensor(addr: u64, size: i64) {
     static LIBRARY: OnceLock<TextId> = OnceLock::new();
     let Some(recorder) = session::recorder() else { return };
-    let (context, step) = context::current();
+    if injection::is_wanted() {
+        op_callbacks::install_callbacks();
+    }
+    let owner = thread::with(|state| context::of_cpu_tensor(state, size));
+    let (context, step) = owner.unwrap_or_else(context::current);
     let library = *LIBRARY.get_or_init(|| text_id("libc10.so"));
     let call = Call {
         address: addr,
@@ -110,7 +115,7 @@ fn host_tensor(addr: u64, size: i64) {
         unreported: false,
     };
     recorder.record(|clock_ns| {
-        let header = Header { clock_ns, api: Some(Api::CpuAllocator), device: Event::HOST, context, step };
+        let header = Header { clock_ns, api: Some(Api::CpuAllocator), device: Event::CPU, context, step };
         if size >= 0 {
             Payload::HostAlloc(AllocCall { call, requested: call.bytes, handle: 0 }).pack(header)
         } else {

@@ -66,8 +66,16 @@ unsafe extern "C" fn cudaGetDeviceCount(count: *mut c_int) -> c_int {
 }
 
 fn install() {
+    if session::session().is_some() {
+        allocator::install();
+        install_callbacks();
+    }
+}
+
+/// Installs the callbacks and schedules the start of the tracer, unless that was done already. A program that
+/// uses no GPU makes no call to CUDA, so its first CPU tensor calls this function, if these are recorded.
+pub(super) fn install_callbacks() {
     let Some(session) = session::session() else { return };
-    allocator::install();
     injection::schedule();
     if !session.settings.ops.callbacks() || INSTALLED.load(Ordering::Acquire) {
         return;

@@ -148,7 +148,7 @@ impl ThreadIo {
             let Some(memory) = (unsafe { layout.memory(tensor) }) else { return };
             let device = match memory.device {
                 (CUDA, index) if index >= 0 => index,
-                (CPU, _) if wants_host() => Event::HOST,
+                (CPU, _) if wants_host() => Event::CPU,
                 _ => return,
             };
             let api = match uses {

@@ -10,7 +10,7 @@ from .failures import count
 from .held import tag_engines
 from .live_objects import children, live_objects, outermost_module
 from .paths import assign_paths, has_path
-from .storages import tag
+from .storages import is_traced, tag
 from .tags import (
     BUFFER,
     PARAMETER,
@@ -37,9 +37,9 @@ def _is_initialized(module) -> bool:
 
 
 def _has_unknown(root) -> bool:
-    """Returns True if a root has GPU parameters without a name, because the root was never called or
+    """Returns True if a root has traced parameters without a name, because the root was never called or
     the parameters are new."""
-    return any(parameter.is_cuda and owner_of(parameter) is None for parameter in root.parameters())
+    return any(is_traced(parameter) and owner_of(parameter) is None for parameter in root.parameters())
 
 
 def name_uncalled_models() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .failures import count
-from .native import record_tag
+from .native import HOST_TENSORS, record_tag
 from .torch_api import (
     Parameter,
     Tensor,
@@ -16,14 +16,19 @@ from .torch_api import (
 )
 
 
+def is_traced(tensor) -> bool:
+    """Returns True if the trace has the memory of a tensor: it is on a GPU, or CPU tensors are recorded."""
+    return tensor.is_cuda or (HOST_TENSORS and tensor.is_cpu)
+
+
 def dense_parts(tensor) -> list | tuple:
-    """Returns the GPU tensors of which a tensor consists: the tensor itself, no tensor if its memory is not
-    on a GPU, or several for a sparse tensor or a wrapper subclass such as DTensor."""
+    """Returns the tensors with traced memory of which a tensor consists: the tensor itself, no tensor if its
+    memory is not traced, or several for a sparse tensor or a wrapper subclass such as DTensor."""
     kind = type(tensor)
     if kind is not Tensor and kind is not Parameter and hasattr(tensor, "__tensor_flatten__"):
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
         return [dense for part in parts if part is not tensor for dense in dense_parts(part)]
-    if not tensor.is_cuda or kind.__name__ == "FakeTensor":
+    if not is_traced(tensor) or kind.__name__ == "FakeTensor":
         return ()
     if tensor.layout is strided:
         return (tensor,)
@@ -53,12 +58,12 @@ def values_of(gradient):
 
 
 def pointers_of(tensor) -> list[int]:
-    """Returns the start addresses of a tensor's storages in GPU memory, or an empty list if it has none."""
+    """Returns the start addresses of a tensor's storages in traced memory, or an empty list if it has none."""
     try:
         kind = type(tensor)
         if (kind is Tensor or kind is Parameter) and tensor.layout is strided:
             # This is the common case, such as for each gradient of each step.
-            parts = (tensor,) if tensor.is_cuda else ()
+            parts = (tensor,) if is_traced(tensor) else ()
         else:
             parts = dense_parts(tensor)
         # `untyped_storage` creates an object, so it is called only for views.

@@ -49,7 +49,7 @@ _gone = 0
 # By id(root): the thread that called the root last, if it is not the main thread. Only that thread may read
 # the gradients of the root.
 _training_threads: dict[int, int] = table_by_module()
-# The number of backward functions that had run when gradients were tagged last.
+# The number of backward functions that had run when gradients were tagged last; -1 if one was running.
 _tagged_backwards = -1
 
 # The types of the parameters of called models.
@@ -154,7 +154,7 @@ def model_is_called(root_id: int) -> None:
 
 def has_new_gradients() -> bool:
     """Returns True if a backward function has run since gradients were tagged last."""
-    return _tagged_backwards != backward_count()
+    return _tagged_backwards == -1 or _tagged_backwards != backward_count()
 
 
 def tag_gradients() -> None:

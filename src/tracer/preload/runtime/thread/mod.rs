@@ -116,6 +116,12 @@ fn find() -> Option<*const ThreadState> {
     Some(state)
 }
 
+/// Returns true if the calling thread runs a backward function, or is one of autograd's threads. Returns
+/// false while the thread is ending.
+pub(crate) fn runs_backward() -> bool {
+    with(|state| state.ranges.runs_backward()).unwrap_or(false)
+}
+
 /// Returns true if the calling thread is one of autograd's threads. Returns false while the thread is ending.
 pub(crate) fn is_autograd() -> bool {
     with(|state| state.ranges.is_autograd()).unwrap_or(false)

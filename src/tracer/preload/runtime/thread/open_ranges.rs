@@ -113,6 +113,9 @@ pub(crate) struct OpenRanges {
     pub(crate) version: Cell<u64>,
     /// The cached result of [`OpenRanges::is_autograd`]: 0 before the first call, 1 for false, 2 for true.
     autograd: Cell<u8>,
+    /// True while a backward function runs on this thread. The backward functions of CPU tensors run on the
+    /// thread that called `backward`.
+    pub(crate) in_backward: Cell<bool>,
     /// True inside an outermost module call that began outside the detailed steps.
     pub(crate) in_unseen_forward: Cell<bool>,
     /// The number of the innermost open module call; 0 outside every module call.
@@ -136,6 +139,7 @@ impl OpenRanges {
             epoch: Cell::new(0),
             version: Cell::new(0),
             autograd: Cell::new(0),
+            in_backward: Cell::new(false),
             in_unseen_forward: Cell::new(false),
             call: Cell::new(0),
             bytes: Cell::new(0),
@@ -149,6 +153,12 @@ impl OpenRanges {
     #[inline]
     pub(crate) fn invalidate(&self) {
         self.version.set(0);
+    }
+
+    /// Returns true if the calling thread runs a backward function, or is one of autograd's threads.
+    #[inline]
+    pub(crate) fn runs_backward(&self) -> bool {
+        self.in_backward.get() || self.is_autograd()
     }
 
     /// Returns true if the calling thread is one of autograd's threads. Reads the name of the thread once.
