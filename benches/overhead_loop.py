@@ -6,8 +6,8 @@ runs this program, and scripts/instructions runs it under callgrind.
 RECORDER is none, history, history-stacks, profiler, profiler-between (a profiler whose schedule records no
 step), profiler-timeline (what its memory timeline needs), mem-tracker, memory-tracker, memory-tracing or
 callbacks. `callbacks` registers op callbacks that do nothing: the cost that torch itself adds for every tool
-that observes ops. After each step, PACE matrix products run on the CPU, in place of data loading and logging. On the DEVICE cpu, the GPT is smaller, so
-that its ops take little of the count.
+that observes ops. After each step, PACE matrix products run on the CPU, in place of data loading and logging.
+On the DEVICE cpu, the GPT is smaller, so that its ops take little of the count.
 """
 
 import ctypes

@@ -35,7 +35,7 @@ class OffloadedAdam(torch.optim.Optimizer):
                 gradient = parameter.grad.cpu()
                 state = self.state[parameter]
                 if not state:
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
+                    state |= {key: torch.zeros_like(gradient) for key in ("exp_avg", "exp_avg_sq")}
                 state["exp_avg"].lerp_(gradient, 0.1)
                 state["exp_avg_sq"].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
                 change = state["exp_avg"] / state["exp_avg_sq"].sqrt().add_(1e-8)

@@ -58,7 +58,7 @@ def values_of(gradient):
 
 
 def pointers_of(tensor) -> list[int]:
-    """Returns the start addresses of a tensor's storages in traced memory, or an empty list if it has none."""
+    """Returns the start addresses of a tensor's storages in traced memory. The list is empty without any."""
     try:
         kind = type(tensor)
         if (kind is Tensor or kind is Parameter) and tensor.layout is strided:
