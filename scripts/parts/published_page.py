@@ -172,7 +172,7 @@ def sentences(rows: list[Row]) -> str:
     near = sum(error <= LIMIT for error in errors)
     return (
         f"Of {len(rows)} memory figures that others measured on {len(models(rows))} real cards and "
-        f"published, {equal}\nare equal on the phantom to the last published digit and {near} within 0.5 %;\n"
+        f"published, {equal}\nare equal on the simulated GPU to the last published digit and {near} within 0.5 %;\n"
         f"the median error is {quantile(errors, 0.5):.2%}, the 90th percentile {quantile(errors, 0.9):.2%}. "
     )
 
@@ -208,7 +208,7 @@ def distribution(rows: list[Row]) -> str:
         ("90th percentile", f"{quantile(errors, 0.9):.2%}"),
         ("99th percentile", f"{quantile(errors, 0.99):.2%}"),
         ("largest error", f"{errors[-1]:.2%}"),
-        (f"another number on torch {NEWEST}", str(sum(bool(row.newest) for row in rows))),
+        (f"ours differs on torch {NEWEST}", str(sum(bool(row.newest) for row in rows))),
     ]
     return markdown(("", ""), table)
 

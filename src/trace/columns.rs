@@ -70,9 +70,9 @@ macro_rules! columns {
     ($callback:ident) => {
         $callback! {
             each() {
-                /// the number of the row in its process: 1, 2, 3, ... in file order, without gaps (a gap
-                /// means a damaged file); the rows that open a later part of a rotated trace repeat the
-                /// numbers before its first new row
+                /// the number of the row in its process: 1, 2, 3, ... in file order; a gap means damage, a `repeat`
+                /// row or `MEMTRACE_KEEP`; the rows that open a later part of a rotated trace have numbers of
+                /// earlier rows
                 seq: i64 = 0, rising, common, counter;
                 /// monotonic ns since the start in the meta row; for `op` rows the end of the op
                 ts_ns: i64 = 0, rising, common, shared_prefix;
@@ -98,8 +98,8 @@ macro_rules! columns {
                 /// the library that made the call: `libc10_cuda.so`, `libnccl.so.2`; for the `range_begin` of a
                 /// module's call the class of the module: `Linear`
                 source: text = NONE, any, rare, plain;
-                /// the `seq` of the row that allocated the block, the same on its `alloc`, `tag` and `free` rows; 0 without
-                /// a block; a reused address gets a new id
+                /// the `seq` of the row that allocated the block or segment, the same on all of its rows (`alloc`, `tag`,
+                /// `live`, `free`), and unique in its process; 0 without a block
                 alloc_id: i64 = 0, natural, common, same_as(seq);
                 /// the address, decimal
                 addr: i64 = 0, natural, rare, shared_prefix;
@@ -150,7 +150,7 @@ macro_rules! columns {
                 latency_ns: i64 = 0, natural, rare, plain;
                 /// 0, or an id in the `<name>.stacks` beside the trace
                 stack_id: i64 = 0, natural, rare, plain;
-                /// the text of ranges, marks, `meta` and `lost`; for `ext_alloc` rows what the library works for, such
+                /// the text of ranges, marks, `meta`, `sample`, `lost` and `end`; for `ext_alloc` rows what the library works for, such
                 /// as `communicator 2: rank 0 of 8`; `live` on the rows that open a part of a
                 /// rotated trace; for `op` rows the overload, with `MEMTRACE_OPS=io`
                 name: text = NONE, any, rare, mostly_none;

@@ -431,7 +431,7 @@ const TABLE: &[Entry] = &[
         "MEMTRACE_REPEATS",
         "1",
         "1 replaces rows that repeat rows of an earlier step by one `repeat` row, which the commands \
-         expand; 0 writes every row of the steps without detail (MEMTRACE_DETAIL)",
+         expand, in the steps without detail (MEMTRACE_DETAIL) alone; 0 writes every row",
         |s, v| flag(v).map(|on| s.repeats = on)
     ),
     entry!(
