@@ -267,7 +267,7 @@ fn detail_of_a_process_that_cannot_give_it_is_an_error_or_waits() {
         assert!(messages.contains(text), "{messages}");
     };
     let own = std::process::id().to_string();
-    error(&[&own], "has no journal of memtrace");
+    error(&[&own], "has no memtrace journal");
     for steps in ["0", "-1", "1000001", "some"] {
         error(&[&own, &format!("--steps={steps}")], "invalid value");
     }

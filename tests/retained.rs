@@ -258,7 +258,7 @@ fn leaks_holders_of_a_running_process_are_asked_for_by_its_id() {
 fn leaks_holders_of_a_process_that_cannot_be_asked_is_an_error() {
     let own = std::process::id().to_string();
     for (arguments, text) in [
-        (vec!["--pid", own.as_str()], "has no journal of memtrace"),
+        (vec!["--pid", own.as_str()], "has no memtrace journal"),
         (vec!["--pid", "4194304"], "no process 4194304 is running"),
         (vec!["--pid", "1", "--wait", "0"], "process 1"),
         (vec!["--pid", "99999999999"], "expected the id of a process"),

@@ -31,7 +31,7 @@ def backend(wanted: str | None) -> str:
 
 
 def frame(rows: list[dict[str, Any]], wanted: str | None = None) -> Any:
-    """Returns a DataFrame of `rows`, in which some rows may lack fields of other rows."""
+    """Returns a DataFrame of `rows`. A field that a row lacks is null."""
     name = backend(wanted)
     if name == "polars":
         import polars

@@ -190,10 +190,10 @@ def show(
         least = _heat_map.percent(_heat_map.PARTED)
         lines += ["", f"more than {least} from the median: {_counted(parted['devices'], 'device')}"]
         lines += [
-            f"  rank {row['rank']:>5}  {_difference(row['difference_bytes'])} "
-            f"since {_since(row)}, most at step {row['step']}: "
-            f"{printable(row['module'], 'no module')}, {printable(row['phase'], 'no phase')}; "
-            f"in {'at most ' if at_once > 1 else ''}{_counted(row['steps'], 'step')}"
+            f"  rank {row['rank']:>5}, device {row['device']}: {_difference(row['difference_bytes'])} "
+            f"at step {row['step']} ({printable(row['module'], 'no module')}, "
+            f"{printable(row['phase'], 'no phase')}), its largest difference; "
+            f"in {'at most ' if at_once > 1 else ''}{_counted(row['steps'], 'step')}, from {_since(row)} on"
             for row in rows
         ]
     else:

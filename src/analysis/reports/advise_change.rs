@@ -46,7 +46,7 @@ pub(super) const CHANGES: &[Flag] = &[
     flag(
         "without",
         "CONDITIONS",
-        "Leave out the blocks that match, such as \
+        "Leave out the blocks that match all of these conditions, such as \
                                    'category=temporary,op=aten::_foreach*'",
     ),
 ];

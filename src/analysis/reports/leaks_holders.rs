@@ -41,7 +41,7 @@ impl Report for LeaksHolders {
             &[
                 Flag::switch(
                     "all",
-                    "Show every search, and include memory held for one step or since the last step",
+                    "Show every search, and also holders that are no leaks: bounded buffers, tables filled once, recent tensors",
                 ),
                 Flag {
                     name: "pid",

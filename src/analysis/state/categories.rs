@@ -22,11 +22,11 @@ pub const RULE: &str = "* inferred, because the trace has no tags: parameter = a
                         live after it";
 
 /// The rules for a trace that has no forward phase either, because no module ran or modules are not traced.
-pub const RULE_WITHOUT_FORWARD: &str = "* inferred, as the trace has neither tags nor a forward phase: \
-                                        activation = allocated outside backward, and freed in the next \
-                                        backward or before another one, or kept by a matrix product; \
-                                        parameter = allocated before the first activation, never freed; \
-                                        gradient = of a parameter's size, allocated in backward, live after \
+pub const RULE_WITHOUT_FORWARD: &str = "* inferred, as the trace has neither tags nor a forward phase. \
+                                        activation: allocated outside backward, and freed before the second \
+                                        backward after it, or a result of a matrix product that stays; \
+                                        parameter: allocated before the first activation, never freed; \
+                                        gradient: of a parameter's size, allocated in backward, live after \
                                         it";
 
 /// The ops that call cuBLAS. A block that they leave behind outside backward is a result or a workspace of

@@ -154,7 +154,7 @@ fn journal_of(pid: u32, named: Option<&Path>) -> Result<File> {
     };
     let Some(mapped) = maps.lines().find_map(Mapped::parse) else {
         bail!(
-            "process {pid} has no journal of memtrace: it is not traced, has not used the GPU yet, or found no local place \
+            "process {pid} has no memtrace journal: it is not traced, has not used the GPU yet, or found no local place \
              for a journal (memtrace doctor)"
         );
     };

@@ -140,12 +140,12 @@ pub(super) const TERMS: &[Term] = &[
         "A named moment of the program: torch.cuda.nvtx.mark or memtrace.mark, or the end of a range of the \
          program. `--at mark:NAME` shows the memory then.",
     ),
-    term(&["range", "ranges"], "A named span of the program: torch.cuda.nvtx.range_push, or memtrace.range."),
+    term(&["range", "ranges"], "A named span of the program, opened by NVTX (torch.cuda.nvtx.range_push) or memtrace.range."),
     term(
         &["category"],
-        "The use of a block: parameter, gradient, activation, optimizer_state, buffer, input, temporary, \
-         autograd_detail, kv_cache, cuda_graph, workspace, script, loaded, other. All names but buffer and \
-         the last six are those of torch.profiler.",
+        "The use of a block. torch.profiler has these names, too: parameter, gradient, activation, \
+         optimizer_state, input, temporary, autograd_detail. memtrace adds buffer, kv_cache, cuda_graph, \
+         workspace, script, loaded, other.",
     ),
     term(&["parameter", "parameters"], "The weights of a module."),
     term(
@@ -350,7 +350,7 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["stand-in"],
-        "A rank of a simulated cluster that does not run (`memtrace run --ranks`). It answers each rank \
+        "A rank that does not run in a simulated cluster (`memtrace run --ranks`). It answers each rank \
          with a copy of that rank's own data.",
     ),
     term(

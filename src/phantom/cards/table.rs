@@ -289,19 +289,19 @@ cards! {
         cc 9 0, 132 SMs, context {~612}, L2 61440, bus 6144, MHz 1980 2619;
     // Blackwell.
     "rtx5050" "NVIDIA GeForce RTX 5050", 7740 MiB
-        from "our estimate: nvidia-smi has 8151 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        from "our estimate: about 410 MiB less than nvidia-smi's 8151; 463 less than 16311 on the RTX 5060 Ti 16GB",
         cc 12 0, 20 SMs, context {~130}, L2 24576, bus 128, MHz 2572 10001;
     "rtx5050-laptop" "NVIDIA GeForce RTX 5050 Laptop GPU", 7740 MiB
-        from "our estimate: nvidia-smi has 8151 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        from "our estimate: about 410 MiB less than nvidia-smi's 8151; 463 less than 16311 on the RTX 5060 Ti 16GB",
         cc 12 0, 20 SMs, context {~130}, L2 24576, bus 128, MHz 2500 12001;
     "rtx5060" "NVIDIA GeForce RTX 5060", 7740 MiB
-        from "our estimate: nvidia-smi has 8151 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        from "our estimate: about 410 MiB less than nvidia-smi's 8151; 463 less than 16311 on the RTX 5060 Ti 16GB",
         cc 12 0, 30 SMs, context {~160}, L2 32768, bus 128, MHz 2497 14001;
     "rtx5060-laptop" "NVIDIA GeForce RTX 5060 Laptop GPU", 7740 MiB
-        from "our estimate: nvidia-smi has 8151 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        from "our estimate: about 410 MiB less than nvidia-smi's 8151; 463 less than 16311 on the RTX 5060 Ti 16GB",
         cc 12 0, 26 SMs, context {~150}, L2 32768, bus 128, MHz 2497 12001;
     "rtx5060ti" "NVIDIA GeForce RTX 5060 Ti 8GB", 7740 MiB
-        from "our estimate: nvidia-smi has 8151 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        from "our estimate: about 410 MiB less than nvidia-smi's 8151; 463 less than 16311 on the RTX 5060 Ti 16GB",
         cc 12 0, 36 SMs, context {~170}, L2 32768, bus 128, MHz 2572 14001;
     "rtx5060ti-16g" "NVIDIA GeForce RTX 5060 Ti", 15848 MiB
         from "Ultralytics, torch 2.10 and 2.12",
@@ -310,7 +310,7 @@ cards! {
         from "our estimate: nvidia-smi has 12227 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
         cc 12 0, 48 SMs, context {~200}, L2 49152, bus 192, MHz 2512 14001;
     "rtx5070-laptop" "NVIDIA GeForce RTX 5070 Laptop GPU", 7740 MiB
-        from "our estimate: nvidia-smi has 8151 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        from "our estimate: about 410 MiB less than nvidia-smi's 8151; 463 less than 16311 on the RTX 5060 Ti 16GB",
         cc 12 0, 36 SMs, context {~170}, L2 32768, bus 128, MHz 2347 12001;
     "rtx5070ti" "NVIDIA GeForce RTX 5070 Ti", 15840 MiB
         from "same as the RTX 5080: nvidia-smi shows 16303 MiB for both",

@@ -69,7 +69,7 @@ impl Report for Budget {
             value: Some("FILE"),
             default: "",
             choices: &[],
-            help: "A TOML file of limits, name = \"2g\", in [total], [host], [modules], [categories], [phases]",
+            help: "A TOML file of limits, such as allocated = \"2g\", in [total], [host], [modules], [categories], [phases]",
         }]
     }
 

@@ -22,7 +22,7 @@ pub(super) const UNEXPLAINED: &str = "driver, ECC or a display; above 1 GiB, loo
 const LIBRARIES: &[(&str, &str, &str)] = &[
     ("libcublas", "cuBLAS", "CUBLAS_WORKSPACE_CONFIG=:4096:2 makes its workspaces smaller"),
     ("libcudnn", "cuDNN", "torch.backends.cudnn.benchmark = False; fewer shapes"),
-    ("libnccl", "NCCL", "fewer communicators; NCCL_BUFFSIZE, NCCL_MAX_NCHANNELS"),
+    ("libnccl", "NCCL", "fewer communicators, or lower NCCL_BUFFSIZE and NCCL_MAX_NCHANNELS"),
     ("libcufft", "cuFFT", "torch.backends.cuda.cufft_plan_cache.max_size"),
     ("libcusolver", "cuSOLVER", "torch.backends.cuda.preferred_linalg_library"),
     ("libcusparse", "cuSPARSE", ""),

@@ -62,7 +62,7 @@ const PARTS: &[(&str, &str, &str)] = &[
         "simulated",
         "values that the program copied to the simulated GPU; absent with a real GPU",
     ),
-    ("memtrace", "memtrace", "the buffer of events: MEMTRACE_BUFFER"),
+    ("memtrace", "memtrace", "the buffer of events; MEMTRACE_BUFFER sets its size"),
 ];
 
 /// Advice about the rounding of pinned memory.

@@ -212,7 +212,7 @@ impl<'a> TuneAnswer<'a> {
             )
         } else if saved > 0 {
             format!(
-                "{name}: it reserves {} less, {} of the peak.",
+                "{name}: the peak of reserved memory is then {} lower ({}).",
                 units.show(saved),
                 percent(share(saved, own.peak_reserved))
             )
