@@ -233,3 +233,94 @@ fn the_end_row_counts_the_texts_that_look_like_formulas_unless_another_encoder_k
     encoder.end(9, 0, Ending::Killed, "", &mut name).unwrap();
     assert!(!name.0.contains("formulas"), "{}", name.0);
 }
+
+#[test]
+fn an_encoder_that_resumes_after_any_row_writes_the_same_rows() {
+    let event = |address, bytes, allocated, deferred| {
+        let block = Block { address, bytes, allocated, reserved: 0, requested: -1, pool: 0, deferred };
+        Payload::Block(block).pack(header(Api::CachingAllocator, 0, 0))
+    };
+    let done = |address| Payload::FreeCompleted { address }.pack(header(Api::CachingAllocator, 0, 0));
+    let events = [
+        event(4096, 512, 512, false),
+        event(8192, 1024, 1536, false),
+        event(12288, 2048, 3584, false),
+        // The first block waits for a stream. Meanwhile the second is freed at once, and its address reused.
+        event(4096, -512, 3072, true),
+        event(8192, -1024, 2048, false),
+        event(8192, 1024, 3072, false),
+        event(12288, -2048, 1024, true),
+        done(12288),
+        // The report that the first block is complete was lost: the reuse of its address shows it.
+        event(4096, 512, 1536, false),
+        event(8192, -1024, 512, false),
+        event(4096, -512, 0, true),
+        done(4096),
+    ];
+    let written = |encoder: &mut Encoder, events: &[Event]| {
+        let mut lines = Lines::default();
+        for event in events {
+            encoder.encode(1, event, &mut lines).unwrap();
+        }
+        lines.0
+    };
+    let whole = written(&mut encoder(), &events);
+    assert_eq!(whole.len(), events.len());
+    for count in 0..events.len() {
+        let mut resumed = encoder();
+        written(&mut encoder(), &events[..count]).iter().for_each(|line| line.restore(&mut resumed));
+        assert_eq!(written(&mut resumed, &events[count..]), whole[count..], "after {count} rows");
+    }
+}
+
+/// A sink that keeps the columns from which [`Encoder::restore_row`] learns, and those that it sets.
+#[derive(Default)]
+struct Lines(Vec<Line>);
+
+#[derive(Debug, PartialEq)]
+struct Line {
+    event: EventName,
+    numbers: [i64; 6],
+    totals: [i64; 3],
+}
+
+impl Line {
+    fn restore(&self, encoder: &mut Encoder) {
+        let [seq, alloc_id, addr, requested_bytes, rounded_bytes, delta_bytes] = self.numbers;
+        let [allocated_bytes, active_bytes, reserved_bytes] = self.totals;
+        encoder.restore_row(&Row {
+            seq,
+            device: 0,
+            event: self.event,
+            api: Api::CachingAllocator.as_str(),
+            alloc_id,
+            addr,
+            requested_bytes,
+            rounded_bytes,
+            delta_bytes,
+            allocated_bytes,
+            active_bytes,
+            reserved_bytes,
+            ..Row::default()
+        });
+    }
+}
+
+impl RowSink for Lines {
+    type Error = std::convert::Infallible;
+    fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error> {
+        self.0.push(Line {
+            event: row.event,
+            numbers: [
+                row.seq,
+                row.alloc_id,
+                row.addr,
+                row.requested_bytes,
+                row.rounded_bytes,
+                row.delta_bytes,
+            ],
+            totals: [row.allocated_bytes, row.active_bytes, row.reserved_bytes],
+        });
+        Ok(())
+    }
+}

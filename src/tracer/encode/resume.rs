@@ -19,15 +19,27 @@ impl Encoder {
         if row.event == EventName::Lost {
             self.set_reported_lost(self.reported_lost.saturating_add(row.requested_bytes.max(0) as u64));
         }
+        let before = *self.memory.devices.totals_mut(device.max(Event::HOST).into());
+        // A row does not say whether a free is deferred, but the totals do: a deferred block leaves the
+        // allocated bytes and stays in the active bytes, so the difference of the two grows.
+        let is_deferred =
+            row.active_bytes.wrapping_sub(row.allocated_bytes) > before.active.wrapping_sub(before.allocated);
         if let Some((kind, effect)) = MemoryKind::of(row.event) {
-            self.restore_memory(device, kind, effect, row);
+            self.restore_memory(device, kind, effect, is_deferred, row);
         }
         let totals = self.memory.devices.totals_mut(device.max(Event::CPU).into());
         totals.adopt(row.allocated_bytes, row.active_bytes, row.reserved_bytes);
         self.statistics.peak(device, row.allocated_bytes, row.reserved_bytes);
     }
 
-    fn restore_memory(&mut self, device: i8, kind: MemoryKind, effect: Effect, row: &Row<'_>) {
+    fn restore_memory(
+        &mut self,
+        device: i8,
+        kind: MemoryKind,
+        effect: Effect,
+        is_deferred: bool,
+        row: &Row<'_>,
+    ) {
         let is_correction = kind == MemoryKind::Mapped && row.alloc_id == 0;
         let leaves_owner = effect == Effect::Tag && row.delta_bytes < 0;
         if is_correction || leaves_owner {
@@ -52,9 +64,7 @@ impl Encoder {
         let extent = Extent { device: device.max(Event::CPU).into(), kind, in_segment: is_reported, bytes };
         match effect {
             Effect::Complete => drop(self.complete(address)),
-            // A row does not say whether a free is deferred, but the totals do: a deferred block is still
-            // active, so the active bytes exceed the allocated bytes.
-            Effect::Free if is_reported && row.active_bytes > row.allocated_bytes => {
+            Effect::Free if is_reported && is_deferred => {
                 if let Some(live) = self.memory.free_deferred(key, (), &extent) {
                     self.memory.live.deferred.insert(address, live);
                 }
@@ -98,6 +108,10 @@ impl Encoder {
                 };
                 self.physical.restore(address, &live);
                 if effect == Effect::Alloc {
+                    if is_reported {
+                        // As in the encoder that wrote the row: its old block was complete by then.
+                        self.complete(address);
+                    }
                     self.memory.alloc(&extent, key, live);
                 } else {
                     self.memory.live.insert(key, live);
