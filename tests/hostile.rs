@@ -146,6 +146,32 @@ fn a_journal_is_removed_only_by_the_trace_that_it_was_made_for() {
     }
 }
 
+#[test]
+fn no_command_changes_the_file_behind_a_link_beside_a_killed_trace() {
+    let folder = TempDir::new().unwrap();
+    let own = folder.path().join("memtrace-1-2.journal");
+    let victim = folder.path().join("thesis.txt");
+    fs::write(&victim, "years of work\nand its last line").unwrap();
+    let (_folder, trace) = with_trace(&killed(&own));
+    write_journal(&own, &trace);
+    let stacks = trace.with_extension("stacks");
+    std::os::unix::fs::symlink(&victim, &stacks).unwrap();
+    for words in [&["summary"][..], &["check", "--repair"], &["peak", "--by", "stack"]] {
+        bounded(&[words, &[trace.to_str().unwrap()]].concat());
+    }
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "years of work\nand its last line");
+
+    // A trace that is a link itself is answered, and the file behind it stays.
+    fs::remove_file(&stacks).unwrap();
+    let bytes = fs::read(&trace).unwrap();
+    let target = folder.path().join("target.csv");
+    fs::rename(&trace, &target).unwrap();
+    std::os::unix::fs::symlink(&target, &trace).unwrap();
+    let answer = bounded(&["peak", "--json", trace.to_str().unwrap()]);
+    assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+    assert_eq!(fs::read(&target).unwrap(), bytes);
+}
+
 /// Returns a gzip member that unpacks to 16 MiB of one letter.
 fn packed_letters() -> Vec<u8> {
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());

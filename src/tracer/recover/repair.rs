@@ -2,7 +2,6 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use memtrace_encode::stacks::write_stacks;
@@ -10,6 +9,7 @@ use memtrace_encode::{Encoder, RowSink};
 use memtrace_trace::csv::{RowReader, RowWriter, is_end_row};
 use memtrace_trace::end_row::Ending;
 use memtrace_trace::files;
+use memtrace_trace::private_file;
 use memtrace_trace::stacks::{self, StackWriter};
 use memtrace_trace::{Meta, Row};
 use rustix::fs::{FlockOperation, flock};
@@ -78,7 +78,7 @@ pub fn repair(csv: &Path, fate: Option<Fate>) -> io::Result<Repaired> {
     remove_unfinished(csv);
     unfinished.end_part_before(csv)?;
     let length = fs::metadata(csv)?.len();
-    let mut trace = OpenOptions::new().read(true).write(true).open(csv)?;
+    let mut trace = private_file::reopen(csv, OpenOptions::new().read(true).write(true))?;
     let (mut encoder, _) = unfinished.encoder(csv, unfinished.whole)?;
     encoder.set_stacks_written(cut_stacks(csv)?);
     // The end row marks the trace as complete, so the stacks are written before it.
@@ -105,7 +105,7 @@ pub fn repair_beside(csv: &Path, part: &Path, fate: Option<Fate>) -> io::Result<
         Err(instead) => return Ok(Err(instead)),
     };
     let (mut encoder, _) = unfinished.encoder(csv, unfinished.whole)?;
-    let mut sink = FileRows { writer: RowWriter::new(create_private(part)?), rows: 0 };
+    let mut sink = FileRows { writer: RowWriter::new(private_file::create(part)?), rows: 0 };
     let mut meta = unfinished.meta.clone();
     meta.part = unfinished.part as u32 + 1;
     let text = |opening_rows| {
@@ -188,7 +188,7 @@ impl Unfinished {
         }
         let whole = whole_lines(&before, u64::MAX)?;
         let (mut encoder, last_ns) = self.encoder(&before, whole)?;
-        let mut part = OpenOptions::new().write(true).open(&before)?;
+        let mut part = private_file::reopen(&before, OpenOptions::new().write(true))?;
         part.set_len(whole)?;
         part.seek(SeekFrom::End(0))?;
         let mut sink = FileRows { writer: RowWriter::without_header(part), rows: 0 };
@@ -314,7 +314,7 @@ fn cut_stacks(csv: &Path) -> io::Result<usize> {
     let path = files::written_stacks(csv);
     let Ok(text) = fs::read(&path) else { return Ok(0) };
     let (count, whole) = stacks::complete(&text);
-    OpenOptions::new().write(true).open(&path)?.set_len(whole as u64)?;
+    private_file::reopen(&path, OpenOptions::new().write(true))?.set_len(whole as u64)?;
     Ok(count)
 }
 
@@ -322,18 +322,13 @@ fn append_stacks(csv: &Path, encoder: &mut Encoder) -> io::Result<()> {
     let path = files::written_stacks(csv);
     let is_new = !path.exists();
     let mut writer = if is_new {
-        StackWriter::new(create_private(&path)?)?
+        StackWriter::new(private_file::create(&path)?)?
     } else {
-        StackWriter::append(OpenOptions::new().append(true).open(&path)?)
+        StackWriter::append(private_file::reopen(&path, OpenOptions::new().append(true))?)
     };
     let rows = write_stacks(&mut writer, encoder)?;
     if is_new && rows == 0 {
         fs::remove_file(&path)?;
     }
     Ok(())
-}
-
-/// Creates a file that only its owner can read. Never opens an existing file, so no link is followed.
-fn create_private(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
 }
