@@ -185,7 +185,14 @@ pub fn read(path: &Path) -> Option<Machine> {
     Some(Machine::of(&table, &id, spec))
 }
 
-/// Returns the paths of the table files of this user.
+/// Returns the path of the memory through which the ranks of an NCCL communicator exchange messages. It is
+/// removed by [`sweep`] like a table, so each rank holds a shared lock on it.
+#[must_use]
+pub fn path_of_mailbox(communicator: u64) -> PathBuf {
+    Path::new(FOLDER).join(format!("{}nccl-{communicator:016x}", beginning()))
+}
+
+/// Returns the paths of the files of this user: tables, and mailboxes of ranks.
 fn paths() -> Vec<PathBuf> {
     let beginning = beginning();
     let entries = fs::read_dir(FOLDER).into_iter().flatten().flatten();
@@ -202,7 +209,7 @@ pub fn running() -> Vec<Machine> {
     machines.filter(|machine| !machine.processes.is_empty()).collect()
 }
 
-/// Removes the tables of machines on which no process runs any longer.
+/// Removes the tables of machines on which no process runs any longer, and mailboxes without ranks.
 pub fn sweep() {
     for path in paths() {
         let Ok(file) = OpenOptions::new().read(true).write(true).custom_flags(NO_LINK).open(&path) else {

@@ -154,7 +154,7 @@ impl Communicator {
     fn mailbox(&self) -> Option<&RankMailbox> {
         let attach = || {
             let name = self.name.filter(|_| self.ranks > 1)?;
-            RankMailbox::attach(&format!("/memtrace-phantom-{name:016x}"), self.ranks, self.rank)
+            RankMailbox::attach(&memtrace_machine::files::path_of_mailbox(name), self.ranks, self.rank)
         };
         self.mailbox.get_or_init(attach).as_ref()
     }

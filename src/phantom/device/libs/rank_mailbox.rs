@@ -5,7 +5,10 @@
 //! never exchanged, so training never waits. If a rank waits for another one longer than [`PATIENCE`], it
 //! prints one line on stderr and then never waits for a rank of this communicator again.
 
-use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -31,6 +34,8 @@ pub(crate) type Contribution = Option<Vec<u8>>;
 #[derive(Debug)]
 pub(crate) struct RankMailbox {
     base: NonNull<u8>,
+    /// The file of the memory, with a shared lock.
+    file: File,
     ranks: usize,
     rank: usize,
     /// The number of collective operations so far.
@@ -59,19 +64,20 @@ struct Control {
 }
 
 impl RankMailbox {
-    /// Attaches to the shared memory of this name. The first rank creates the memory,
-    /// and the last one unlinks it.
-    pub(crate) fn attach(name: &str, ranks: usize, rank: usize) -> Option<Self> {
-        let name = CString::new(name).ok()?;
-        let size = HEADER + ranks * (CACHE_LINE + SMALL) + ranks * ranks * (CACHE_LINE + SMALL);
-        // SAFETY: opens or creates a file in shared memory that only this user can open.
-        let file = unsafe { libc::shm_open(name.as_ptr(), libc::O_CREAT | libc::O_RDWR, 0o600) };
-        if file < 0 {
-            return None;
-        }
-        // The kernel allocates a page when it is touched, and most pages never are.
-        // SAFETY: the descriptor was opened above. Every rank sets the same size.
-        let sized = unsafe { libc::ftruncate(file, size as libc::off_t) } == 0;
+    /// Attaches to the shared memory at `path`. The first rank creates the file, and the last one removes it.
+    /// If a rank never attaches, `memtrace_machine::files::sweep` removes the file later: every rank holds a
+    /// shared lock on it.
+    ///
+    /// Returns `None` if the file cannot be made, or if the folder has no room for the control blocks.
+    pub(crate) fn attach(path: &Path, ranks: usize, rank: usize) -> Option<Self> {
+        let mailboxes = ranks + ranks * ranks;
+        let controls = HEADER + mailboxes * CACHE_LINE;
+        let size = controls + mailboxes * SMALL;
+        let file = Self::open_locked(path)?;
+        // Every rank sets the same size. Most payloads are never used, so only the control blocks get pages
+        // now. Without pages, a store would end the program with SIGBUS where the folder is full.
+        file.set_len(size as u64).ok()?;
+        Self::reserve(&file, 0, controls)?;
         // SAFETY: a new shared mapping of that file.
         let base = unsafe {
             libc::mmap(
@@ -79,13 +85,11 @@ impl RankMailbox {
                 size,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
-                file,
+                file.as_raw_fd(),
                 0,
             )
         };
-        // SAFETY: the mapping keeps the file open, and the descriptor is ours.
-        unsafe { libc::close(file) };
-        if !sized || base == libc::MAP_FAILED {
+        if base == libc::MAP_FAILED {
             return None;
         }
         let base = NonNull::new(base.cast::<u8>())?;
@@ -93,11 +97,35 @@ impl RankMailbox {
         // use the word as this type, too.
         let attached = unsafe { base.cast::<AtomicU32>().as_ref() };
         if attached.fetch_add(1, Ordering::AcqRel) as usize + 1 == ranks {
-            // SAFETY: removes the name. The mappings stay.
-            unsafe { libc::shm_unlink(name.as_ptr()) };
+            fs::remove_file(path).ok();
         }
         let (operations, given_up) = (AtomicU64::new(0), AtomicBool::new(false));
-        Some(Self { base, ranks, rank, operations, given_up })
+        Some(Self { base, file, ranks, rank, operations, given_up })
+    }
+
+    /// Opens or creates the file at `path` with a shared lock. Opens it once more if it was removed before it
+    /// had the lock.
+    fn open_locked(path: &Path) -> Option<File> {
+        for _ in 0..10 {
+            let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+            let mut options = OpenOptions::new();
+            let file = options.read(true).write(true).create(true).mode(0o600).custom_flags(flags).open(path);
+            let file = file.ok()?;
+            file.lock_shared().ok()?;
+            let inode = |about: fs::Metadata| (about.dev(), about.ino());
+            if fs::metadata(path).ok().map(inode) == file.metadata().ok().map(inode) {
+                return Some(file);
+            }
+        }
+        None
+    }
+
+    /// Gives pages to a range of the file. Returns `None` if the folder has no room.
+    fn reserve(file: &File, from: usize, bytes: usize) -> Option<()> {
+        // SAFETY: changes nothing but the pages of this file.
+        let error =
+            unsafe { libc::posix_fallocate(file.as_raw_fd(), from as libc::off_t, bytes as libc::off_t) };
+        (error == 0).then_some(())
     }
 
     /// Returns the number of mailboxes: one for each rank, and one for each ordered pair of ranks.
@@ -111,10 +139,14 @@ impl RankMailbox {
         unsafe { self.base.add(HEADER + mailbox * CACHE_LINE).cast::<Control>().as_ref() }
     }
 
-    fn payload(&self, mailbox: usize) -> *mut u8 {
+    fn payload_offset(&self, mailbox: usize) -> usize {
         assert!(mailbox < self.mailboxes());
+        HEADER + self.mailboxes() * CACHE_LINE + mailbox * SMALL
+    }
+
+    fn payload(&self, mailbox: usize) -> *mut u8 {
         // SAFETY: inside the mapping.
-        unsafe { self.base.add(HEADER + self.mailboxes() * CACHE_LINE + mailbox * SMALL) }.as_ptr()
+        unsafe { self.base.add(self.payload_offset(mailbox)) }.as_ptr()
     }
 
     /// Returns the index of the mailbox for messages from one rank to another.
@@ -122,9 +154,14 @@ impl RankMailbox {
         self.ranks + from * self.ranks + to
     }
 
-    /// Writes a message. The caller has waited until its readers have received the last one.
+    /// Writes a message. The caller has waited until its readers have received the last one. If there is no
+    /// room for its bytes, they are unknown to the readers.
     fn write(&self, mailbox: usize, bytes: Option<&[u8]>, number: u64) {
         let control = self.control(mailbox);
+        let bytes = bytes.filter(|bytes| {
+            let length = bytes.len().min(SMALL);
+            length == 0 || Self::reserve(&self.file, self.payload_offset(mailbox), length).is_some()
+        });
         if let Some(bytes) = bytes {
             let length = bytes.len().min(SMALL);
             // SAFETY: at most SMALL bytes into a payload of that size, which nobody reads now.
@@ -232,9 +269,9 @@ mod tests {
 
     #[test]
     fn ranks_exchange_messages_in_order_many_times() {
-        let name = format!("/memtrace-phantom-test-{}", std::process::id());
+        let path = memtrace_machine::files::path_of_mailbox(u64::from(std::process::id()));
         let rank = |rank: usize| {
-            let mailbox = RankMailbox::attach(&name, 3, rank).unwrap();
+            let mailbox = RankMailbox::attach(&path, 3, rank).unwrap();
             for round in 0..200u8 {
                 let mine = [rank as u8, round];
                 let known = (round % 5 != rank as u8).then_some(&mine[..]);
@@ -253,5 +290,28 @@ mod tests {
                 scope.spawn(move || rank(index));
             }
         });
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_mailbox_that_not_all_ranks_reach_is_swept_after_they_end() {
+        let path = memtrace_machine::files::path_of_mailbox(u64::MAX - u64::from(std::process::id()));
+        // Only the file: a mapping keeps the lock until the process ends.
+        let file = RankMailbox::open_locked(&path).unwrap();
+        memtrace_machine::files::sweep();
+        assert!(path.exists());
+        drop(file);
+        memtrace_machine::files::sweep();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_message_without_room_for_its_bytes_is_unknown() {
+        let path = memtrace_machine::files::path_of_mailbox(u64::MAX / 2 - u64::from(std::process::id()));
+        let mailbox = RankMailbox::attach(&path, 1, 0).unwrap();
+        assert!(RankMailbox::reserve(&mailbox.file, 0, usize::MAX >> 1).is_none());
+        // A file that is open for reading alone gets no pages, as in a full folder.
+        let full = RankMailbox { file: File::open("/dev/null").unwrap(), ..mailbox };
+        assert_eq!(full.exchange(Some(&[1])).unwrap(), [None]);
     }
 }
