@@ -887,11 +887,12 @@ fn answer_on(trace: Vec<u8>, report: &str, values: &[(&'static str, &str)]) -> A
     answer_on_ranks(&[trace], report, values)
 }
 
-/// Returns the answer of a report on one run, from the traces of ranks 0, 1, ... with process ids 1, 2, ...
+/// Answers a report on a folder with one trace for each rank. Their names have no process id, because it must
+/// come from the rows: a name may also end in a part or a compression.
 fn answer_on_ranks(traces: &[Vec<u8>], report: &str, values: &[(&'static str, &str)]) -> Answer {
     let folder = tempfile::tempdir().unwrap();
     for (rank, trace) in traces.iter().enumerate() {
-        std::fs::write(folder.path().join(format!("host.r{rank}.{}.csv", rank + 1)), trace).unwrap();
+        std::fs::write(folder.path().join(format!("rank{rank}.csv")), trace).unwrap();
     }
     let input = [Input::open(folder.path()).unwrap()];
     let report = reports::find(report).unwrap();

@@ -9,6 +9,7 @@ use memtrace_trace::{EventName, Row};
 pub struct TraceBuilder {
     writer: RowWriter<Vec<u8>>,
     seq: i64,
+    pid: i32,
     totals: Vec<(i32, [i64; 3])>,
 }
 
@@ -19,12 +20,14 @@ impl Default for TraceBuilder {
 }
 
 impl TraceBuilder {
-    /// Returns a trace that begins with this meta row. The schema version is set here.
+    /// Returns a trace that begins with this meta row. The schema version is set here. Rows without a process
+    /// id get one: 1 for rank 0, 2 for rank 1, and so on.
     #[must_use]
     pub fn new(meta: Meta) -> Self {
         let meta = Meta { schema: memtrace_trace::SCHEMA_VERSION.to_owned(), ..meta };
         let json = serde_json::to_string(&meta).unwrap_or_default();
-        let mut builder = TraceBuilder { writer: RowWriter::new(Vec::new()), seq: 0, totals: Vec::new() };
+        let pid = meta.rank + 1;
+        let mut builder = TraceBuilder { writer: RowWriter::new(Vec::new()), seq: 0, pid, totals: Vec::new() };
         builder.raw(Row { event: EventName::Meta, api: "memtrace", name: &json, ..Row::default() });
         builder
     }
@@ -34,7 +37,8 @@ impl TraceBuilder {
     pub fn raw(&mut self, row: Row<'_>) -> i64 {
         self.seq += 1;
         let ts_ns = if row.ts_ns == 0 { (self.seq - 1) * 1000 } else { row.ts_ns };
-        let row = Row { seq: self.seq, ts_ns, ..row };
+        let pid = if row.pid == 0 { self.pid } else { row.pid };
+        let row = Row { seq: self.seq, ts_ns, pid, ..row };
         if let Err(error) = self.writer.write(&row) {
             unreachable!("writing to a vector failed: {error}");
         }

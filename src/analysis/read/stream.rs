@@ -33,6 +33,8 @@ pub struct TraceFile {
     pub path: PathBuf,
     /// The meta row.
     pub meta: Meta,
+    /// The process id in the meta row; 0 if the trace was made without one.
+    pid: i32,
     /// The size on disk in bytes, later parts included.
     pub size: u64,
     /// The bytes on disk read so far, over all readings, for a progress bar.
@@ -72,13 +74,10 @@ impl ReadSummary {
 }
 
 impl TraceFile {
-    /// Returns the process id in the file's name `<host>.r<rank>.<pid>.csv`, or `-` if the name has another
-    /// form.
+    /// Returns the process id, or `-` if the file does not have it.
     #[must_use]
     pub fn pid(&self) -> String {
-        let name = self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let pid = name.trim_end_matches(".csv").rsplit('.').next().unwrap_or("").to_owned();
-        if pid.parse::<u32>().is_ok() { pid } else { "-".to_owned() }
+        if self.pid > 0 { self.pid.to_string() } else { "-".to_owned() }
     }
 
     /// Opens the trace at `path` and checks its header and meta row.
@@ -103,11 +102,14 @@ impl TraceFile {
         while newlines(&head) < 2 && blocks.next(&mut block).map_err(io)? {
             head.extend_from_slice(&block);
         }
-        let meta = memtrace_trace::csv::RowReader::new(&path, head.as_slice())?.meta().clone();
+        let mut reader = memtrace_trace::csv::RowReader::new(&path, head.as_slice())?;
+        let meta = reader.meta().clone();
+        // The first row is the meta row.
+        let pid = reader.next_row()?.map_or(0, |row| row.pid);
         let width =
             head.split(|byte| *byte == b'\n').next().map_or(0, |line| line.split(|b| *b == b',').count());
         let (progress, later) = (Arc::default(), Vec::new());
-        Ok(TraceFile { path, meta, size, progress, width, later, limit: u64::MAX })
+        Ok(TraceFile { path, meta, pid, size, progress, width, later, limit: u64::MAX })
     }
 
     /// Returns the number of columns in the file's header. An older trace may lack the last columns.
