@@ -140,7 +140,10 @@ pub(super) const TERMS: &[Term] = &[
         "A named moment of the program: torch.cuda.nvtx.mark or memtrace.mark, or the end of a range of the \
          program. `--at mark:NAME` shows the memory then.",
     ),
-    term(&["range", "ranges"], "A named span of the program, opened by NVTX (torch.cuda.nvtx.range_push) or memtrace.range."),
+    term(
+        &["range", "ranges"],
+        "A named span of the program, opened by NVTX (torch.cuda.nvtx.range_push) or memtrace.range.",
+    ),
     term(
         &["category"],
         "The use of a block. torch.profiler has these names, too: parameter, gradient, activation, \
