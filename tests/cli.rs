@@ -173,6 +173,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "detail",
     "dtype",
     "each",
+    "end-with-parent",
     "fail-over",
     "fit",
     "format",

@@ -1,6 +1,6 @@
 //! `memtrace mcp`, asked by the Python SDK of the protocol.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -134,6 +134,13 @@ fn mcp_leads_an_agent_from_an_oom_to_a_checked_change() {
 
 #[test]
 fn mcp_ends_the_program_of_a_call_when_a_signal_ends_the_server() {
+    use rustix::process::Signal;
+    ends_the_program(Signal::TERM);
+    ends_the_program(Signal::KILL);
+}
+
+/// Ends a server with a signal while a program runs, which must end, too.
+fn ends_the_program(signal: rustix::process::Signal) {
     let folder = TempDir::new().unwrap();
     let mut server = clean(&built("memtrace"));
     server.args(["mcp", "--allow-run", "."]).current_dir(folder.path());
@@ -165,9 +172,52 @@ fn mcp_ends_the_program_of_a_call_when_a_signal_ends_the_server() {
     let is_running = || std::fs::read(&program).is_ok_and(|line| line.starts_with(b"sleep"));
     wait("the program does not sleep", &is_running);
     let pid = rustix::process::Pid::from_child(&server);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    assert_eq!(server.wait().unwrap().code(), Some(128 + 15));
+    rustix::process::kill_process(pid, signal).unwrap();
+    let status = server.wait().unwrap();
+    if signal == rustix::process::Signal::TERM {
+        assert_eq!(status.code(), Some(128 + 15));
+    }
     wait("the program goes on", &|| !is_running());
+}
+
+/// Two calls that are open at the same time get their own answers, and a call that ends first answers first.
+#[test]
+fn mcp_answers_two_calls_at_once() {
+    let folder = TempDir::new().unwrap();
+    let mut server = clean(&built("memtrace"));
+    server.args(["mcp", "--allow-run", "."]).arg(fixtures()).current_dir(folder.path());
+    let mut server = server.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // The program of the first call ends when the second call has been answered.
+    let program = ["sh", "-c", "until [ -e answered ]; do sleep 0.02; done"];
+    let gpt = fixtures().join("gpt");
+    let call = |id: u32, name: &str, arguments: Value| {
+        let params = json!({"name": name, "arguments": arguments});
+        json!({"id": id, "method": "tools/call", "params": params})
+    };
+    let calls = [
+        json!({"id": 1, "method": "initialize", "params": {
+            "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"},
+        }}),
+        json!({"method": "notifications/initialized"}),
+        call(2, "run", json!({"command": program, "quiet": true})),
+        call(3, "summary", json!({"trace": gpt})),
+    ];
+    let stdin = server.stdin.as_mut().unwrap();
+    for mut call in calls {
+        call["jsonrpc"] = "2.0".into();
+        writeln!(stdin, "{call}").unwrap();
+    }
+    let mut answers = BufReader::new(server.stdout.take().unwrap()).lines();
+    let mut next = || serde_json::from_str::<Value>(&answers.next().unwrap().unwrap()).unwrap();
+    assert_eq!(next()["id"], 1);
+    let summary = next();
+    assert_eq!(summary["id"], 3, "{summary}");
+    assert!(summary["result"].to_string().contains("peak"), "{summary}");
+    std::fs::write(folder.path().join("answered"), "").unwrap();
+    let run = next();
+    assert_eq!(run["id"], 2, "{run}");
+    drop(server.stdin.take());
+    assert!(server.wait().unwrap().success());
 }
 
 #[test]

@@ -17,6 +17,9 @@ use crate::terminal;
 /// The default folder of the traces.
 pub(crate) const DEFAULT_FOLDER: &str = "memtrace-out";
 
+/// The name of the option of [`end_with_parent_arg`].
+pub(crate) const END_WITH_PARENT: &str = "end-with-parent";
+
 /// Returns `--phantom` and its options, which run the program on a simulated GPU.
 pub(crate) fn phantom_args() -> [Arg; 3] {
     [
@@ -52,6 +55,26 @@ pub(crate) fn past_oom_arg() -> Arg {
         "Let the program continue past the memory of the simulated GPU; the summary shows how much memory \
          it needs",
     )
+}
+
+/// Returns the hidden option `--end-with-parent PID`, with which `memtrace mcp` starts this command.
+pub(crate) fn end_with_parent_arg() -> Arg {
+    Arg::new(END_WITH_PARENT).long(END_WITH_PARENT).hide(true).value_parser(value_parser!(i32))
+}
+
+/// Lets the kernel end this process when its parent ends, if `--end-with-parent` is given. Nothing else ends it
+/// when the parent is killed.
+///
+/// # Errors
+/// When the parent has ended already.
+pub(crate) fn end_with_parent(matches: &ArgMatches) -> Result<()> {
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    let Some(parent) = matches.get_one::<i32>(END_WITH_PARENT) else { return Ok(()) };
+    set_parent_process_death_signal(Some(Signal::TERM))?;
+    if getppid().map(rustix::process::Pid::as_raw_pid) != Some(*parent) {
+        return Err(anyhow!("the process {parent}, with which this one should end, is not its parent"));
+    }
+    Ok(())
 }
 
 /// Returns the option `--no-host-values`, with which a program can build a model that is larger than the

@@ -55,6 +55,7 @@ pub(crate) fn command() -> Command {
                 .help("Print no summary at the end"),
         )
         .args(args::setting_args())
+        .arg(args::end_with_parent_arg())
         .arg(args::program_arg().help("The program and its arguments"))
 }
 
@@ -67,6 +68,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     if matches.get_one::<String>("phantom").is_some_and(|card| card == "list") {
         return list_cards();
     }
+    args::end_with_parent(matches)?;
     let command: Vec<&OsString> = matches.get_many("command").into_iter().flatten().collect();
     let Some(program) = command.first() else {
         bail!("no program was given; for example: memtrace run -- python train.py");

@@ -145,6 +145,7 @@ pub(crate) fn command() -> Command {
         )
         .args(recipe::arguments())
         .arg(args::json_arg())
+        .arg(args::end_with_parent_arg())
         .arg(args::program_arg().help("The program and its arguments, with {} in place of the value; \
                                        {gpus}, {nodes} and {per-node} stand for the numbers of GPUs, of \
                                        nodes, and of GPUs per node"))
@@ -162,6 +163,7 @@ fn percent(text: &str) -> Result<f64, String> {
 /// # Errors
 /// When the request is invalid, or the program cannot be run.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
+    args::end_with_parent(matches)?;
     if let Some(pattern) = matches.get_one::<String>("ask") {
         return ask::run(matches, pattern);
     }

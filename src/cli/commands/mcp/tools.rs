@@ -8,7 +8,7 @@ use rmcp::model::{Tool, ToolAnnotations};
 use serde_json::{Map, Value, json};
 
 use super::folders::Folders;
-use crate::args::DEFAULT_FOLDER;
+use crate::args::{DEFAULT_FOLDER, END_WITH_PARENT};
 
 /// The arguments of a call.
 pub(super) type Arguments = Map<String, Value>;
@@ -27,8 +27,19 @@ const RUNNING: &[&str] = &["run", "fit", "report", "export"];
 
 /// The options that no tool has: those of a terminal, and those that run another program, write a file or
 /// talk to a running process.
-const HIDDEN: &[&str] =
-    &["color", "format", "width", "help", "python", "pid", "wait", "completions", "man", "lenient"];
+const HIDDEN: &[&str] = &[
+    "color",
+    "format",
+    "width",
+    "help",
+    "python",
+    "pid",
+    "wait",
+    "completions",
+    "man",
+    "lenient",
+    END_WITH_PARENT,
+];
 
 /// The options that name a file to write. Only the tools of [`RUNNING`] have them.
 const WRITTEN: &[&str] = &["output", "out", "write"];
@@ -115,6 +126,9 @@ impl Tools {
                     None => {}
                 }
             }
+        }
+        if command.get_arguments().any(|arg| arg.get_id() == END_WITH_PARENT) {
+            flags.push(format!("--{END_WITH_PARENT}={}", std::process::id()).into());
         }
         positional.sort_by_key(|(index, _)| *index);
         let reads_default =
