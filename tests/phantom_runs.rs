@@ -145,6 +145,116 @@ fn oom_marks_advice_that_may_not_be_enough_where_the_rest_of_the_step_is_unknown
     });
 }
 
+/// Runs a program out of memory on a simulated card, and returns what `memtrace oom` says.
+fn oom_of(torch: &Torch, card: &str, code: &str) -> String {
+    let folder = TempDir::new().unwrap();
+    let python = torch.python.to_str().unwrap();
+    memtrace(&folder, &["run", "--phantom", card, "-o", "out", "--", python, "-c", code]);
+    text(&memtrace(&folder, &["oom", "out"]).stdout)
+}
+
+#[test]
+fn oom_advises_neither_16_bits_again_nor_half_of_one_sample_and_names_an_idle_model() {
+    let code = "import torch\n\
+        from torch import nn\n\
+        class Teacher(nn.Sequential): pass\n\
+        class Student(nn.Sequential): pass\n\
+        teacher = Teacher(nn.Linear(8192, 8192)).cuda().eval()\n\
+        with torch.no_grad(): target = teacher(torch.randn(1, 8192, device='cuda')).bfloat16()\n\
+        student = Student(*(nn.Linear(4096, 4096) for _ in range(8))).cuda().bfloat16()\n\
+        optimizer = torch.optim.AdamW(student.parameters())\n\
+        for _ in range(3):\n\
+        \x20   loss = student(torch.randn(1, 4096, device='cuda').bfloat16()).sum()\n\
+        \x20   loss.backward()\n\
+        \x20   optimizer.step()";
+    Torch::on_newest(|torch| {
+        let oom = oom_of(torch, "t4,mem=1300m", code);
+        assert!(oom.contains("verdict: too big"), "torch {}: {oom}", torch.version);
+        assert!(
+            oom.contains("try: Teacher.bfloat16(), because it is not trained"),
+            "torch {}: {oom}",
+            torch.version
+        );
+        assert!(oom.contains("its parameters take 256.0"), "torch {}: {oom}", torch.version);
+        for wrong in ["--dtype bf16", "--autocast", "half the batch", "uncertain:"] {
+            assert!(!oom.contains(wrong), "torch {}: {wrong}: {oom}", torch.version);
+        }
+        // The same student in float32, with several samples.
+        let plain = code.replace(".bfloat16()", "").replace("randn(1, 4096", "randn(4096, 4096");
+        let oom = oom_of(torch, "t4,mem=1300m", &plain);
+        assert!(
+            oom.contains("--dtype bf16") && oom.contains("half the batch"),
+            "torch {}: {oom}",
+            torch.version
+        );
+    });
+}
+
+#[test]
+fn oom_in_a_first_step_counts_the_optimizer_before_it_calls_advice_enough() {
+    let code = "import torch\n\
+        from torch import nn\n\
+        net = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(16))).cuda()\n\
+        optimizer = torch.optim.AdamW(net.parameters())\n\
+        for _ in range(3):\n\
+        \x20   net(torch.randn(64, 2048, device='cuda')).sum().backward()\n\
+        \x20   optimizer.step()\n\
+        \x20   optimizer.zero_grad()";
+    Torch::on_newest(|torch| {
+        // Out of memory in the optimizer's first step: half of its state and all temporary results are missing.
+        let oom = oom_of(torch, "t4,mem=900m", code);
+        let version = &torch.version;
+        assert!(oom.contains("until this step ends"), "torch {version}: {oom}");
+        let line = |option: &str| oom.lines().find(|line| line.contains(option)).unwrap_or_default();
+        for option in ["--dtype bf16", "--optimizer in-backward"] {
+            assert!(
+                line(option).contains("of a whole step, may not be enough alone"),
+                "torch {version}: {oom}"
+            );
+        }
+        // Out of memory in the first forward: Adam's state, two times the parameters, comes after it.
+        let large = code.replace("randn(64", "randn(8192");
+        let oom = oom_of(torch, "t4,mem=900m", &large);
+        assert!(
+            oom.contains(" forward, step ") && oom.contains("in a whole step with Adam"),
+            "torch {version}: {oom}"
+        );
+        assert!(oom.contains("with Adam 512.25 MiB"), "torch {version}: {oom}");
+        assert!(!oom.contains("likely enough"), "torch {version}: {oom}");
+    });
+}
+
+#[test]
+fn oom_calls_a_buffer_that_each_step_extends_growth() {
+    let code = "import torch\n\
+        from torch import nn\n\
+        class Net(nn.Module):\n\
+        \x20   def __init__(self):\n\
+        \x20       super().__init__()\n\
+        \x20       self.layer = nn.Linear(2048, 2048)\n\
+        \x20       self.register_buffer('bank', torch.zeros(256, 2048))\n\
+        \x20   def forward(self, x):\n\
+        \x20       return self.layer(x)\n\
+        net = Net().cuda()\n\
+        optimizer = torch.optim.SGD(net.parameters())\n\
+        for _ in range(40):\n\
+        \x20   found = net(torch.randn(2048, 2048, device='cuda'))\n\
+        \x20   torch.logsumexp(found @ net.bank.T, 1).mean().backward()\n\
+        \x20   optimizer.step()\n\
+        \x20   optimizer.zero_grad()\n\
+        \x20   net.bank = torch.cat([net.bank, found.detach()])";
+    Torch::on_newest(|torch| {
+        let oom = oom_of(torch, "t4,mem=1000m,context=200m", code);
+        let version = &torch.version;
+        assert!(oom.contains("verdict: memory grows"), "torch {version}: {oom}");
+        assert!(
+            oom.contains("A buffer has ") && oom.contains("a fixed size for the buffer"),
+            "torch {version}: {oom}"
+        );
+        assert!(!oom.contains("uncertain:"), "torch {version}: {oom}");
+    });
+}
+
 #[test]
 fn phantom_counts_of_a_killed_process_are_in_its_trace() {
     Torch::on_newest(|torch| {

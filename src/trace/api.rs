@@ -126,6 +126,8 @@ text_enum! {
         FirstUse = "first_use",
         /// A mark that names another process on a GPU.
         GpuProcess = "gpu_process",
+        /// A mark with a fact about a called model.
+        ModelFact = "model_fact",
     }
 }
 

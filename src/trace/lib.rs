@@ -32,6 +32,7 @@ pub mod keep;
 pub mod ledger;
 pub mod memory;
 pub mod meta;
+pub mod model_fact;
 pub mod private_file;
 pub mod ranges;
 pub mod repeats;

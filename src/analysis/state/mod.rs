@@ -13,6 +13,7 @@ pub mod levels;
 pub mod live_blocks;
 pub mod live_run;
 pub mod marks;
+pub(crate) mod model_facts;
 pub mod module_layers;
 pub mod moment;
 pub mod op_allocations;

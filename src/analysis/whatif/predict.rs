@@ -25,6 +25,7 @@ use crate::requests::Requests;
 use crate::selection::nearest_names;
 use crate::state::categories::Phases;
 use crate::state::device::Moment;
+use crate::state::model_facts::{self, FactsOfModel, ModelFacts, root_of};
 use crate::state::module_layers::{ModuleClasses, RANGE_COLUMNS};
 use crate::state::replay::{self, Metric, Replay, has_current_step, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_rows};
@@ -145,6 +146,10 @@ struct Judge<'a> {
     lists: &'a [Vec<Change>],
     rounding: Rounding,
     phases: Phases,
+    /// True if the types of the parameters show that the run computes in 16 bits.
+    is_half: bool,
+    /// The modules of models with 16 bits or fewer.
+    half_modules: &'a FxHashSet<Symbol>,
 }
 
 /// The modules that the changes of a list apply to.
@@ -236,7 +241,14 @@ impl<'a> Predictor<'a> {
                 found.add(list, row.name, &name);
             }
         }
-        let judge = Judge { lists: self.lists, rounding: self.rounding, phases: replay.phases };
+        let api = self.contents.module_api(symbols);
+        let judge = Judge {
+            lists: self.lists,
+            rounding: self.rounding,
+            phases: replay.phases,
+            is_half: self.contents.is_half,
+            half_modules: &self.contents.half_modules,
+        };
         if has_current_step(row.event) {
             for device in &mut self.devices {
                 if device.recorder.begins(row.step) {
@@ -249,7 +261,6 @@ impl<'a> Predictor<'a> {
             && matches!(row.event, EventName::Alloc | EventName::Live);
         if is_wanted && !self.devices.iter().any(|device| device.recorder.device() == row.device) {
             let grid = self.grids.iter().find(|(device, _)| *device == row.device).map(|(_, grid)| *grid);
-            let api = self.contents.module_api(symbols);
             let mut device = DevicePrediction::new(row, replay.phases, api, self.lists, grid);
             device.requests = self.makes_requests.then(ChangedRequests::default);
             self.devices.push(device);
@@ -289,7 +300,13 @@ impl<'a> Predictor<'a> {
             )));
         }
         let symbols = &replayed.symbols;
-        let judge = Judge { lists: self.lists, rounding: self.rounding, phases: replayed.replay.phases };
+        let judge = Judge {
+            lists: self.lists,
+            rounding: self.rounding,
+            phases: replayed.replay.phases,
+            is_half: self.contents.is_half,
+            half_modules: &self.contents.half_modules,
+        };
         for device in &mut self.devices {
             device.end_step(&judge, &self.modules, symbols, false);
         }
@@ -375,6 +392,12 @@ pub(crate) struct Contents {
     /// For each module: the maximum number of bytes that one of its calls left allocated.
     left: FxHashMap<Symbol, i64>,
     classes: ModuleClasses,
+    facts: ModelFacts,
+    /// True if a model that is trained has 16 bits or fewer in most of its parameters. If no called model is
+    /// trained, any model counts.
+    is_half: bool,
+    /// The called modules of models with 16 bits or fewer.
+    half_modules: FxHashSet<Symbol>,
 }
 
 impl Contents {
@@ -385,6 +408,9 @@ impl Contents {
     /// Processes a row. Returns true if the row begins the first call of a module.
     pub(crate) fn feed(&mut self, row: &Record, symbols: &SymbolTable) -> bool {
         self.tags |= tells_roles(row);
+        if self.facts.feed(row, symbols) {
+            self.find_half_modules(symbols);
+        }
         match row.event {
             EventName::Alloc | EventName::Free | EventName::Live if is_gpu(row.device) => {
                 self.now.insert(row.device, row.allocated_bytes);
@@ -397,7 +423,11 @@ impl Contents {
                     self.open.push((row.name, self.allocated()));
                 }
                 self.classes.feed(row, symbols);
-                self.names.insert(row.name)
+                let is_new = self.names.insert(row.name);
+                if is_new && self.facts.has_half() {
+                    self.find_half_modules(symbols);
+                }
+                is_new
             }
             EventName::RangeEnd if row.api == self.module_api(symbols) => {
                 if let Some(at) = self.open.iter().rposition(|(name, _)| *name == row.name) {
@@ -422,16 +452,53 @@ impl Contents {
         let mut changes =
             candidates(&self.worth_checkpoints(&module_groups(paths.iter().map(|path| &**path)), symbols));
         changes.retain(|change| self.tags || !change.needs_tags());
+        changes.retain(|change| !matches!(change, Change::Batch(1, _)) || !self.is_batch_of_one(symbols));
         changes
+    }
+
+    /// Returns the paths of the called roots.
+    fn roots<'s>(&'s self, symbols: &'s SymbolTable) -> impl Iterator<Item = std::sync::Arc<str>> + 's {
+        self.names.iter().map(|name| symbols.get(*name)).filter(|path| !path.contains('.'))
+    }
+
+    fn find_half_modules(&mut self, symbols: &SymbolTable) {
+        let is_half = |path: &str| self.facts.of(path).is_half;
+        self.half_modules = self.names.iter().filter(|name| is_half(&symbols.get(**name))).copied().collect();
+        let roots: Vec<_> = self.roots(symbols).map(|root| self.facts.of(&root)).collect();
+        let is_trained = |facts: &FactsOfModel| !facts.evaluates && facts.trained != Some(0);
+        let has_trained = roots.iter().any(is_trained);
+        self.is_half = roots.iter().any(|facts| facts.is_half && (!has_trained || is_trained(facts)));
+    }
+
+    /// Returns true if a batch has one sample: that of the open call of a root, or the last one of each root.
+    fn is_batch_of_one(&self, symbols: &SymbolTable) -> bool {
+        let is_one = |path: &str| self.facts.of(path).is_batch_of_one;
+        if let Some((name, _)) = self.open.first() {
+            return is_one(root_of(&symbols.get(*name)));
+        }
+        let mut roots = self.roots(symbols).peekable();
+        roots.peek().is_some() && roots.all(|root| is_one(&root))
     }
 
     /// Returns the groups of modules for which a checkpoint is worthwhile, the group with the most memory
     /// first: their calls leave at least [`LEAST_LEFT`] of the highest total allocated.
     fn worth_checkpoints(&self, groups: &[String], symbols: &SymbolTable) -> Vec<String> {
         let left: Vec<_> = self.left.iter().map(|(name, bytes)| (symbols.get(*name), *bytes)).collect();
+        let is_open = |root: &str| self.open.iter().any(|(name, _)| *symbols.get(*name) == *root);
+        // A forward without a graph leaves only its results, whatever its modules left until it ended. If a
+        // call of the root is open, it may be the first one with a graph.
+        let most = |root: &str| {
+            let ended = left.iter().find(|(path, _)| **path == *root).filter(|_| !is_open(root));
+            ended.map_or(i64::MAX, |(_, bytes)| *bytes)
+        };
         let of_group = |group: &String| -> i64 {
             let modules = left.iter().filter(|(path, _)| takes_module(group, path));
-            modules.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+            let mut of_root: FxHashMap<&str, i64> = FxHashMap::default();
+            for (path, bytes) in modules {
+                let sum = of_root.entry(root_of(path)).or_default();
+                *sum = sum.saturating_add(*bytes);
+            }
+            of_root.into_iter().fold(0, |sum: i64, (root, bytes)| sum.saturating_add(bytes.min(most(root))))
         };
         let mut worth: Vec<(i64, &String)> = groups.iter().map(|group| (of_group(group), group)).collect();
         worth.retain(|(bytes, group)| {
@@ -505,7 +572,8 @@ fn contents(trace: &TraceFile, options: &Options) -> Result<(Contents, SymbolTab
         .plus(EventName::Free, TOTAL)
         .plus(EventName::Live, TOTAL.and(Columns::of(&["category"])))
         .plus(EventName::RangeBegin, CALL)
-        .plus(EventName::RangeEnd, CALL);
+        .plus(EventName::RangeEnd, CALL)
+        .plus(EventName::Mark, model_facts::COLUMNS);
     trace.read(wanted, options.lenient, &symbols, |row| {
         contents.feed(row, &symbols);
         ControlFlow::Continue(())
@@ -598,16 +666,17 @@ impl DevicePrediction {
 
     /// Predicts the peaks of the step that ended, and raises the peaks so far to them.
     fn judge(&mut self, judge: &Judge<'_>, modules: &[ChosenModules], symbols: &SymbolTable) {
-        let Judge { lists, rounding, phases } = judge;
+        let Judge { lists, rounding, phases, is_half, half_modules } = judge;
         let step = self.recorder.step();
         if !step.is_wanted() {
             return;
         }
         let mut rules = SizeRules::new(step, symbols, *phases, *rounding, &mut self.traits);
+        rules.half_modules = Some(*half_modules);
         let has_types = lists.iter().flatten().any(Change::is_type);
         let mut autocast =
             if has_types { autocast::find(step, &rules, symbols, phases) } else { Autocast::default() };
-        self.is_half |= has_types && (autocast.is_on || autocast::casts_up(step, &rules, phases));
+        self.is_half |= has_types && (*is_half || autocast.is_on || autocast::casts_up(step, &rules, phases));
         if self.is_half {
             autocast = Autocast::default();
         }

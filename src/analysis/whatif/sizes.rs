@@ -55,6 +55,8 @@ pub(super) struct SizeRules<'a> {
     /// True if the run computes in 16 bits already. It is then unknown which blocks are float32, so
     /// [`Change::Bfloat16`] changes no sizes.
     pub(super) is_half: bool,
+    /// The modules of models with 16 bits or fewer, whose blocks are not float32.
+    pub(super) half_modules: Option<&'a FxHashSet<Symbol>>,
     /// True if the run shards its model and gathers parameters in this step.
     has_gathers: bool,
     /// The highest total of the step, in bytes.
@@ -116,6 +118,7 @@ impl<'a> SizeRules<'a> {
             largest,
             halved,
             is_half,
+            half_modules: None,
             has_gathers,
             highest,
             traits,
@@ -205,7 +208,8 @@ impl<'a> SizeRules<'a> {
         // beside a copy in the parameters' type.
         let is_loaded = life.owner.category == Category::Loaded
             || life.owner.category == Category::OptimizerState && life.owner.step < 0;
-        if life.owner.category == Category::Workspace || is_loaded {
+        let is_of_half = self.half_modules.is_some_and(|half| half.contains(&life.owner.module));
+        if life.owner.category == Category::Workspace || is_loaded || is_of_half {
             return false;
         }
         if matches!(

@@ -26,6 +26,7 @@ pub(crate) fn with_columns(wanted: Wanted) -> Wanted {
         .plus(EventName::Op, Columns::of(&["ts_ns", "latency_ns", "op", "module"]))
         .plus(EventName::RangeBegin, CALL)
         .plus(EventName::RangeEnd, CALL)
+        .plus(EventName::Mark, crate::state::model_facts::COLUMNS)
 }
 
 /// The value of [`Life::call`] if no op allocated the block, and of [`Life::freed_by`] if no op freed it.

@@ -1,7 +1,9 @@
 //! One request that ran out of memory: the cause, the verdict and the advice.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use memtrace_trace::model_fact::ModelFact;
 use memtrace_trace::rounding::{SMALL_SIZE, segment_size};
 use memtrace_trace::units::{GIB, Unit};
 use memtrace_trace::{Api, Category, EventName};
@@ -15,6 +17,7 @@ use super::attention::AttentionFinder;
 use super::cause::{Cause, Copies, FEWEST_STEPS, Facts, Kept, StepTotals, with_inputs_of_checkpoints};
 use super::eval_mode::{ForwardModes, is_by_mode};
 use super::forwards::Forwards;
+use super::idle::{ModuleCalls, UntrainedModel};
 use super::recomputed::recomputed;
 use super::remedies::remedy;
 use super::server_limit::ServerPart;
@@ -30,6 +33,7 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::block::{Block, Owner};
 use crate::state::device::Device;
 use crate::state::layout::{Layout, Segment};
+use crate::state::model_facts::{ModelFacts, root_of};
 use crate::state::module_layers::Layers;
 use crate::state::replay::Replay;
 use crate::state::replay_trace::Replayed;
@@ -42,6 +46,9 @@ const LINES: usize = 5;
 /// An upper bound, in bytes, of the memory that a CUDA context and the code and workspaces of libraries take
 /// without a traced call. Unaccounted memory beyond it belongs to another process.
 const CONTEXT: i64 = GIB;
+
+/// The minimum number of pairs of equal blocks that show an optimizer with two blocks of state per parameter.
+const FEWEST_PAIRS: usize = 3;
 
 /// The tolerance, in bytes, when the sizes of two blocks are compared, because the allocator rounds sizes.
 const ROUNDING: i64 = 1024;
@@ -64,6 +71,10 @@ pub(super) struct RowsBefore {
     forwards: Forwards,
     modes: ForwardModes,
     attention: AttentionFinder,
+    calls: ModuleCalls,
+    facts: ModelFacts,
+    /// The roots that were called in evaluation mode after calls in training mode.
+    evaluated: BTreeSet<String>,
 }
 
 impl RowsBefore {
@@ -80,6 +91,10 @@ impl RowsBefore {
         self.forwards.feed(row, replay);
         self.modes.feed(row, replay);
         self.attention.feed(row, replay.step, &replay.symbols);
+        self.calls.feed(row, replay);
+        if self.facts.feed(row, &replay.symbols) {
+            self.note_mode(row, &replay.symbols);
+        }
         match row.event {
             EventName::Oom => {
                 self.ooms += 1;
@@ -99,6 +114,18 @@ impl RowsBefore {
                     self.groups.len() - 1
                 });
             self.groups[at].1.feed(row, replay.step);
+        }
+    }
+
+    /// Processes a mark with a fact about a model: keeps whether the model evaluates after it was trained.
+    fn note_mode(&mut self, row: &Record, symbols: &SymbolTable) {
+        let name = symbols.get(row.name);
+        let Some((ModelFact::Evaluates(evaluates), root)) = ModelFact::parse(&name) else { return };
+        // The mark may come before or after the row of its own call.
+        if !evaluates {
+            self.evaluated.remove(root);
+        } else if self.calls.of_root(root, symbols) > 1 {
+            self.evaluated.insert(root.to_owned());
         }
     }
 
@@ -247,10 +274,24 @@ impl OptimizerStep {
             }
         }
         let parameters = || sizes.iter().filter(|(_, (parameters, _))| *parameters > 0);
+        // Adam allocates two blocks for each parameter, one after the other.
+        let mut own: Vec<(i64, i64)> = live
+            .iter()
+            .filter(|block| {
+                let is_state = matches!(block.owner.category, Category::OptimizerState | Category::Temporary);
+                is_state && block.owner.phase == row.phase && block.requested > 8
+            })
+            .map(|block| (block.id, block.bytes))
+            .collect();
+        own.sort_unstable();
+        let are_pairs =
+            own.len() >= 2 * FEWEST_PAIRS && own.chunks_exact(2).all(|pair| pair[0].1 == pair[1].1);
+        let least = if are_pairs { 2 } else { 0 };
         let each = parameters()
             .map(|(_, (parameters, state))| (state + parameters - 1) / parameters)
             .max()
             .unwrap_or(0)
+            .max(least)
             .min(2);
         let left =
             |(size, (parameters, state)): (&i64, &(i64, i64))| size * (each * parameters - state).max(0);
@@ -308,6 +349,8 @@ pub(super) struct OomCase<'a> {
     pub(super) has_fused_attention: bool,
     /// True if the request is in a forward in evaluation mode of a model that was trained before.
     pub(super) is_evaluation: bool,
+    /// Other models that this step does not train, if the program is too big.
+    pub(super) untrained: Vec<UntrainedModel>,
     /// The blocks of this device.
     live: Vec<(Owner, i64)>,
     symbols: SymbolTable,
@@ -439,6 +482,8 @@ impl<'a> OomCase<'a> {
             roots: seen.forwards.roots(&replayed.symbols),
             step_temporaries: optimizer.temporaries,
             temporaries_to_come: 0,
+            state_to_come: if layers.is_some() { 0 } else { optimizer.to_come },
+            adam_to_come: 0,
             needed: trace.needed_bytes(),
         };
         let mut facts = facts;
@@ -446,9 +491,20 @@ impl<'a> OomCase<'a> {
         // are not the missing memory, so leave them out.
         if 20 * facts.to_come >= facts.step_temporaries && facts.needs_at_least() + facts.to_come > capacity {
             facts.step_temporaries = 0;
-            if optimizer.is_foreach {
-                facts.temporaries_to_come = optimizer.temporaries;
-            }
+        }
+        if optimizer.is_foreach && optimizer.to_come > 0 {
+            facts.temporaries_to_come = optimizer.temporaries;
+        }
+        let of_model = seen.facts.of(&module);
+        let root = root_of(&module);
+        let is_training = facts.has_autograd && !of_model.evaluates && sum(Category::OptimizerState) == 0;
+        if facts.steps.is_empty() && row.step <= 0 && is_training && !is_script(row, replayed) {
+            let is_own = |block: &&Block| {
+                block.owner.category == Category::Parameter
+                    && root_of(&replayed.symbols.get(block.owner.module)) == root
+            };
+            let parameters: i64 = live.iter().filter(is_own).map(|block| block.bytes).sum();
+            facts.adam_to_come = 2 * of_model.trained.unwrap_or(parameters).min(parameters);
         }
         let (cause, kept) = facts.judge();
         let groups = seen.groups.iter().find(|(device, _)| *device == row.device);
@@ -458,6 +514,7 @@ impl<'a> OomCase<'a> {
                 let layers = replayed.replay.classes.layers([], &replayed.symbols);
                 groups.differences(row, request, &replayed.symbols, &layers, facts.capacity)
             });
+        let blocks: Vec<(Owner, i64)> = live.iter().map(|block| (block.owner, block.bytes)).collect();
         OomCase {
             row: *row,
             trace,
@@ -480,11 +537,21 @@ impl<'a> OomCase<'a> {
             ),
             has_fused_attention: seen.attention.is_fused(row.module, &replayed.symbols),
             is_evaluation: in_forward
-                && seen.modes.is_evaluation(row.module, &replayed.symbols, |module| {
-                    let class = replayed.replay.classes.of(module, &replayed.symbols);
-                    class.is_some_and(|class| is_by_mode(&class))
-                }),
-            live: live.iter().map(|block| (block.owner, block.bytes)).collect(),
+                && (seen.forwards.has_backward && seen.evaluated.contains(root)
+                    || seen.modes.is_evaluation(row.module, &replayed.symbols, |module| {
+                        let class = replayed.replay.classes.of(module, &replayed.symbols);
+                        class.is_some_and(|class| is_by_mode(&class))
+                    })),
+            untrained: if cause == Cause::TooBig && row.step >= 0 {
+                let (calls, models) = (&seen.calls, &seen.facts);
+                let symbols = &replayed.symbols;
+                UntrainedModel::find(&blocks, &module, row.step, calls, models, symbols, |bytes| {
+                    facts.is_material(bytes)
+                })
+            } else {
+                Vec::new()
+            },
+            live: blocks,
             symbols: replayed.symbols.clone(),
             in_script: is_script(row, replayed) && row.step >= 0,
             phase: replayed.symbols.get(row.phase).to_string(),
@@ -526,9 +593,11 @@ impl<'a> OomCase<'a> {
         let (context, facts) = (self.context?, &self.facts);
         let lacking = facts.segment - facts.room;
         let range = context.here - context.least;
-        let whole = facts.needed.unwrap_or(0).max(facts.needs_at_least() + facts.to_come);
+        let whole = facts.capacity + facts.short_of_whole_step();
         let is_inside = lacking > 0 && lacking <= range && whole <= facts.capacity + range;
-        (self.cause != Cause::Limit && is_inside).then_some(lacking)
+        // Memory that grows or is kept would fill the larger card, too.
+        let is_cause = !matches!(self.cause, Cause::Limit | Cause::Grows | Cause::Kept);
+        (is_cause && is_inside).then_some(lacking)
     }
 
     /// Returns the missing bytes for the line of the verdict; empty if the card had them or its size is
@@ -543,7 +612,8 @@ impl<'a> OomCase<'a> {
             Cause::Injected | Cause::Limit => (0, ""),
             _ => (facts.lacking(), " for this request"),
         };
-        let is_measured = facts.needed.is_some_and(|needed| needed > facts.capacity) || !of.is_empty();
+        let is_measured = facts.needed.is_some_and(|needed| needed > facts.capacity)
+            || !of.is_empty() && self.cause != Cause::TooBig;
         // The layers that were not reached may take less than the earlier ones, so their estimate is no bound.
         let is_estimate = self.cause == Cause::TooBig && self.estimate_by_layers().is_some();
         let least = match (is_measured, is_estimate) {
@@ -554,9 +624,11 @@ impl<'a> OomCase<'a> {
         if facts.capacity == 0 || bytes <= 0 {
             return String::new();
         }
-        let more = self.facts.temporaries_to_come;
-        let in_step = if more > 0 && !is_measured && self.cause == Cause::TooBig {
-            format!(", about {} until this step ends", units.show(bytes + more))
+        let whole = facts.short_of_whole_step();
+        let in_step = if whole > bytes && !is_measured && self.cause == Cause::TooBig {
+            let until =
+                if facts.adam_to_come > 0 { "in a whole step with Adam" } else { "until this step ends" };
+            format!(", about {} {until}", units.show(whole))
         } else {
             String::new()
         };
@@ -589,8 +661,10 @@ impl<'a> OomCase<'a> {
             format!("at least {} is needed, and the card has {card}", show(needs))
         } else {
             format!(
-                "{request} more did not fit: the run needs {} of {card} up to this point, and more may follow",
-                show(needs)
+                "{request} more did not fit: with it, blocks, context and libraries would take {} of {card}, beside {} \
+                 of free pieces that are too small, and more may follow",
+                show(needs),
+                show(facts.cached())
             )
         };
         match (self.cause, &self.kept) {
@@ -615,10 +689,18 @@ impl<'a> OomCase<'a> {
                 let growth = facts.growth();
                 let grown = growth.map(|growth| {
                     format!(
-                        "each step leaves {} behind, {} over the last {}; without it {request} would fit",
+                        "each step leaves {} behind, {} over the last {}{}; without it {request} would fit",
                         show(growth.per_step),
                         show(growth.total),
-                        counted(growth.steps as u64, "step")
+                        counted(growth.steps as u64, "step"),
+                        if growth.total < facts.lacking() {
+                            format!(
+                                ", and needs more to work with it: {} more than step 1",
+                                show(growth.risen)
+                            )
+                        } else {
+                            String::new()
+                        }
                     )
                 });
                 let held = kept.as_ref().map(|(holder, _)| match growth {
@@ -637,9 +719,22 @@ impl<'a> OomCase<'a> {
                         counted(states.steps as u64, "step")
                     )
                 });
-                [grown, held, state].into_iter().flatten().collect::<Vec<_>>().join(". ")
+                let buffer = self.grown_buffer().filter(|_| kept.is_none()).map(|(owner, bytes)| {
+                    let module = self.symbols.or_dash(owner.module);
+                    let of =
+                        if module.starts_with(['(', '-']) { String::new() } else { format!(" of {module}") };
+                    format!("A buffer{of} has {} now, and was made anew in step {}", show(*bytes), owner.step)
+                });
+                [grown, held, state, buffer].into_iter().flatten().collect::<Vec<_>>().join(". ")
             }
-            (Cause::Kept, Some((holder, why))) => format!("{}: {}", holder.line(units), remedy(*why).0),
+            (Cause::Kept, Some((holder, why))) => {
+                let beside = if *why == Kept::Loaded {
+                    format!(", and the parameters themselves take {}", show(facts.parameters))
+                } else {
+                    String::new()
+                };
+                format!("{}: {}{beside}", holder.line(units), remedy(*why).0)
+            }
             (Cause::HostMemory, _) => format!(
                 "device and host share one memory, and this process holds {} of it on the host; without that, {request} \
                  would fit",
@@ -725,6 +820,32 @@ impl<'a> OomCase<'a> {
         }
     }
 
+    /// Returns the largest buffer of a module, if it was made after the first step and is at least as large as
+    /// all that the steps left behind.
+    pub(super) fn grown_buffer(&self) -> Option<&(Owner, i64)> {
+        let growth = self.facts.growth()?;
+        let is_it = |(owner, bytes): &&(Owner, i64)| {
+            owner.category == Category::Buffer && owner.step > 0 && *bytes >= growth.total
+        };
+        self.live.iter().filter(is_it).max_by_key(|(_, bytes)| *bytes)
+    }
+
+    /// Returns a sentence about the state that Adam will allocate if the request is in the first step, or an
+    /// empty text.
+    fn adam_to_come(&self, units: Unit) -> String {
+        let facts = &self.facts;
+        let is_known = facts.needed.is_some_and(|needed| needed > facts.capacity);
+        if self.cause != Cause::TooBig || facts.adam_to_come == 0 || is_known {
+            return String::new();
+        }
+        format!(
+            " The state of an optimizer is still to come: with Adam {} for {}, so about {} in all.",
+            units.show(facts.adam_to_come),
+            root_of(&self.module),
+            units.show(facts.capacity + facts.short_of_whole_step())
+        )
+    }
+
     /// Returns further findings from the figures, in addition to the verdict.
     fn remarks(&self, units: Unit) -> Vec<String> {
         let mut remarks = self.facts.remarks(self.cause, units);
@@ -739,7 +860,8 @@ impl<'a> OomCase<'a> {
 
     /// Returns the text after the name of the cause: the missing bytes, and the reason.
     pub(super) fn after_verdict(&self, units: Unit) -> String {
-        format!("{}. {}.", self.missing(units), upper_first(&self.because(units)))
+        let because = upper_first(&self.because(units));
+        format!("{}. {because}.{}", self.missing(units), self.adam_to_come(units))
     }
 
     /// Returns all remedies: those for the cause, then the changes of `memtrace advise`, then those whose use

@@ -163,6 +163,11 @@ pub(super) struct Facts {
     /// An estimate of the temporary results that the optimizer's step will allocate once its state is
     /// allocated, if the state itself does not fit.
     pub(super) temporaries_to_come: i64,
+    /// The part of `to_come` that is state of the optimizer.
+    pub(super) state_to_come: i64,
+    /// The state that Adam would allocate for the trained parameters of the model, if the request is in the
+    /// first step, before the optimizer's. The next step needs it in addition to all that this one needs.
+    pub(super) adam_to_come: i64,
     /// The device memory that the run needed, if it was measured.
     pub(super) needed: Option<i64>,
 }
@@ -206,6 +211,10 @@ pub(super) struct Growth {
     pub(super) total: i64,
     /// The number of steps over which `total` was measured.
     pub(super) steps: usize,
+    /// The bytes by which this step is higher than the peak of the second finished step, if the peak of each
+    /// step was higher than that of the step before; otherwise 0. What a step computes from memory that grows
+    /// grows, too.
+    pub(super) risen: i64,
 }
 
 /// The reason why a holder keeps memory that is not needed.
@@ -268,6 +277,16 @@ impl Facts {
     /// has yet to allocate.
     fn needs_in_all(&self) -> i64 {
         (self.needs_at_least() + self.to_come).max(self.needs_by_earlier_steps())
+    }
+
+    /// Returns an estimate of the bytes by which the card is too small for whole steps, with the memory of the
+    /// optimizer that is not allocated yet.
+    pub(super) fn short_of_whole_step(&self) -> i64 {
+        if self.needed.is_some_and(|needed| needed > self.capacity) {
+            return self.short();
+        }
+        let whole = self.needs_at_least() + self.to_come + self.temporaries_to_come + self.adam_to_come;
+        whole.saturating_sub(self.capacity).max(self.short())
     }
 
     /// Returns a lower bound of the bytes by which the program is short of memory.
@@ -356,7 +375,13 @@ impl Facts {
     /// Returns the growth from step to step if it is the cause: without it, the request would fit, and this
     /// step is no larger than earlier ones.
     pub(super) fn growth(&self) -> Option<Growth> {
-        let growth = growth(&self.steps)?;
+        let mut growth = growth(&self.steps)?;
+        if self.steps[1..].windows(2).all(|two| two[1].peak > two[0].peak) {
+            // This step may be larger for another reason, so only the usual rise of two steps is added.
+            let trend = self.steps[self.steps.len() - 1].peak - self.steps[1].peak;
+            let now = self.allocated + self.request - self.steps[1].peak;
+            growth.risen = now.min(trend + 2 * trend / growth.steps.max(1) as i64).max(0);
+        }
         let height = |began: i64, peak: i64| peak - began;
         let usual = self.steps.iter().skip(1).map(|step| height(step.began, step.peak)).max()?;
         let now = height(self.step_began, self.allocated + self.request);
@@ -364,7 +389,8 @@ impl Facts {
         // After many steps that fitted, a step of the usual size failed. So the growth since then is the
         // cause, however small it is.
         let is_enough = self.is_material(growth.total) || growth.steps >= MANY_STEPS;
-        (is_usual && growth.total >= self.lacking() && is_enough).then_some(growth)
+        let is_cause = growth.total.max(growth.risen) >= self.lacking();
+        (is_usual && is_cause && is_enough).then_some(growth)
     }
 
     /// Returns the holder of the growing memory: the largest holder whose verdict is that it grows. Without
@@ -582,6 +608,7 @@ fn growth(steps: &[StepTotals]) -> Option<Growth> {
         per_step,
         total,
         steps: more.len(),
+        risen: 0,
     })
 }
 
@@ -664,7 +691,19 @@ mod tests {
         assert_eq!(Facts { step_began: GIB, ..grows.clone() }.growth(), None);
         let ends: Vec<i64> = (0..8).map(|step| GIB * (1 + step % 2)).collect();
         assert_eq!(Facts { steps: steps(&ends), ..grows.clone() }.growth(), None);
-        assert_eq!(Facts { steps: steps(&ends[..2]), ..grows }.growth(), None);
+        assert_eq!(Facts { steps: steps(&ends[..2]), ..grows.clone() }.growth(), None);
+        // A buffer grows by 16 MiB a step, and so do the results that are computed from it. What was left
+        // behind is less than what is missing, but the step is higher than the second by more than that.
+        let mut all = steps(&(0..8).map(|step| GIB + step * 16 * MIB).collect::<Vec<_>>());
+        for (step, each) in all.iter_mut().enumerate() {
+            each.peak += step as i64 * 200 * MIB;
+        }
+        let buffer = Facts { steps: all, allocated: 12 * GIB, step_began: GIB + 128 * MIB, ..grows };
+        assert_eq!(buffer.growth().map(|growth| growth.total), Some(96 * MIB));
+        assert_eq!(buffer.judge().0, Cause::Grows);
+        let mut flat = buffer.clone();
+        flat.steps[4].peak = flat.steps[3].peak;
+        assert_eq!(flat.growth(), None);
     }
 
     #[test]

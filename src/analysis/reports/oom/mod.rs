@@ -5,6 +5,7 @@ mod case;
 mod cause;
 mod eval_mode;
 mod forwards;
+mod idle;
 mod recomputed;
 mod remedies;
 mod server_limit;
@@ -88,7 +89,7 @@ impl Report for Oom {
                 heading(&mut printer, input, &trace.meta);
             }
             printer.gap();
-            let (advised, why_not) = if case.is_need() { helps(trace, options) } else { (Vec::new(), None) };
+            let (advised, why_not) = helps(&case, options);
             case.print(&mut printer, &advised, options);
             let grown = growth_lines(&levels, &trace.meta, options.units);
             for line in &grown {
@@ -288,7 +289,7 @@ impl KeptMemory {
 /// When the trace cannot be read.
 pub fn oom_for_page(trace: &TraceFile, options: &Options) -> Result<Value> {
     let Some(FoundCase { case, .. }) = find_case(trace, options)? else { return Ok(Value::Null) };
-    let advised = if case.is_need() { helps(trace, options).0 } else { Vec::new() };
+    let advised = helps(&case, options).0;
     let mut tries = case.all_tries(&advised, options.units);
     tries.truncate(MOST_ON_PAGE);
     Ok(json!({
@@ -299,10 +300,17 @@ pub fn oom_for_page(trace: &TraceFile, options: &Options) -> Result<Value> {
     }))
 }
 
-/// Returns the changes of `memtrace advise` that save most, or the reason why `memtrace advise` fails.
-fn helps(trace: &TraceFile, options: &Options) -> (Vec<FirstAdvice>, Option<String>) {
-    match Advised::new(trace, options, false) {
-        Ok(advised) => (advised.first(MOST_ADVISED), None),
+/// Returns the changes of `memtrace advise` that save most and suit the case, or the reason why `memtrace advise` fails.
+fn helps(case: &OomCase<'_>, options: &Options) -> (Vec<FirstAdvice>, Option<String>) {
+    if !case.is_need() {
+        return (Vec::new(), None);
+    }
+    match Advised::new(case.trace, options, false) {
+        Ok(advised) => {
+            let mut first = advised.first(MOST_ADVISED);
+            first.retain(|advice| case.suits(advice));
+            (first, None)
+        }
         Err(why) => (Vec::new(), Some(why.to_string())),
     }
 }

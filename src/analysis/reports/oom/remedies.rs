@@ -6,6 +6,7 @@ use super::super::advised::FirstAdvice;
 use super::attention::names_attention;
 use super::case::OomCase;
 use super::cause::{Cause, Kept, is_of_forward};
+use super::idle::UntrainedModel;
 use crate::state::retained::Holder;
 
 /// Attention that writes its scores to memory runs ops with these texts in their names.
@@ -14,6 +15,8 @@ const SCORES: [&str; 6] = ["softmax", "bmm", "matmul", "masked_fill", "::where",
 const PAGE: i64 = 20 << 20;
 /// If a step moves at least this many tensors to the GPU, they are assumed to be a model.
 const FEWEST_OF_MODEL: usize = 8;
+/// The maximum number of models without training that remedies name.
+const MOST_MODELS: usize = 2;
 /// The text after a saving that may be less than the missing memory.
 const UNSURE: &str = ", may not be enough alone";
 /// The remedy for an evaluation that keeps graphs, if it is unknown whether the program evaluates.
@@ -52,6 +55,12 @@ impl OomCase<'_> {
                     add(&[
                         "create the optimizer once, or del the old one with all that refers to it (a list, a scheduler, a closure) before \
                          the next",
+                    ]);
+                }
+                if self.grown_buffer().is_some() {
+                    add(&[
+                        "a fixed size for the buffer, whose oldest rows each step overwrites (or self.bank[-4096:] after torch.cat): \
+                         joining new rows to all old ones copies them in each step, and both copies are live meanwhile",
                     ]);
                 }
                 add(&[
@@ -123,6 +132,7 @@ impl OomCase<'_> {
         } else if self.may_evaluate() && facts.is_larger_than_before() {
             all.push(EVALUATES.to_owned());
         }
+        all.extend(self.untrained.iter().take(MOST_MODELS).filter_map(|model| self.without(model, units)));
         if self.is_attention() {
             let takes = if self.scores > 0 {
                 format!(": they take {} now", show(self.scores))
@@ -191,6 +201,36 @@ impl OomCase<'_> {
         all
     }
 
+    /// Returns the remedy for a model that this step does not train.
+    fn without(&self, model: &UntrainedModel, units: Unit) -> Option<String> {
+        let UntrainedModel { root, bytes, .. } = model;
+        // What the model takes is known exactly, so a saving needs less reserve than that of another change.
+        let least = 2 * self.facts.short_of_whole_step();
+        let unsure = |saved: i64| if self.is_rest_unknown() || saved < least { UNSURE } else { "" };
+        if !model.is_called {
+            let last = match model.last_step {
+                Some(last) if last >= 0 => {
+                    format!("was called last in step {last}, and this is step {}", self.row.step)
+                }
+                Some(_) => "was called only before training".to_owned(),
+                None => "was not called so far".to_owned(),
+            };
+            return Some(format!(
+                "del {root} if it is done, or keep it on the CPU while it is not called: it {last}, and its parameters take {}{}",
+                units.show(*bytes),
+                unsure(*bytes)
+            ));
+        }
+        (!model.is_half).then(|| {
+            format!(
+                "{root}.bfloat16(), because it is not trained: its parameters take {}, and then half of that{}; or del {root}, \
+                 if it is done",
+                units.show(*bytes),
+                unsure(bytes / 2)
+            )
+        })
+    }
+
     /// Returns the remedies whose use the trace cannot decide: for a program that only evaluates, for a model
     /// that is no longer needed, and a way to measure the whole need.
     pub(super) fn tries_if(&self) -> Vec<String> {
@@ -198,7 +238,7 @@ impl OomCase<'_> {
         if self.may_evaluate() && !self.is_evaluation && !self.facts.is_larger_than_before() {
             all.push(EVALUATES.to_owned());
         }
-        if self.is_loading() {
+        if self.is_loading() && self.untrained.is_empty() {
             all.push(
                 "if a model that ran before is no longer needed: del it, with all that refers to it, before the next one is \
                  moved to the GPU"
@@ -317,26 +357,21 @@ impl OomCase<'_> {
     /// Returns true if a change may be too little that saves `saved` bytes of the held memory, and `in_all`
     /// bytes with the memory that was not yet allocated.
     fn is_too_little_with(&self, saved: i64, in_all: i64) -> bool {
-        let short = self.facts.short() + self.facts.temporaries_to_come;
+        let short = self.facts.short_of_whole_step();
         self.is_rest_unknown() || in_all < short / 4 * 5 || saved < self.least_saving()
+    }
+
+    /// Returns false for a checkpoint of a forward in evaluation mode: without a graph, nothing is kept, and
+    /// libraries ignore a checkpoint in this mode.
+    pub(super) fn suits(&self, advice: &FirstAdvice) -> bool {
+        !(self.is_evaluation && advice.option.starts_with("--checkpoint"))
     }
 
     /// Returns the line for a change of `memtrace advise`, with the bytes that it saves here.
     pub(super) fn advised_line(&self, advice: &FirstAdvice, units: Unit) -> String {
         let facts = &self.facts;
         let least = if advice.is_least { "at least " } else { "" };
-        // The memory that this step has yet to allocate is assumed to shrink by the same factor as the memory
-        // that it has allocated.
-        let now = (facts.activations).max(1);
-        let of_rest =
-            (i128::from(facts.to_come) * i128::from(advice.saved.min(now)) / i128::from(now)) as i64;
-        // Another optimizer, or one on the CPU, has no temporary results for all parameters at once.
-        let of_temporaries = match advice.option.split(' ').next() {
-            Some("--optimizer" | "--offload") => facts.temporaries_to_come,
-            Some("--dtype") => facts.temporaries_to_come / 2,
-            _ => 0,
-        };
-        let saved = advice.saved.saturating_add(of_rest).saturating_add(of_temporaries);
+        let saved = advice.saved.saturating_add(self.saved_of_rest(advice));
         let is_of_batch = !advice.option.starts_with("--batch") || facts.larger_step().is_none();
         let enough = match facts.needed.filter(|needed| *needed > facts.capacity) {
             Some(_) if saved < facts.short() => ", not enough alone",
@@ -347,13 +382,44 @@ impl OomCase<'_> {
             Some(_) => ", enough",
             None => ", likely enough",
         };
+        // A measured need says how much a whole run saves, so nothing is added.
+        let of_rest = if saved - advice.saved >= advice.saved / 10 && facts.needed.is_none() {
+            format!(", about {} of a whole step", units.show(saved))
+        } else {
+            String::new()
+        };
         format!(
-            "{} ({}): saves {least}{}{enough}; costs: {}",
+            "{} ({}): saves {least}{}{of_rest}{enough}; costs: {}",
             advice.phrase,
             code_of(&advice.option),
             units.show(advice.saved),
             advice.costs
         )
+    }
+
+    /// Returns an estimate of the bytes that a change of `memtrace advise` saves of the memory that the step
+    /// has yet to allocate.
+    fn saved_of_rest(&self, advice: &FirstAdvice) -> i64 {
+        let facts = &self.facts;
+        let state = facts.state_to_come + facts.adam_to_come;
+        let (of_state, of_temporaries) = match &*advice.option {
+            // The optimizer has as much state as before, but steps one parameter at a time.
+            "--optimizer in-backward" => (0, facts.temporaries_to_come),
+            "--optimizer 8bit" => (state / 4 * 3, facts.temporaries_to_come),
+            option if option.starts_with("--optimizer") || option.starts_with("--offload") => {
+                (state, facts.temporaries_to_come)
+            }
+            option if option.starts_with("--dtype") => (state / 2, facts.temporaries_to_come / 2),
+            _ => (0, 0),
+        };
+        // The layers that were not reached are assumed to shrink by the same factor as the activations so far.
+        let is_of_layers = ["--checkpoint", "--batch", "--dtype", "--autocast"]
+            .iter()
+            .any(|one| advice.option.starts_with(one));
+        let layers = if is_of_layers { facts.to_come - facts.state_to_come } else { 0 };
+        let now = facts.activations.max(1);
+        let of_layers = (i128::from(layers) * i128::from(advice.saved.min(now)) / i128::from(now)) as i64;
+        of_layers + of_state + of_temporaries
     }
 }
 
@@ -411,7 +477,7 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
             &["torch.load(..., map_location=\"cpu\"), then load_state_dict()"],
         ),
         Kept::Loaded => (
-            "it was loaded before training and is as large as the parameters",
+            "it was loaded before training",
             &["load it to the CPU (torch.load(..., map_location=\"cpu\")), and del it once it is copied"],
         ),
         Kept::EarlierResult => (

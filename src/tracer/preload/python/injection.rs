@@ -38,7 +38,7 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, except `native`.
-static SOURCES: [Source; 29] = [
+static SOURCES: [Source; 30] = [
     source!("caches"),
     source!("communicators"),
     source!("failures"),
@@ -53,6 +53,7 @@ static SOURCES: [Source; 29] = [
     source!("live_objects"),
     source!("main_code"),
     source!("model_discovery"),
+    source!("model_facts"),
     source!("module_memory"),
     source!("overridden_calls"),
     source!("paths"),

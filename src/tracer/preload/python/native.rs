@@ -26,7 +26,7 @@ use crate::python::{
 };
 use crate::runtime::{log, session, thread};
 
-static METHODS: [Method; 42] = [
+static METHODS: [Method; 43] = [
     native_method!("enter_module", module_calls::enter_module),
     native_method!("has_fault_at_next_step", has_fault_at_next_step),
     native_method!("leave_module", module_calls::leave_module),
@@ -60,6 +60,7 @@ static METHODS: [Method; 42] = [
     native_method!("block_step", block_step),
     native_method!("block_bytes", block_bytes),
     native_method!("record_retained", record_retained),
+    native_method!("record_model_fact", record_model_fact),
     native_method!("record_script_end", record_script_end),
     native_method!("current_step", current_step),
     native_method!("is_growing", is_growing),
@@ -189,6 +190,10 @@ fn block_bytes(arguments: Arguments<'_>) -> i64 {
 
 fn record_retained(arguments: Arguments<'_>) {
     ranges::mark_without_owner(Api::Retained, arguments.text(0));
+}
+
+fn record_model_fact(arguments: Arguments<'_>) {
+    ranges::mark_without_owner(Api::ModelFact, arguments.text(0));
 }
 
 fn record_script_end(arguments: Arguments<'_>) {

@@ -21,6 +21,7 @@ from .failures import count
 from .forwards import has_optimizer, module_is_called, root_was_called
 from .held import tag_engines
 from .model_discovery import add_groups, is_time_to_search, name_parameters, name_uncalled_models
+from .model_facts import note_call
 from .module_memory import measure_call, measure_result
 from .native import (
     ENTERED_OUTERMOST,
@@ -35,7 +36,7 @@ from .native import (
     is_detailed,
 )
 from .overridden_calls import hook_new_overridden_calls
-from .paths import assign_paths_on_call, has_path, root_id_of, root_of, table_by_module
+from .paths import assign_paths_on_call, has_path, path_of, root_id_of, root_of, table_by_module
 from .steps import hook_new_classes
 from .tags import (
     MAIN_THREAD,
@@ -134,6 +135,7 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
         seen: set[int] = set()
         tag_inputs(args, seen)
         tag_inputs(kwargs, seen)
+        note_call(root, path_of(root), args, kwargs)
 
 
 def _root_is_called_unseen(root) -> None:

@@ -128,6 +128,9 @@ def host_memory_left() -> int:
     """Returns the bytes of host memory that this process can still allocate before the kernel kills a process
     of its control group or of the machine."""
 
+def record_model_fact(text: str) -> None:
+    """Records a row with a fact about a model (see src/trace/model_fact.rs)."""
+
 def record_retained(text: str) -> None:
     """Records a row with a result of the search for the holders of memory."""
 

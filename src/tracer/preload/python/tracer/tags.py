@@ -12,6 +12,7 @@ from _thread import get_ident
 from typing import NamedTuple
 
 from .held import tag_attributes
+from .model_facts import note_parameters
 from .native import CATEGORIES, backward_count, hide, record_gradients
 from .paths import path_of, root_id_of, table_by_module
 from .shared import SharedTags
@@ -111,6 +112,8 @@ def tag_model(root) -> None:
     root_id = root_id_of(id(root))
     parameters, gradients = SharedTags(PARAMETER), SharedTags(GRADIENT)
     inside = {id(module) for module in root.modules()}
+    bytes_by_type: dict = {}
+    trained = 0
     for module in root.modules():
         path_id = id_of(path_of(module))
         if not path_id:
@@ -125,11 +128,16 @@ def tag_model(root) -> None:
                 owner = _new_owner(parameter, path_id, id_of(name), name, root_id)
             parameters.add(parameter, owner.path_id, owner.name_id)
             _model_types.add(parameter.dtype)
+            if parameter.is_cuda:
+                more = parameter.numel() * parameter.element_size()
+                bytes_by_type[parameter.dtype] = bytes_by_type.get(parameter.dtype, 0) + more
+                trained += more if parameter.requires_grad else 0
             gradient = _gradient_of(parameter)
             if gradient is not None:
                 gradients.add(values_of(gradient), owner.path_id, owner.name_id)
     parameters.record(seen)
     gradients.record(seen)
+    note_parameters(path_of(root), bytes_by_type, trained)
     for module in root.modules():
         path_id = id_of(path_of(module))
         for name, buffer in module._buffers.items() if path_id else ():

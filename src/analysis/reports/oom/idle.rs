@@ -1,0 +1,159 @@
+//! Models whose parameters stay on the GPU although this step does not train them.
+
+use memtrace_trace::{Api, Category, EventName};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+
+use crate::read::record::Record;
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::block::Owner;
+use crate::state::model_facts::{ModelFacts, root_of};
+use crate::state::replay::Replay;
+
+/// For each called module: the number of its calls, and the step of the last one.
+#[derive(Default)]
+pub(super) struct ModuleCalls {
+    of: FxHashMap<Symbol, (u64, i64)>,
+    module_api: Option<Symbol>,
+}
+
+impl ModuleCalls {
+    /// Processes a row that the replay has already processed.
+    pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
+        if row.event != EventName::RangeBegin {
+            return;
+        }
+        let module_api = *self.module_api.get_or_insert_with(|| replay.symbols.intern(Api::Module.as_str()));
+        if row.api == module_api {
+            let calls = self.of.entry(row.name).or_default();
+            *calls = (calls.0 + 1, replay.step);
+        }
+    }
+
+    /// Returns the number of calls of a root.
+    pub(super) fn of_root(&self, root: &str, symbols: &SymbolTable) -> u64 {
+        self.of.iter().find(|(name, _)| *symbols.get(**name) == *root).map_or(0, |(_, (calls, _))| *calls)
+    }
+
+    /// Returns the step of the last call of a module of a root; `None` if none was called.
+    fn last_step(&self, root: &str, symbols: &SymbolTable) -> Option<i64> {
+        let of_root = self.of.iter().filter(|(name, _)| root_of(&symbols.get(**name)) == root);
+        of_root.map(|(_, (_, step))| *step).max()
+    }
+}
+
+/// A model that this step does not train, and whose parameters are a significant share of the card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct UntrainedModel {
+    /// The path of the root.
+    pub(super) root: String,
+    /// The bytes of its live parameters and buffers.
+    pub(super) bytes: i64,
+    /// True if this step has called it.
+    pub(super) is_called: bool,
+    /// The step of its last call; `None` if it was never called.
+    pub(super) last_step: Option<i64>,
+    /// True if most of its parameters have 16 bits or fewer.
+    pub(super) is_half: bool,
+}
+
+impl UntrainedModel {
+    /// Returns the models other than the one of the request (`module`) that are not trained, the largest first.
+    /// `live` has the owner and the bytes of each live block, `is_material` says whether a size matters.
+    pub(super) fn find(
+        live: &[(Owner, i64)],
+        module: &str,
+        step: i64,
+        calls: &ModuleCalls,
+        facts: &ModelFacts,
+        symbols: &SymbolTable,
+        is_material: impl Fn(i64) -> bool,
+    ) -> Vec<UntrainedModel> {
+        // For each root: the bytes of its parameters and buffers, and whether it is trained.
+        let mut roots: BTreeMap<String, (i64, bool)> = BTreeMap::new();
+        for (owner, bytes) in live {
+            let path = symbols.get(owner.module);
+            let found = roots.entry(root_of(&path).to_owned()).or_default();
+            match owner.category {
+                Category::Parameter | Category::Buffer => found.0 += bytes,
+                Category::Gradient | Category::OptimizerState => found.1 = true,
+                _ => {}
+            }
+        }
+        let other = |(root, (bytes, is_trained)): (String, (i64, bool))| {
+            let is_other = !is_trained && root != root_of(module) && !root.starts_with(['(', '-']);
+            (is_other && is_material(bytes)).then_some((root, bytes))
+        };
+        let model = |(root, bytes): (String, i64)| {
+            let last_step = calls.last_step(&root, symbols);
+            let of_model = facts.of(&root);
+            UntrainedModel {
+                bytes,
+                is_called: last_step.is_some_and(|last| last >= step),
+                last_step,
+                is_half: of_model.is_half,
+                root,
+            }
+        };
+        let is_sure = |model: &UntrainedModel| {
+            let of_model = facts.of(&model.root);
+            !model.is_called || of_model.evaluates || of_model.trained == Some(0)
+        };
+        let mut all: Vec<UntrainedModel> =
+            roots.into_iter().filter_map(other).map(model).filter(is_sure).collect();
+        all.sort_by_key(|model| std::cmp::Reverse(model.bytes));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oom_names_a_model_that_the_step_does_not_train() {
+        let symbols = SymbolTable::default();
+        let owner = |module: &str, category| Owner {
+            module: symbols.intern(module),
+            category,
+            ..Owner::of(&Record::default())
+        };
+        let mut calls = ModuleCalls::default();
+        calls.of.insert(symbols.intern("Teacher.layer"), (3, 4));
+        calls.of.insert(symbols.intern("Student"), (3, 5));
+        calls.of.insert(symbols.intern("Reference"), (3, 5));
+        let live = [
+            (owner("Teacher.layer", Category::Parameter), 300),
+            (owner("Student.layer", Category::Parameter), 300),
+            (owner("Reference", Category::Parameter), 200),
+            (owner("Critic", Category::Parameter), 300),
+            (owner("Critic", Category::OptimizerState), 300),
+            (owner("Small", Category::Parameter), 1),
+            (owner("(script)", Category::Parameter), 300),
+        ];
+        let mut facts = ModelFacts::default();
+        let mut find = |mark: &str| {
+            let row = Record {
+                event: EventName::Mark,
+                api: symbols.intern("model_fact"),
+                name: symbols.intern(mark),
+                ..Record::default()
+            };
+            facts.feed(&row, &symbols);
+            let is_material = |bytes: i64| bytes >= 100;
+            UntrainedModel::find(&live, "Student.layer", 5, &calls, &facts, &symbols, is_material)
+        };
+        let teacher = UntrainedModel {
+            root: "Teacher".to_owned(),
+            bytes: 300,
+            is_called: false,
+            last_step: Some(4),
+            is_half: false,
+        };
+        // A model that this step has called may be trained, unless a mark says that it is not.
+        assert_eq!(find("type=bfloat16 Other"), std::slice::from_ref(&teacher));
+        let found = find("mode=eval Reference");
+        assert_eq!(found[0], teacher);
+        assert_eq!((&*found[1].root, found[1].is_called), ("Reference", true));
+    }
+}

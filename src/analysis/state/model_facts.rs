@@ -1,0 +1,103 @@
+//! What the marks of a trace say about its models: their types, their batches and their modes.
+
+use std::collections::BTreeMap;
+
+use memtrace_trace::model_fact::ModelFact;
+use memtrace_trace::{Api, EventName};
+
+use crate::read::record::{Columns, Record};
+use crate::read::symbols::SymbolTable;
+
+/// The columns that [`ModelFacts::feed`] needs.
+pub(crate) const COLUMNS: Columns = Columns::of(&["api", "name"]);
+/// The maximum number of models whose facts are kept.
+const MOST: usize = 1000;
+/// The types of 16 bits or fewer that parameters may have.
+const SMALL_TYPES: [&str; 6] = ["bfloat16", "float16", "half", "uint8", "int8", "float8"];
+
+/// The facts about one called model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FactsOfModel {
+    /// True if most of its parameters have 16 bits or fewer.
+    pub(crate) is_half: bool,
+    /// The bytes of the trained parameters; `None` if all are trained.
+    pub(crate) trained: Option<i64>,
+    /// True if its latest batch has one sample.
+    pub(crate) is_batch_of_one: bool,
+    /// True if its latest call was in evaluation mode.
+    pub(crate) evaluates: bool,
+}
+
+/// The facts about each called model.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ModelFacts {
+    of_root: BTreeMap<String, FactsOfModel>,
+}
+
+impl ModelFacts {
+    /// Processes a row. Returns true if it changed a fact.
+    pub(crate) fn feed(&mut self, row: &Record, symbols: &SymbolTable) -> bool {
+        if row.event != EventName::Mark || *symbols.get(row.api) != *Api::ModelFact.as_str() {
+            return false;
+        }
+        let name = symbols.get(row.name);
+        let Some((fact, path)) = ModelFact::parse(&name) else { return false };
+        if !self.of_root.contains_key(path) && self.of_root.len() >= MOST {
+            return false;
+        }
+        let facts = self.of_root.entry(path.to_owned()).or_default();
+        match fact {
+            ModelFact::Type(name) => facts.is_half = SMALL_TYPES.iter().any(|small| name.starts_with(small)),
+            ModelFact::Trained(bytes) => facts.trained = bytes,
+            ModelFact::BatchOfOne(is_one) => facts.is_batch_of_one = is_one,
+            ModelFact::Evaluates(evaluates) => facts.evaluates = evaluates,
+        }
+        true
+    }
+
+    /// Returns true if a model has 16 bits or fewer.
+    pub(crate) fn has_half(&self) -> bool {
+        self.of_root.values().any(|facts| facts.is_half)
+    }
+
+    /// Returns the facts about the model to which a module path belongs.
+    pub(crate) fn of(&self, path: &str) -> FactsOfModel {
+        self.of_root.get(root_of(path)).copied().unwrap_or_default()
+    }
+}
+
+/// Returns the root of a module path: the part before the first dot.
+pub(crate) fn root_of(path: &str) -> &str {
+    path.split('.').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn facts_of_models_follow_the_latest_marks() {
+        let symbols = SymbolTable::default();
+        let mut facts = ModelFacts::default();
+        let mut mark = |api: &str, name: &str| {
+            let row = Record {
+                event: EventName::Mark,
+                api: symbols.intern(api),
+                name: symbols.intern(name),
+                ..Record::default()
+            };
+            facts.feed(&row, &symbols)
+        };
+        assert!(mark("model_fact", "type=bfloat16 GPT"));
+        assert!(mark("model_fact", "batch=one GPT"));
+        assert!(mark("model_fact", "batch=several GPT"));
+        assert!(mark("model_fact", "trained=0 Teacher"));
+        assert!(mark("model_fact", "mode=eval Teacher"));
+        assert!(!mark("retained", "type=bfloat16 Net") && !mark("model_fact", "size=1 Net"));
+        let half = FactsOfModel { is_half: true, ..FactsOfModel::default() };
+        assert_eq!(facts.of("GPT.h.0"), half);
+        let idle = FactsOfModel { trained: Some(0), evaluates: true, ..FactsOfModel::default() };
+        assert_eq!(facts.of("Teacher"), idle);
+        assert_eq!(facts.of("Net.fc"), FactsOfModel::default());
+    }
+}

@@ -1,0 +1,43 @@
+"""Records facts about called models that the sizes of their blocks do not show: that most of the parameters
+are not float32 or not trained, that the batch has one sample, and that the model is in evaluation mode.
+
+These are exceptions, so many programs have no such row. If a model is no longer such an exception, a further
+row says so (see src/trace/model_fact.rs).
+"""
+
+from __future__ import annotations
+
+from .native import record_model_fact
+from .torch_api import Tensor
+
+# By the path of a root and the name of a fact: the value in the latest row.
+_recorded: dict[tuple[str, str], str] = {}
+# The maximum number of entries in `_recorded`.
+MOST = 1000
+
+
+def _record(path: str, fact: str, value: str, ordinary: str) -> None:
+    known = _recorded.get((path, fact), ordinary)
+    if path and value != known and len(_recorded) < MOST:
+        _recorded[path, fact] = value
+        record_model_fact(f"{fact}={value} {path}")
+
+
+def note_parameters(path: str, bytes_by_type: dict, trained: int) -> None:
+    """Records the type of most of a root's parameters, and the bytes of those that are trained, if others are
+    not. `bytes_by_type` has the bytes of its parameters on GPUs for each type."""
+    if bytes_by_type:
+        most = max(bytes_by_type, key=bytes_by_type.__getitem__)
+        _record(path, "type", str(most).removeprefix("torch."), "float32")
+        is_whole = trained == sum(bytes_by_type.values())
+        _record(path, "trained", "all" if is_whole else str(trained), "all")
+
+
+def note_call(root, path: str, args: tuple, kwargs: dict) -> None:
+    """Records the mode of a root that is called, and whether all inputs of the call have one sample: a first
+    dimension of 1, and further ones."""
+    _record(path, "mode", "train" if root.training else "eval", "train")
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.is_cuda]
+    samples = {value.shape[0] for value in given if value.dim() > 1}
+    if samples:
+        _record(path, "batch", "one" if samples == {1} else "several", "several")
