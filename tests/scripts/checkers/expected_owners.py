@@ -43,7 +43,7 @@ def blocks(path):
     """Returns each block: its first row, its last category and owner, and the last mark before it."""
     found, mark, callers = {}, "", stacks(path)
     for row in rows(path):
-        if row["event"] == "mark":
+        if row["event"] == "mark" and row["api"] != "model_fact":
             mark = row["name"]
         elif row["event"] == "alloc":
             found[row["alloc_id"]] = {
