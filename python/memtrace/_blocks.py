@@ -211,8 +211,8 @@ def rows(path: Path, start: int, end: int) -> Iterator[tuple[int, dict[str, str]
 
 
 def row_of(header: bytes, line: bytes) -> dict[str, str]:
-    """Returns a line of a trace as a dict, by the columns of `header`. The last keys are missing if the line is
-    too short. Raises csv.Error for invalid CSV."""
+    """Returns a line of a trace as a dict, by the columns of `header`. The last keys are missing if the line
+    is too short. Raises csv.Error for invalid CSV."""
     columns, fields = csv.reader(text.decode(errors="replace").rstrip("\n") for text in (header, line))
     return dict(zip(columns, fields))
 

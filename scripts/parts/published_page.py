@@ -172,7 +172,8 @@ def sentences(rows: list[Row]) -> str:
     near = sum(error <= LIMIT for error in errors)
     return (
         f"Of {len(rows)} memory figures that others measured on {len(models(rows))} real cards and "
-        f"published, {equal}\nare equal on the simulated GPU to the last published digit and {near} within 0.5 %;\n"
+        f"published, {equal}\nare equal on the simulated GPU to the last published digit "
+        f"and {near} within 0.5 %;\n"
         f"the median error is {quantile(errors, 0.5):.2%}, the 90th percentile {quantile(errors, 0.9):.2%}. "
     )
 

@@ -27,7 +27,8 @@ impl TraceBuilder {
         let meta = Meta { schema: memtrace_trace::SCHEMA_VERSION.to_owned(), ..meta };
         let json = serde_json::to_string(&meta).unwrap_or_default();
         let pid = meta.rank + 1;
-        let mut builder = TraceBuilder { writer: RowWriter::new(Vec::new()), seq: 0, pid, totals: Vec::new() };
+        let mut builder =
+            TraceBuilder { writer: RowWriter::new(Vec::new()), seq: 0, pid, totals: Vec::new() };
         builder.raw(Row { event: EventName::Meta, api: "memtrace", name: &json, ..Row::default() });
         builder
     }

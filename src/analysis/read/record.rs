@@ -1,10 +1,9 @@
 //! A row as the analysis stores it: its numbers, and symbols for its texts.
 
 use memtrace_trace::columns::{COLUMNS, Reading, Shape, index_of};
-use memtrace_trace::{Category, EventName};
+use memtrace_trace::{Category, Event, EventName};
 
 use crate::read::symbols::Symbol;
-use crate::state::replay::CPU;
 
 /// A set of columns. A reader parses only these columns; all others keep their defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,6 +196,6 @@ impl Record {
     #[inline]
     #[must_use]
     pub fn allocates_tensor(&self) -> bool {
-        self.event == EventName::Alloc || (self.event == EventName::HostAlloc && self.device == CPU)
+        self.event == EventName::Alloc || (self.event == EventName::HostAlloc && self.device == i32::from(Event::CPU))
     }
 }

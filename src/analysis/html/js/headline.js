@@ -257,13 +257,16 @@ painters.footer = () => {
       : `This page lists all ${count(t.allocations)} allocations.`,
   );
   if (!hostOf(t)) line("Host memory is unknown: the trace has no sample of it.");
-  if (t.pinned_peak && !t.isHost)
-    line(`Pinned host memory: peak ${bytes(t.pinned_peak)}.`);
+  if (t.pinned_peak && !t.isHost) line(`Pinned host memory: peak ${bytes(t.pinned_peak)}.`);
   for (const note of run.notes) line(note, note.startsWith("damaged:"));
   const p = element("p", "next");
   p.append(
     "In a terminal: ",
-    element("code", "", `memtrace peak ${quoted(run.path)} --by module${t.isHost ? ` --device ${t.device === CPU ? "cpu" : t.device}` : ""}`),
+    element(
+      "code",
+      "",
+      `memtrace peak ${quoted(run.path)} --by module${t.isHost ? ` --device ${t.device === CPU ? "cpu" : t.device}` : ""}`,
+    ),
     " · ",
     element(
       "code",

@@ -68,7 +68,7 @@ pub const MANAGED_CALLS: [&str; 2] = ["cudaMallocManaged", "cuMemAllocManaged"];
 /// versions, CPU tensors have it, too.
 pub const HOST: i32 = -1;
 /// The device ordinal of CPU tensors.
-pub const CPU: i32 = -2;
+pub const CPU: i32 = memtrace_trace::Event::CPU as i32;
 
 /// Returns true if a device ordinal is a GPU's.
 #[must_use]
