@@ -196,6 +196,7 @@ impl Record {
     #[inline]
     #[must_use]
     pub fn allocates_tensor(&self) -> bool {
-        self.event == EventName::Alloc || (self.event == EventName::HostAlloc && self.device == i32::from(Event::CPU))
+        self.event == EventName::Alloc
+            || (self.event == EventName::HostAlloc && self.device == i32::from(Event::CPU))
     }
 }
