@@ -755,10 +755,14 @@ fn ranks_shows_gpus_that_differ_and_names_what_the_fullest_rank_holds() {
 fn ranks_and_oom_name_contexts_and_worker_processes_on_another_ranks_gpu() {
     const MIB: i64 = 1 << 20;
     const TOTAL: i64 = 8000 * MIB;
-    let trace = |rank: i32, ancestors: &[u32], used: &[(i32, i64)], others: i64, fails: bool| {
+    let trace = |(rank, pid): (i32, i32),
+                 ancestors: &[u32],
+                 used: &[(i32, i64)],
+                 others: i64,
+                 fails: bool| {
         let device =
             |ordinal| memtrace_trace::meta::Device { ordinal, total_bytes: TOTAL, ..Default::default() };
-        let mut trace = TraceBuilder::new(Meta {
+        let about = Meta {
             rank,
             world_size: 2,
             host: "host".to_owned(),
@@ -766,7 +770,8 @@ fn ranks_and_oom_name_contexts_and_worker_processes_on_another_ranks_gpu() {
             devices: vec![device(0), device(1)],
             ancestors: ancestors.to_vec(),
             ..Meta::default()
-        });
+        };
+        let mut trace = TraceBuilder::of_process(pid, about);
         for &(device, mib) in used {
             let row = Row { device, op: "aten::copy_", ..Row::default() };
             if mib > 0 {
@@ -790,9 +795,9 @@ fn ranks_and_oom_name_contexts_and_worker_processes_on_another_ranks_gpu() {
     // Rank 0 uses 6000 MiB of GPU 0. Others hold 1200 MiB there: the context of rank 1 (500), and the context
     // and memory of its worker (500 + 200).
     let run = [
-        trace(0, &[7], &[(0, 6000)], 1200, true),
-        trace(1, &[7], &[(0, 0), (1, 300)], 7200, false),
-        trace(1, &[2, 7], &[(0, 200)], 7000, false),
+        trace((0, 1), &[7], &[(0, 6000)], 1200, true),
+        trace((1, 2), &[7], &[(0, 0), (1, 300)], 7200, false),
+        trace((1, 3), &[2, 7], &[(0, 200)], 7000, false),
     ];
     let answer = answer_on_ranks(&run, "ranks", &[]);
     let found: Vec<_> = answer.json["shared_devices"]

@@ -190,10 +190,10 @@ def show(
         least = _heat_map.percent(_heat_map.PARTED)
         lines += ["", f"more than {least} from the median: {_counted(parted['devices'], 'device')}"]
         lines += [
-            f"  rank {row['rank']:>5}, device {row['device']}: {_difference(row['difference_bytes'])} "
-            f"at step {row['step']} ({printable(row['module'], 'no module')}, "
-            f"{printable(row['phase'], 'no phase')}), its largest difference; "
-            f"in {'at most ' if at_once > 1 else ''}{_counted(row['steps'], 'step')}, from {_since(row)} on"
+            f"  rank {row['rank']:>5}, device {row['device']}, since {_since(row)}: at most "
+            f"{_difference(row['difference_bytes'])}, at step {row['step']} "
+            f"({printable(row['module'], 'no module')}, {printable(row['phase'], 'no phase')}); "
+            f"in {'at most ' if at_once > 1 else ''}{_counted(row['steps'], 'step')}"
             for row in rows
         ]
     else:

@@ -20,13 +20,18 @@ impl Default for TraceBuilder {
 }
 
 impl TraceBuilder {
-    /// Returns a trace that begins with this meta row. The schema version is set here. Rows without a process
-    /// id get one: 1 for rank 0, 2 for rank 1, and so on.
+    /// Returns a trace that begins with this meta row. The schema version is set here. The process id is 1 for
+    /// rank 0, 2 for rank 1, and so on.
     #[must_use]
     pub fn new(meta: Meta) -> Self {
+        Self::of_process(meta.rank + 1, meta)
+    }
+
+    /// Returns a trace of the process `pid`. Rows with another process id keep it.
+    #[must_use]
+    pub fn of_process(pid: i32, meta: Meta) -> Self {
         let meta = Meta { schema: memtrace_trace::SCHEMA_VERSION.to_owned(), ..meta };
         let json = serde_json::to_string(&meta).unwrap_or_default();
-        let pid = meta.rank + 1;
         let mut builder =
             TraceBuilder { writer: RowWriter::new(Vec::new()), seq: 0, pid, totals: Vec::new() };
         builder.raw(Row { event: EventName::Meta, api: "memtrace", name: &json, ..Row::default() });

@@ -67,7 +67,7 @@ assert parted[9999]["module"].startswith("GPT.h.") and parted[9999]["phase"] == 
 for width in widths:
     text = _job_ranks.show(told, grid, None, width)
     assert len(text.splitlines()) <= 40 and max(map(len, text.splitlines())) <= width, text
-    assert "rank 9999" in text and f"from steps {FIRST + 400}-{FIRST + 401} on" in text, text
+    assert "rank 9999" in text and f"since steps {FIRST + 400}-{FIRST + 401}" in text, text
     [drawn] = [line for line in text.splitlines() if line.strip().startswith("rank 77  ")]
     half = (width - len("ranks 1666-3332  ")) // 2
     assert drawn.endswith("█" * half) and drawn.count("·") == half + width % 2, drawn
