@@ -20,7 +20,7 @@ def uses(name, op):
         assert row["requested_bytes"] == size, row
         assert row["alloc_id"] != "0", row
         assert row["delta_bytes"] == "0", row
-        assert row["device"] == ("-1" if name == "host" else "0"), row
+        assert row["device"] == ("-2" if name == "host" else "0"), row
     return {row["api"] for row in found}
 
 
