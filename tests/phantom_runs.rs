@@ -191,6 +191,32 @@ fn oom_advises_neither_16_bits_again_nor_half_of_one_sample_and_names_an_idle_mo
 }
 
 #[test]
+fn model_facts_of_odd_inputs_raise_no_error_in_the_tracer() {
+    let code = "import torch\n\
+        net = torch.nn.Linear(8, 8).cuda()\n\
+        parts = [torch.randn(2, 8), torch.randn(3, 8)]\n\
+        for layout in (torch.strided, torch.jagged):\n\
+        \x20   net(torch.nested.nested_tensor(parts, device='cuda', layout=layout))\n\
+        net(torch.empty(0, 8, device='cuda'))\n\
+        net(torch.randn(8, device='cuda'))\n\
+        net(torch.randn(1, 8, device='cuda'))";
+    Torch::on_newest(|torch| {
+        let folder = TempDir::new().unwrap();
+        let python = torch.python.to_str().unwrap();
+        memtrace(&folder, &["run", "--phantom", "t4", "-o", "out", "--", python, "-c", code]);
+        let out = std::fs::read_dir(folder.path().join("out")).unwrap().map(|entry| entry.unwrap().path());
+        let [trace] = &out.filter(|path| path.extension() == Some("csv".as_ref())).collect::<Vec<_>>()[..]
+        else {
+            panic!("torch {}: not one trace", torch.version)
+        };
+        let trace = std::fs::read_to_string(trace).unwrap();
+        let end = trace.lines().last().unwrap();
+        assert!(end.contains("exit ") && !end.contains("python_errors"), "torch {}: {end}", torch.version);
+        assert!(trace.contains(",batch=one Linear"), "torch {}", torch.version);
+    });
+}
+
+#[test]
 fn oom_in_a_first_step_counts_the_optimizer_before_it_calls_advice_enough() {
     let code = "import torch\n\
         from torch import nn\n\

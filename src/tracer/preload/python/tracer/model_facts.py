@@ -38,6 +38,7 @@ def note_call(root, path: str, args: tuple, kwargs: dict) -> None:
     dimension of 1, and further ones."""
     _record(path, "mode", "train" if root.training else "eval", "train")
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.is_cuda]
-    samples = {value.shape[0] for value in given if value.dim() > 1}
+    # `size(0)`, because a nested tensor has no `shape`.
+    samples = {value.size(0) for value in given if value.dim() > 1}
     if samples:
         _record(path, "batch", "one" if samples == {1} else "several", "several")

@@ -8,6 +8,7 @@ from typing import Any, Callable
 KEEP_WRAPPERS: bool
 """True if module paths contain wrappers such as DistributedDataParallel (MEMTRACE_WRAPPERS)."""
 HOST_TENSORS: bool
+"""True if CPU tensors are recorded (MEMTRACE_HOST_TENSORS)."""
 MODULE_PATHS: bool
 """True if modules get paths and tensors get tags (MEMTRACE_MODULES)."""
 MEMORY_UNIT: int
