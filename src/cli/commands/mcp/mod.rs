@@ -95,7 +95,8 @@ impl Server {
             return self.folders.list_runs();
         }
         let arguments = self.tools.command_line(name, arguments, &self.folders)?;
-        child::answer(name, &arguments, self.folders.first()).await
+        let words: Vec<_> = self.tools.ending_flag(name).into_iter().chain(arguments).collect();
+        child::answer(name, &words, self.folders.first()).await
     }
 }
 

@@ -85,7 +85,15 @@ impl Tools {
         tools
     }
 
-    /// Returns the command line of a call, without `memtrace` and the name of the command.
+    /// Returns the flag that ends a command when this server is killed, if the command has it.
+    pub(super) fn ending_flag(&self, name: &str) -> Option<OsString> {
+        let command = self.commands.iter().find(|command| command.get_name() == name)?;
+        let has_it = command.get_arguments().any(|arg| arg.get_id() == END_WITH_PARENT);
+        has_it.then(|| format!("--{END_WITH_PARENT}={}", std::process::id()).into())
+    }
+
+    /// Returns the command line of a call, without `memtrace`, the name of the command and
+    /// [`Self::ending_flag`].
     ///
     /// # Errors
     /// When there is no such tool or option, a value has the wrong type, or a path is not allowed.
@@ -126,9 +134,6 @@ impl Tools {
                     None => {}
                 }
             }
-        }
-        if command.get_arguments().any(|arg| arg.get_id() == END_WITH_PARENT) {
-            flags.push(format!("--{END_WITH_PARENT}={}", std::process::id()).into());
         }
         positional.sort_by_key(|(index, _)| *index);
         let reads_default =
