@@ -5,6 +5,7 @@
 //! formulas.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -103,7 +104,7 @@ const FORMULAS: &str = "formulas";
 /// Returns [`EndText::formulas`] from the text of an `end` row.
 #[must_use]
 pub fn formulas(text: &str) -> Option<u64> {
-    values(text).find(|(key, _)| *key == FORMULAS)?.1.parse().ok()
+    number(text, FORMULAS)
 }
 
 /// The key for the number of bytes that the fullest card needed, including its CUDA context (`--past-oom`).
@@ -112,7 +113,7 @@ pub const NEEDED_BYTES: &str = "needed_bytes";
 /// Returns the value of [`NEEDED_BYTES`] in the text of an `end` row, or `None` without `--past-oom`.
 #[must_use]
 pub fn needed_bytes(text: &str) -> Option<i64> {
-    values(text).find(|(key, _)| *key == NEEDED_BYTES)?.1.parse().ok()
+    number(text, NEEDED_BYTES)
 }
 
 /// Returns the word of an `end` row that counts the names replaced by `(too many names)`, followed by a
@@ -125,6 +126,12 @@ pub fn refused_names_word(times: u64) -> String {
 /// Returns the `key=value` words in the text of an `end` row.
 pub fn values(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.split(' ').filter_map(|word| word.split_once('='))
+}
+
+/// Returns the number after `key` in the text of an `end` row, or `None` if it has none.
+#[must_use]
+pub fn number<T: FromStr>(text: &str, key: &str) -> Option<T> {
+    values(text).find(|(known, _)| *known == key)?.1.parse().ok()
 }
 
 #[cfg(test)]

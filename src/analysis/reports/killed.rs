@@ -1,10 +1,10 @@
 //! Determines who ended a process that was killed or refused memory, when this happened, and what held the
 //! host's memory then.
 
-use memtrace_trace::end_row::{ASKED, Ending, KILLS, MACHINE_KILLS, SIGNAL};
+use memtrace_trace::end_row::{self, ASKED, Ending, KILLS, MACHINE_KILLS, SIGNAL};
 use serde_json::{Value, json};
 
-use super::killed_rank::{SIGKILL, Victim, kills_after, number_in, victim_instead, victims};
+use super::killed_rank::{SIGKILL, Victim, kills_after, victim_instead, victims};
 use super::ledger::LedgerLine;
 use super::ledger::host::{HostState, part_about};
 use crate::error::Result;
@@ -106,7 +106,7 @@ impl<'a> Killed<'a> {
         options: &Options,
     ) -> Result<Option<Killed<'a>>> {
         let text = trace.ending().unwrap_or_default();
-        let word = |key: &str| number_in(&text, key);
+        let word = |key: &str| end_row::number::<i64>(&text, key);
         let was_killed = Ending::of(&text) == Some(Ending::Killed);
         let mut child = killed_child(memory);
         let mut alike = Vec::new();

@@ -11,15 +11,10 @@ pub(super) const SIGKILL: i64 = 9;
 /// The sizes of two processes are alike if they differ by less than one part in `ALIKE`.
 const ALIKE: i64 = 4;
 
-/// Returns the number after a key in the text of an end row.
-pub(super) fn number_in(text: &str, key: &str) -> Option<i64> {
-    end_row::values(text).find(|(known, _)| *known == key)?.1.parse().ok()
-}
-
 /// Returns by how much the kernel's count of kills rose after the last sample of a process whose end row has
 /// this text: the container's count, or else the machine's. `None` if neither is known.
 pub(super) fn kills_after(text: &str, last: &QuickSample) -> Option<i64> {
-    let rise = |before: i64, key| Some(number_in(text, key)? - before).filter(|_| before >= 0);
+    let rise = |before: i64, key| Some(end_row::number::<i64>(text, key)? - before).filter(|_| before >= 0);
     rise(last.container.kills, KILLS).or_else(|| rise(last.machine.kills, MACHINE_KILLS))
 }
 
@@ -48,7 +43,7 @@ pub(super) fn victims(trace: &TraceFile, among: &[TraceFile], options: &Options)
     let mut found = Vec::new();
     for other in among.iter().filter(|other| other.path != trace.path && group(other) == group(trace)) {
         let text = other.ending().unwrap_or_default();
-        let is_other_signal = number_in(&text, SIGNAL).is_some_and(|signal| signal != SIGKILL);
+        let is_other_signal = end_row::number::<i64>(&text, SIGNAL).is_some_and(|signal| signal != SIGKILL);
         if Ending::of(&text) != Some(Ending::Killed) || is_other_signal {
             continue;
         }

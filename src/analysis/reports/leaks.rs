@@ -27,6 +27,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::{count, counted};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::block::Block;
 use crate::state::categories::KnownCategories;
 use crate::state::fitted_line::{FittedLine, fit};
 use crate::state::group::category;
@@ -191,6 +192,11 @@ fn regular_distance(steps: &BTreeMap<i64, (u64, i64)>) -> Option<i64> {
     (most <= least.saturating_mul(2)).then_some(most)
 }
 
+/// Returns true if a block counts: it is on the selected device or, without a selection, on any GPU.
+fn is_selected(block: &Block, options: &Options) -> bool {
+    options.device.map_or(block.kind != MemoryKind::Host, |only| only == block.device)
+}
+
 /// The blocks of one owner that are live when the last step begins and come from several steps.
 pub(crate) struct Leak {
     /// The Python line that allocates the blocks, if known.
@@ -236,14 +242,9 @@ impl Findings {
         let window = options.window;
         for block in before_last.replay.live().values() {
             let step = block.owner.step;
-            let wanted = options.device.is_none_or(|only| only == block.device);
             let in_time = (window.from_ns..=window.to_ns).contains(&block.born_ns);
             let in_steps = (window.from_step.max(0)..=window.to_step).contains(&step);
-            if (block.kind == MemoryKind::Host && options.device.is_none())
-                || !wanted
-                || !in_time
-                || !in_steps
-            {
+            if !is_selected(block, options) || !in_time || !in_steps {
                 continue;
             }
             let line =
@@ -299,11 +300,7 @@ impl Findings {
         });
         let mut by_category: BTreeMap<&'static str, i64> = BTreeMap::new();
         let mut never_freed = (0, 0);
-        for block in whole.replay.live().values() {
-            let wanted = options.device.map_or(block.kind != MemoryKind::Host, |only| only == block.device);
-            if !wanted {
-                continue;
-            }
+        for block in whole.replay.live().values().filter(|block| is_selected(block, options)) {
             never_freed.0 += 1;
             never_freed.1 += block.bytes;
             *by_category.entry(category(block.owner.category)).or_default() += block.bytes;

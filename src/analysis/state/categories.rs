@@ -105,8 +105,7 @@ impl WorkedSteps {
 
     /// Records the last completed step. The text of the end row has the number of completed steps.
     pub(super) fn end(&mut self, text: &str) {
-        let steps = end_row::values(text).find(|(key, _)| *key == end_row::STEPS);
-        self.ended = steps.and_then(|(_, steps)| steps.parse::<i64>().ok()?.checked_sub(1));
+        self.ended = end_row::number::<i64>(text, end_row::STEPS).and_then(|steps| steps.checked_sub(1));
     }
 
     /// Returns the last step with work, or `None` before the first.

@@ -152,6 +152,12 @@ struct Judge<'a> {
     half_modules: &'a FxHashSet<Symbol>,
 }
 
+impl<'a> Judge<'a> {
+    fn new(lists: &'a [Vec<Change>], rounding: Rounding, phases: Phases, contents: &'a Contents) -> Self {
+        Judge { lists, rounding, phases, is_half: contents.is_half, half_modules: &contents.half_modules }
+    }
+}
+
 /// The modules that the changes of a list apply to.
 #[derive(Clone, Debug, Default)]
 struct ChosenModules {
@@ -242,13 +248,7 @@ impl<'a> Predictor<'a> {
             }
         }
         let api = self.contents.module_api(symbols);
-        let judge = Judge {
-            lists: self.lists,
-            rounding: self.rounding,
-            phases: replay.phases,
-            is_half: self.contents.is_half,
-            half_modules: &self.contents.half_modules,
-        };
+        let judge = Judge::new(self.lists, self.rounding, replay.phases, &self.contents);
         if has_current_step(row.event) {
             for device in &mut self.devices {
                 if device.recorder.begins(row.step) {
@@ -300,13 +300,7 @@ impl<'a> Predictor<'a> {
             )));
         }
         let symbols = &replayed.symbols;
-        let judge = Judge {
-            lists: self.lists,
-            rounding: self.rounding,
-            phases: replayed.replay.phases,
-            is_half: self.contents.is_half,
-            half_modules: &self.contents.half_modules,
-        };
+        let judge = Judge::new(self.lists, self.rounding, replayed.replay.phases, &self.contents);
         for device in &mut self.devices {
             device.end_step(&judge, &self.modules, symbols, false);
         }
