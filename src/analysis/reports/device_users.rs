@@ -414,7 +414,7 @@ pub(super) fn neighbours(
 }
 
 /// The remedy where several processes of a run work on the same GPU.
-const ONE_EACH: &str = "a GPU for each process, or end another process that is not needed now: each has a context, a cache and a model of its own";
+const ONE_EACH: &str = "a GPU for each process, or end one that is not needed now: each has a context, a cache and a model of its own";
 
 /// Prints the result of [`crowded`] as a table of GPUs by process, and a remedy for each process that works on
 /// another GPU.

@@ -225,9 +225,7 @@ fn without(text: &str) -> Result<Change> {
         let found = ConditionKey::ALL.iter().find(|(name, _)| *name == key.trim());
         let Some((_, key)) = found else {
             let near = nearest_names(keys(), key);
-            return Err(Error::usage(format!(
-                "--without {text}: no condition is called {key}; there are {near}"
-            )));
+            return Err(Error::usage(format!("--without {text}: there is no {key}; there are {near}")));
         };
         let categories = || Category::ALL.iter().map(|category| category.as_str());
         if *key == ConditionKey::Category && !categories().any(|name| matches(pattern, name, None)) {

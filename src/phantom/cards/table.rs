@@ -307,7 +307,7 @@ cards! {
         from "Ultralytics, torch 2.10 and 2.12",
         cc 12 0, 36 SMs, context {~170}, L2 32768, bus 128, MHz 2572 14001;
     "rtx5070" "NVIDIA GeForce RTX 5070", 11780 MiB
-        from "our estimate: nvidia-smi has 12227 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        from "our estimate: about 450 MiB less than nvidia-smi's 12227; 463 less than 16311 on the RTX 5060 Ti 16GB",
         cc 12 0, 48 SMs, context {~200}, L2 49152, bus 192, MHz 2512 14001;
     "rtx5070-laptop" "NVIDIA GeForce RTX 5070 Laptop GPU", 7740 MiB
         from "our estimate: about 410 MiB less than nvidia-smi's 8151; 463 less than 16311 on the RTX 5060 Ti 16GB",
@@ -316,7 +316,7 @@ cards! {
         from "same as the RTX 5080: nvidia-smi shows 16303 MiB for both",
         cc 12 0, 70 SMs, context {~260}, L2 49152, bus 256, MHz 2452 14001;
     "rtx5070ti-laptop" "NVIDIA GeForce RTX 5070 Ti Laptop GPU", 11780 MiB
-        from "our estimate: nvidia-smi has 12227 MiB, and the RTX 5060 Ti shows 463 MiB less than 16311",
+        from "our estimate: about 450 MiB less than nvidia-smi's 12227; 463 less than 16311 on the RTX 5060 Ti 16GB",
         cc 12 0, 46 SMs, context {~200}, L2 49152, bus 192, MHz 2220 14001;
     "rtx5080" "NVIDIA GeForce RTX 5080", 15840 MiB
         from "Ultralytics",

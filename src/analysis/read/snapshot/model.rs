@@ -386,7 +386,7 @@ impl Folder {
             segment.blocks.push(block);
         }
         if at != segment.addr.saturating_add(segment.bytes) {
-            return Err(format!("the blocks of the segment at {:#x} do not fill it", segment.addr));
+            return Err(format!("the blocks of the segment at {:#x} are shorter than it", segment.addr));
         }
         let sum = |is_of: fn(State) -> bool| {
             segment.blocks.iter().filter(|block| is_of(block.state)).map(|block| block.bytes).sum::<i64>()

@@ -514,7 +514,11 @@ impl Facts {
                 "{} is free in torch's cache, in pieces of at most {}: closing these holes would {}",
                 shown(self.cached() - self.private),
                 shown(self.largest_hole),
-                if is_enough { "make room for this request, and little more" } else { "not be enough" }
+                if is_enough {
+                    "make room for this request, but the cause would remain"
+                } else {
+                    "not be enough"
+                }
             ));
         }
         if cause != Cause::Fragmentation && 20 * self.private >= self.capacity.max(1) {

@@ -32,9 +32,7 @@ impl OomCase<'_> {
             (Cause::Injected, _) => add(&["nothing: the fault tests how the program recovers"]),
             (Cause::RequestTooLarge, _) if self.is_attention() => {}
             (Cause::RequestTooLarge, _) => {
-                add(&[
-                    "make the inputs of this op smaller, or split the work into parts; the lines above set the size of the request",
-                ]);
+                add(&["make the inputs of this op smaller, or split the work into parts"]);
             }
             (Cause::Limit, _) => {
                 add(&["raise or remove the limit: torch.cuda.set_per_process_memory_fraction"])
@@ -437,7 +435,9 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
         ),
         Kept::Traceback => (
             "the exception still refers to the variables of the failed attempt",
-            &["retry after the except block (set a flag in it), not inside it, or del the exception"],
+            &[
+                "retry after the except block, not inside it: set a flag in the block; if a variable still holds the exception after the block, del it",
+            ],
         ),
         Kept::EarlierGraph => (
             "the graph of an earlier step is alive together with the graph of this one",
