@@ -260,6 +260,19 @@ fn sample_ms_0_takes_no_device_samples() {
     assert_eq!(samples("0"), 0);
 }
 
+/// A child of `fork` must not wait at its exit for a sample that a thread of its parent was taking.
+#[test]
+fn fork_during_a_device_sample_leaves_a_child_that_ends() {
+    compiled("fakes/cudart.c", "libcudart.so.12", &[]);
+    let children = compiled("processes/children.c", "children-sampled", &["libcudart.so.12"]);
+    let nvml = compiled("fakes/nvml.c", "libfake-nvml.so", &[]);
+    let preload = format!("{}:{}", library("libmemtrace.so").display(), nvml.display());
+    let run = Traced::new(&children, &["fork among threads"]).env("LD_PRELOAD", &preload);
+    let ran = run.env("FAKE_NVML", "slow").env("MEMTRACE_SAMPLE_MS", "10").run();
+    assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""), "{}", ran.stdout());
+    assert!(!ran.trace().of(EventName::Sample).is_empty(), "the fork may meet a sample");
+}
+
 /// Returns the two values of `LD_PRELOAD` with memtrace and the other library, one for each order.
 fn orders(other: &Path) -> [String; 2] {
     let (ours, other) = (library("libmemtrace.so"), other.display());

@@ -1,6 +1,6 @@
 /* Stands in for NVML and for the driver functions that the tracer queries with it. FAKE_NVML names the
  * machine: plain, bus (devices are found by PCI bus id only), mig, mps, unknown (memory per process is not
- * reported), none (NVML does not start). */
+ * reported), none (NVML does not start), slow (a query takes 50 ms). */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +27,7 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **out) {
 }
 int nvmlDeviceGetMemoryInfo(void *of, uint64_t *out) {
     if (of != &device) return BAD;
+    if (is("slow")) usleep(50000);
     /* A MIG instance has a part of the device's memory. */
     uint64_t total = is("mig") ? 10ull * GIB : 80ull * GIB;
     out[0] = total, out[1] = total - 9ull * GIB, out[2] = 9ull * GIB;

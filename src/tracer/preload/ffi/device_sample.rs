@@ -4,10 +4,10 @@
 //! but only once the process has a context, because a sample must not create a context.
 
 use std::ffi::c_int;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memtrace_record::SampledDevice;
+use memtrace_record::fork_lock::ForkLock;
 use memtrace_trace::Api;
 use memtrace_trace::host::HostFiles;
 use memtrace_trace::sample::Sample;
@@ -26,46 +26,49 @@ struct Loaded {
     nvml: Option<Nvml>,
 }
 
-static LOADED: Mutex<Option<Loaded>> = Mutex::new(None);
+/// Held while a sample is taken. A fork does not wait for it, because NVML may take long. A child that
+/// inherits the held lock loads NVML again.
+static LOADED: ForkLock<Option<Loaded>> = ForkLock::new(None);
 /// True if the process is ending. The libraries of an ending process shut down, so no new sample may begin.
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
 /// Samples each of `devices` (CUDA ordinals). Returns the samples of the devices whose memory is known.
 /// Returns an empty list if the process is ending.
 pub(crate) fn sample(devices: &[i8]) -> Vec<SampledDevice> {
-    // Do not wait for the lock. In the child of a fork, it is held forever if another thread of the parent
-    // held it during the fork.
-    let Ok(mut loaded) = LOADED.try_lock() else { return Vec::new() };
-    let pid = std::process::id();
-    if loaded.as_ref().is_none_or(|loaded| loaded.pid != pid) {
-        *loaded = Some(Loaded { pid, nvml: Nvml::load() });
-        // Exit handlers run in reverse order: this handler is registered after NVML's handlers, so it runs
-        // before them.
-        // SAFETY: the handler takes no arguments and does not unwind.
-        unsafe { libc::atexit(stop) };
-    }
-    if IS_ENDING.load(Ordering::Acquire) {
-        return Vec::new();
-    }
-    let nvml = loaded.as_ref().and_then(|loaded| loaded.nvml);
-    let of = |&device: &i8| {
-        let mut sample = Sample::default();
-        let ordinal = c_int::from(device);
-        let others = nvml.and_then(|nvml| fill_from_nvml(nvml, ordinal, &mut sample));
-        let has_nvml = others.is_some() && sample.total.is_some();
-        // SAFETY: the process uses the device, so the driver knows it.
-        unsafe { cuda_memory::fill(ordinal, !has_nvml, &mut sample) };
-        if !has_nvml && cuda::is_integrated(ordinal) {
-            fill_from_host(&mut sample);
+    LOADED.with(|loaded| {
+        let pid = std::process::id();
+        if loaded.as_ref().is_none_or(|loaded| loaded.pid != pid) {
+            *loaded = Some(Loaded { pid, nvml: Nvml::load() });
+            // Exit handlers run in reverse order: this handler is registered after NVML's handlers, so it runs
+            // before them.
+            // SAFETY: the handler takes no arguments and does not unwind.
+            unsafe { libc::atexit(stop) };
         }
-        let api = if has_nvml { Api::Nvml } else { Api::CuMemGetInfo };
-        // A simulated GPU past its capacity always reports 0 free bytes, so its samples are dropped.
-        let is_known = sample.total.is_some() && !(sample.free == Some(0) && phantom::goes_past_oom());
-        let others = others.unwrap_or_default();
-        let has_names = !others.is_empty() && own_process::has_listed_ids();
-        is_known.then_some(SampledDevice { device, api, sample, others, has_names })
-    };
-    devices.iter().filter_map(of).collect()
+        if IS_ENDING.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let nvml = loaded.as_ref().and_then(|loaded| loaded.nvml);
+        devices.iter().filter_map(|&device| sample_one(device, nvml)).collect()
+    })
+}
+
+/// Samples one device. Returns `None` if its memory is unknown.
+fn sample_one(device: i8, nvml: Option<Nvml>) -> Option<SampledDevice> {
+    let mut sample = Sample::default();
+    let ordinal = c_int::from(device);
+    let others = nvml.and_then(|nvml| fill_from_nvml(nvml, ordinal, &mut sample));
+    let has_nvml = others.is_some() && sample.total.is_some();
+    // SAFETY: the process uses the device, so the driver knows it.
+    unsafe { cuda_memory::fill(ordinal, !has_nvml, &mut sample) };
+    if !has_nvml && cuda::is_integrated(ordinal) {
+        fill_from_host(&mut sample);
+    }
+    let api = if has_nvml { Api::Nvml } else { Api::CuMemGetInfo };
+    // A simulated GPU past its capacity always reports 0 free bytes, so its samples are dropped.
+    let is_known = sample.total.is_some() && !(sample.free == Some(0) && phantom::goes_past_oom());
+    let others = others.unwrap_or_default();
+    let has_names = !others.is_empty() && own_process::has_listed_ids();
+    is_known.then_some(SampledDevice { device, api, sample, others, has_names })
 }
 
 /// Fills in how much of the memory that an integrated device shares with the host is used by the host: the
@@ -80,7 +83,7 @@ fn fill_from_host(sample: &mut Sample) {
 /// An exit handler: waits for a sample in progress, and prevents new ones.
 extern "C" fn stop() {
     IS_ENDING.store(true, Ordering::Release);
-    drop(LOADED.lock());
+    LOADED.with(|_| ());
 }
 
 /// Fills in the part of a sample that NVML reports. Returns the other processes on the device with their
