@@ -173,7 +173,7 @@ def sentences(rows: list[Row]) -> str:
     return (
         f"Of {len(rows)} memory figures that others measured on {len(models(rows))} real cards and "
         f"published, {equal}\nare equal on the simulated GPU to the last published digit "
-        f"and {near} within 0.5 %;\n"
+        f"and {near} within 0.5%;\n"
         f"the median error is {quantile(errors, 0.5):.2%}, the 90th percentile {quantile(errors, 0.9):.2%}. "
     )
 
@@ -243,7 +243,7 @@ def differences(rows: list[Row]) -> str:
         numbers = f"{own[0].ours} for {figure.published} {figure.unit}"
         lines.append((f"{own[0].error():+.2%}", str(len(own)), case, numbers, cause))
     count = sum(len(own) for own in causes.values())
-    head = ("largest error", "figures", "the figure of that error", "ours for published", "cause")
+    head = ("largest error", "figures", "example", "ours for published", "cause")
     return f"{count} figures, by cause:\n\n{markdown(head, lines)}"
 
 
