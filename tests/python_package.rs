@@ -72,7 +72,7 @@ fn every_report_is_a_function_of_the_package_and_gives_the_answer_of_the_command
 fn the_examples_in_the_docstrings_of_the_package_hold() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let code = "import doctest, importlib, sys; \
-                results = [doctest.testmod(importlib.import_module(f'memtrace.{name}')) for name in ('_read', '_reports')]; \
+                results = [doctest.testmod(importlib.import_module(f'memtrace.{name}')) for name in ('_marks', '_page', '_read', '_reports')]; \
                 sys.exit(any(result.failed or not result.attempted for result in results))";
     succeeded("examples", &python(&torch, &root().join("tests/fixtures"), code));
 }

@@ -99,7 +99,7 @@ def _is_trace(name: str) -> bool:
 
 
 def digest(place: str) -> _Digests:
-    """Returns the digests of the traces in one folder or file, or the reason why there are none."""
+    """Returns the digests of the traces in one folder or file, or the reason why it has no digests."""
     if place.endswith(ENDING):
         try:
             return [(os.path.basename(place), Path(place).read_bytes())], None

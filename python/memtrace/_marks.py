@@ -62,8 +62,8 @@ _LIBRARY = _find_library()
 
 
 def _find_tracker():
-    """Returns the library function for `track_external`, or None if there is none. It must
-    be called with the GIL."""
+    """Returns the library function for `track_external`, or None if the library has no such
+    function. It must be called with the GIL."""
     try:
         function = ctypes.PyDLL(None).memtrace_python_track
     except (AttributeError, OSError):
@@ -88,7 +88,16 @@ def range(name: str) -> Iterator[None]:
     that is allocated inside.
 
     The name has the meaning of an NVTX range's name: a phase word sets the phase, any other name adds a level
-    to the module path."""
+    to the module path.
+
+    >>> with range("tokenizer"):
+    ...     pass
+    >>> @range("collate")
+    ... def collate(batch):
+    ...     return sorted(batch)
+    >>> collate([2, 1])
+    [1, 2]
+    """
     if _LIBRARY is not None:
         _LIBRARY.memtrace_range_push(_encoded(name))
     try:
@@ -99,7 +108,11 @@ def range(name: str) -> Iterator[None]:
 
 
 def phase(name: str) -> AbstractContextManager[None]:
-    """Opens a range that sets the phase of the process to any name: `forward`, `eval`, `warm-up`."""
+    """Opens a range that sets the phase of the process to any name: `forward`, `eval`, `warm-up`.
+
+    >>> with phase("warm-up"):
+    ...     pass
+    """
     return range(f"phase:{name}")
 
 
@@ -114,7 +127,11 @@ def op(name: str) -> AbstractContextManager[None]:
 
 
 def step(number: int) -> None:
-    """Begins the training step `number`. After the first call memtrace no longer counts steps by itself."""
+    """Begins the training step `number`. After the first call memtrace no longer counts steps by itself.
+
+    >>> for number, batch in enumerate(["a", "b"]):
+    ...     step(number)
+    """
     if _LIBRARY is not None:
         _LIBRARY.memtrace_step(int(number))
 
@@ -173,7 +190,12 @@ def track_external(*external: object) -> None:
     tensor `buffer`. The parameters, buffers and gradients of a module and the state of an optimizer get
     their own categories. `MemTracker.track_external` in torch takes the same objects.
 
-    Raises TypeError for any other object, whether the script is traced or not."""
+    Raises TypeError for any other object, whether the script is traced or not.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(4, 4)
+    >>> track_external(model, {"optimizer": torch.optim.AdamW(model.parameters())})
+    """
     # Imported here, because the rest of this file needs no torch.
     import torch
     from torch.utils._pytree import tree_flatten

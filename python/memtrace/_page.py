@@ -42,7 +42,12 @@ def report(
 
     `options` are the options of `memtrace report`: `rank`, `device`, `window`, `step`, `units`, `lenient`.
 
-    Raises TraceError when a trace cannot be read."""
+    Raises TraceError when a trace cannot be read.
+
+    >>> page = report("gpt")
+    >>> page.html.startswith("<!doctype html>")
+    True
+    """
     arguments = []
     if against is not None:
         arguments.append(f"--against={os.fspath(against)}")

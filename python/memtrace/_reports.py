@@ -18,7 +18,16 @@ class Answer(dict[str, Any]):
 
     `text` is the text that the command prints, and `table()` returns a list in the answer as a DataFrame.
     `status` is the exit status of the command: 0, or 1 if `check` found a problem, or 3 if a limit was
-    exceeded. A notebook shows the command's text."""
+    exceeded. A notebook shows the command's text.
+
+    >>> answer = peak("gpt", by="module")
+    >>> answer["groups"][0]["key"]
+    'GPT.head'
+    >>> len(answer.table("groups"))
+    23
+    >>> "peak of allocated memory 119.00 MiB" in answer.text
+    True
+    """
 
     def __init__(self, fields: dict[str, Any], status: int, arguments: list[str]) -> None:
         super().__init__(fields)
@@ -140,7 +149,12 @@ def ledger(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """Returns the memory that nvidia-smi shows, split into torch, its cache,
     libraries, the context and others.
 
-    `options` are the options of `memtrace ledger`, with `_` for `-`."""
+    `options` are the options of `memtrace ledger`, with `_` for `-`.
+
+    >>> largest = ledger("gpt")["devices"][0]["rows"][0]
+    >>> largest["held_by"], largest["bytes"]
+    ('torch: activation', 34603012)
+    """
     return _answer("ledger", [trace], options)
 
 
@@ -183,7 +197,12 @@ def leaks(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
     With `holders=True`, also returns the Python objects that keep memory of earlier steps.
     `memtrace.retained()` searches this process.
-    `options` are the options of `memtrace leaks`, with `_` for `-`."""
+    `options` are the options of `memtrace leaks`, with `_` for `-`.
+
+    >>> growth = leaks("leaks")["processes"][0]["growth"][0]
+    >>> growth["cause"], growth["forecast"]["bytes_per_unit"], growth["forecast"]["unit"]
+    ('kept', 3145728.0, 'step')
+    """
     return _answer("leaks", [trace], options)
 
 
@@ -196,7 +215,11 @@ def ranks(
     from digests of their traces. "local" makes the digests in this process, "ray" on a Ray cluster with one
     task per trace.
     `trace` may then be a list of folders and patterns. The options are `every_node` (each node searches its
-    own disk), `top` (lines of each list) and `keep` (a folder for the digests)."""
+    own disk), `top` (lines of each list) and `keep` (a folder for the digests).
+
+    >>> [rank["peak_allocated_bytes"] for rank in ranks("sharded")["ranks"]]
+    [77744640, 77744640, 78071808, 77744640]
+    """
     if engine is None:
         return _answer("ranks", [trace], options)
     from . import _job_ranks
@@ -216,7 +239,11 @@ def check(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """Returns the problems of the trace, which are found by comparing each row with a replay. `status`
     is 1 if there is a problem.
 
-    `options` are the options of `memtrace check`, with `_` for `-`."""
+    `options` are the options of `memtrace check`, with `_` for `-`.
+
+    >>> check("gpt").status
+    0
+    """
     return _answer("check", [trace], options)
 
 
@@ -235,7 +262,12 @@ def advise(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
     With a change (`checkpoint`, `optimizer`, `dtype`, `batch`, ...), predicts the peak of the run with this
     change.
-    `options` are the options of `memtrace advise`, with `_` for `-`."""
+    `options` are the options of `memtrace advise`, with `_` for `-`.
+
+    >>> change = advise("gpt", optimizer="sgd")["devices"][0]
+    >>> change["before"]["bytes"], change["after"]["bytes"]
+    (124781568, 107684864)
+    """
     return _answer("advise", [trace], options)
 
 
@@ -243,5 +275,13 @@ def budget(trace: Trace = DEFAULT, **options: Any) -> Answer:
     """Returns the limits of the file `limits`, each with its highest value. `status` is 3 when one is
     exceeded.
 
-    `options` are the options of `memtrace budget`, with `_` for `-`."""
+    `options` are the options of `memtrace budget`, with `_` for `-`.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".toml") as limits:
+    ...     _ = limits.write('total = { allocated = "100m" }')
+    ...     limits.flush()
+    ...     budget("gpt", limits=limits.name).status
+    3
+    """
     return _answer("budget", [trace], options)
