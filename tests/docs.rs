@@ -137,6 +137,48 @@ fn every_link_in_the_docs_leads_somewhere() {
     }
 }
 
+/// A block of output in a user's page may be there only if a test compares it with what its command prints. The
+/// list names the file with this test, and the number of blocks that the test compares.
+#[test]
+fn every_block_of_output_in_the_docs_is_compared_by_a_test() {
+    let compared = [
+        ("README.md", 1, "examples.rs"),
+        ("docs/coming-from.md", 6, "side_by_side.rs"),
+        ("docs/detail.md", 1, "api.rs"),
+        ("docs/guide.md", 1, "snapshot.rs"),
+        ("docs/phantom.md", 1, "phantom_smi.rs"),
+        ("docs/pytest.md", 1, "pytest_plugin.rs"),
+        ("docs/python.md", 1, "kernel.rs"),
+        ("docs/retained.md", 1, "retained.rs"),
+        ("docs/serving.md", 1, "owners.rs"),
+        ("docs/tutorial.md", 7, "examples.rs"),
+        ("docs/whatif.md", 1, "examples.rs"),
+    ];
+    let is_output = |line: &&str| ["```console", "```text", "```"].contains(line);
+    let mut pages = vec![root().join("README.md")];
+    pages.extend(std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path()));
+    for page in pages.iter().filter(|page| page.extension().is_some_and(|extension| extension == "md")) {
+        let name = page.strip_prefix(root()).unwrap().to_str().unwrap();
+        // Its block is a drawing of the parts of the program.
+        if name == "docs/architecture.md" {
+            continue;
+        }
+        let text = std::fs::read_to_string(page).unwrap();
+        // Every second line of backticks ends a block.
+        let fences = text.lines().filter(|line| line.starts_with("```")).step_by(2);
+        let blocks = fences.filter(is_output).count();
+        let known = compared.iter().find(|(page, ..)| *page == name);
+        assert_eq!(
+            blocks,
+            known.map_or(0, |(_, blocks, _)| *blocks),
+            "{name} has blocks that no test compares"
+        );
+        let Some((_, _, test)) = known else { continue };
+        let code = std::fs::read_to_string(root().join("tests").join(test)).unwrap();
+        assert!(code.contains(name), "tests/{test} compares no block of {name}");
+    }
+}
+
 #[test]
 fn every_file_that_the_architecture_names_exists() {
     let page = std::fs::read_to_string(root().join("docs/architecture.md")).unwrap();
@@ -221,7 +263,7 @@ fn every_test_and_script_that_the_promises_name_exists() {
                 Some(script) if script.starts_with("scripts/") => root().join(script).exists(),
                 _ => code.contains(&format!("fn {name}(")),
             };
-            assert!(exists, "docs/contributors/promises.md names {name}, and there is none");
+            assert!(exists, "docs/contributors/promises.md names {name}, which does not exist");
             found += 1;
         }
     }

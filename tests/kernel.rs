@@ -6,6 +6,9 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
+#[path = "common/pages.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod pages;
 #[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
 #[path = "common/torch.rs"]
 mod torch;
@@ -71,6 +74,7 @@ fn kernel_runs_the_notebook_of_the_examples_with_its_magics_and_the_page() {
     // The cell's two Linear layers keep activations: 4096 rows of 1024 floats and of 4096 floats, each twice.
     let added = &cells[2];
     assert!(added.starts_with("The cell added ") && added.contains("activation"), "{added}");
+    assert_eq!(added.trim(), pages::first_block("docs/python.md", "```text\n").trim());
     let peak = cells.iter().find(|cell| cell.contains("peak of allocated memory")).expect("a report");
     assert!(peak.contains("Sequential.0") && peak.contains("Sequential.2"), "{peak}");
     assert!(cells.last().unwrap().contains("<iframe srcdoc="), "{cells:?}");

@@ -11,6 +11,9 @@ use tempfile::TempDir;
 #[path = "common/torch.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod harness;
+#[path = "common/pages.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod pages;
 use harness::{Run, Torch, on_every_torch};
 
 /// Runs `memtrace ARGUMENTS` with little memory and little time.
@@ -110,6 +113,13 @@ fn a_snapshot_of_an_oom_observer_has_the_memory_of_its_trace_and_a_verdict(torch
     let (_run, file, _folder) = recorded(torch, "oom", "1000000", "");
     let text = String::from_utf8(memtrace(&["oom"], &file).stdout).unwrap();
     assert!(text.contains("verdict: too big. 2.00 GiB does not fit in addition to 78.00 GiB"), "{text}");
+    // The page shows a script with other lines, whose OOM came at another time.
+    let printed = pages::without_numbers(&text);
+    for line in pages::first_block("docs/guide.md", "```text\n").lines().filter(|line| !line.starts_with(' '))
+    {
+        let line = pages::without_numbers(line.rsplit(" µs, ").next().unwrap());
+        assert!(printed.contains(&line), "docs/guide.md has {line:?}; memtrace oom printed\n{text}");
+    }
     assert!(text.contains("oom.py:18 fill\n"), "{text}");
 }
 
