@@ -146,7 +146,7 @@ fn inside() {
     let report = find(c"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
     // SAFETY: the signature is c10::reportMemoryUsageToProfiler's.
     let report = unsafe { std::mem::transmute::<*mut c_void, Report>(report) };
-    // SAFETY: the signatures are cudaGetDeviceCount's, which installs the op callbacks, and those of torch_cpu.c.
+    // SAFETY: the signatures are cudaGetDeviceCount's, which installs the op callbacks, and the signatures in torch_cpu.c.
     let (count, begin, end) = unsafe {
         (
             std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut i32) -> i32>(find(

@@ -25,8 +25,8 @@ optimizer = torch.optim.AdamW(model.parameters())
 tokens = torch.randint(512, (2, 64)).cuda()
 longer = torch.randint(512, (4, 64)).cuda()
 
-started = told = time.monotonic()
-steps = told_steps = 0
+started = reported = time.monotonic()
+steps = reported_steps = 0
 ran_out = False
 while (now := time.monotonic()) - started < seconds:
     model(tokens, tokens).backward()
@@ -40,9 +40,9 @@ while (now := time.monotonic()) - started < seconds:
         ran_out = True
         with contextlib.suppress(torch.cuda.OutOfMemoryError):
             torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
-    if now - told >= 1:
-        step_ms = (now - told) / (steps - told_steps) * 1e3
-        told, told_steps = now, steps
+    if now - reported >= 1:
+        step_ms = (now - reported) / (steps - reported_steps) * 1e3
+        reported, reported_steps = now, steps
         stats = torch.cuda.memory_stats()
         print(
             json.dumps(

@@ -532,7 +532,7 @@ fn ranks_that_are_real_end_when_one_fails_and_its_status_counts() {
     let run = shell_ranks("all", &format!("test $RANK != 1 || exit 7; exec {word}")).output().unwrap();
     let stderr = text(&run.stderr);
     assert_eq!(run.status.code(), Some(7), "{stderr}");
-    assert_eq!(stderr.matches("memtrace: rank ").count(), 1, "only the cause is told: {stderr}");
+    assert_eq!(stderr.matches("memtrace: rank ").count(), 1, "only the cause is printed: {stderr}");
     assert_eq!(processes_with(&word), 0, "no rank is left");
 }
 

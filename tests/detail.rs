@@ -34,7 +34,7 @@ fn detail_by_schedule_replays_as_torch_and_is_off_between_its_steps(torch: &Torc
     let is_detailed = |step: i64| [0, 1, 2, 5].contains(&step.max(0));
 
     // Outside of detailed steps, the callbacks for user scopes (the third number) stay, because they detect
-    // the end of a step. The callbacks for ops (the first number) are those of the simulated GPU, and always
+    // the end of a step. The callbacks for ops (the first number) belong to the simulated GPU, and always
     // exist.
     let expected: Vec<_> = (0..STEPS).map(|step| if is_detailed(step) { "1 1 1" } else { "1 0 1" }).collect();
     assert_eq!(callbacks(&run), expected);

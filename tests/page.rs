@@ -560,7 +560,7 @@ fn live_openmetrics_has_the_numbers_of_the_reports() {
     for name in asked {
         assert!(text.contains(&format!("\n{name}{{")), "{name}\n{text}");
     }
-    assert!(!text.contains(" *\""), "an inferred category has the label of a told one: {text}");
+    assert!(!text.contains(" *\""), "an inferred category has the label of a recorded one: {text}");
     // With `live`, too, a rank that does not exist is an error.
     let wrong = memtrace().args(["live", "--rank", "9", "--openmetrics", "-"]).arg(&trace).output().unwrap();
     assert_eq!(wrong.status.code(), Some(2));

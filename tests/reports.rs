@@ -1131,7 +1131,7 @@ fn ledger_of_the_host_sums_to_the_process_and_says_what_is_unknown() {
     let first = at("1.5s");
     let host = &first.json["host"][0];
     assert_eq!((&host["pss_bytes"], &host["rss_bytes"]), (&json!(95 * MIB), &json!(100 * MIB)));
-    // At the peak there is no full sample. The rows are those of the last full sample, and an additional row
+    // At the peak there is no full sample. The rows come from the last full sample, and an additional row
     // `change` must hold the difference.
     let peak = at("used-peak");
     let host = &peak.json["host"][0];

@@ -32,6 +32,22 @@ impl Flag {
 }
 
 /// The shared options, and the options of one report or export, by name.
+///
+/// `memtrace peak --by category --top 1`:
+///
+/// ```
+/// use memtrace_analysis::options::Options;
+/// use memtrace_analysis::read::input::Input;
+/// use memtrace_analysis::reports;
+///
+/// # let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gpt");
+/// let values = [("by", "category".to_owned())].into();
+/// let options = Options { top: Some(1), values, ..Options::default() };
+/// let peak = reports::find("peak").expect("a report of this name");
+/// let answer = reports::answer(peak, &[Input::open(&folder)?], &options)?;
+/// assert_eq!(answer.to_json("peak")["groups"][0]["key"], "activation");
+/// # Ok::<(), memtrace_analysis::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The only device to report on, or `None` for all devices.
@@ -165,6 +181,15 @@ pub fn parse_window(text: &str) -> Result<(i64, i64)> {
 }
 
 /// Parses a range of steps with both ends inclusive: `A:B`, `A:`, `:B` or `A`.
+///
+/// ```
+/// use memtrace_analysis::options::{parse_steps, parse_window};
+///
+/// assert_eq!(parse_steps("3:5")?, (3, 5));
+/// assert_eq!(parse_steps("3:")?, (3, i64::MAX));
+/// assert_eq!(parse_window("200ms:1.5s")?, (200_000_000, 1_500_000_000));
+/// # Ok::<(), memtrace_analysis::Error>(())
+/// ```
 ///
 /// # Errors
 /// When the text has another form; the error names the valid one.

@@ -700,8 +700,8 @@ fn check_name(pattern: &str) -> Result<(), String> {
         return Err("expected a file name: not empty, no slash, no dot at its start".to_owned());
     }
     let mut rest = pattern;
-    while let Some((_, behind)) = rest.split_once('{') {
-        let place = behind.split_once('}');
+    while let Some((_, after)) = rest.split_once('{') {
+        let place = after.split_once('}');
         let Some((_, after)) = place.filter(|(place, _)| PLACEHOLDERS.contains(place)) else {
             return Err(format!(
                 "expected {} in braces",

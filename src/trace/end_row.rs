@@ -1,7 +1,7 @@
 //! The text of the `end` row, the last row of a complete trace.
 //!
 //! The first word is the [`Ending`] of the trace. `key=value` words follow: first the words in
-//! [`EndText::more`], such as those of the phantom device, then the counts of lost events, anomalies and
+//! [`EndText::more`], such as the phantom device's, then the counts of lost events, anomalies and
 //! formulas.
 
 use std::fmt;
@@ -128,7 +128,15 @@ pub fn values(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.split(' ').filter_map(|word| word.split_once('='))
 }
 
-/// Returns the number after `key` in the text of an `end` row, or `None` if it has none.
+/// Returns the number after `key` in the text of an `end` row, or `None` if the text has no such key.
+///
+/// ```
+/// use memtrace_trace::end_row::{Ending, SIGNAL, number};
+///
+/// let text = "killed signal=9 lost=0";
+/// assert_eq!(Ending::of(text), Some(Ending::Killed));
+/// assert_eq!(number(text, SIGNAL), Some(9));
+/// ```
 #[must_use]
 pub fn number<T: FromStr>(text: &str, key: &str) -> Option<T> {
     values(text).find(|(known, _)| *known == key)?.1.parse().ok()

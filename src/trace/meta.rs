@@ -7,6 +7,16 @@ use crate::text::printable_json;
 
 /// The JSON in the `name` of the meta row. Fields are only ever added. A reader uses the default of a field
 /// that an older trace does not have.
+///
+/// ```
+/// use memtrace_trace::Meta;
+///
+/// let old = r#"{"schema": "memtrace/1", "rank": 3, "argv": ["train.py"]}"#;
+/// let meta: Meta = serde_json::from_str(old)?;
+/// assert_eq!((meta.rank, meta.argv[0].as_str()), (3, "train.py"));
+/// assert!(meta.detail.is_empty());
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Meta {

@@ -8,6 +8,14 @@ use std::fmt;
 use crate::columns::MAX_BYTES;
 
 /// The state of a device as reported by the driver or NVML, in bytes; `None` is unknown.
+///
+/// ```
+/// use memtrace_trace::sample::Sample;
+///
+/// let sample = Sample::parse("total=85899345920 free=64424509440 process=20401094656");
+/// assert_eq!(sample.used(), Some(20 << 30));
+/// assert_eq!(sample.others, None);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     /// The total memory of the device.

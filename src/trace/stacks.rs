@@ -99,6 +99,16 @@ pub struct StackRow {
 }
 
 /// Reads the rows of a file. Skips damaged rows, and ends at a read error or at a row without a line end.
+///
+/// ```
+/// use memtrace_trace::stacks;
+///
+/// let file = "stack_id,parent_id,frame,kind\n1,0,train.py:12 main,python\n2,1,GPT.head,module\n";
+/// let rows: Vec<_> = stacks::read(file.as_bytes()).collect();
+/// assert_eq!(rows[1].text, "GPT.head");
+/// // The frame around it:
+/// assert_eq!(rows[1].parent, rows[0].id);
+/// ```
 pub fn read(source: impl Read) -> impl Iterator<Item = StackRow> {
     let mut csv = ::csv::Reader::from_reader(Bounded::new(source));
     let header = csv.headers().cloned().unwrap_or_default();

@@ -33,13 +33,13 @@ macro_rules! text_enum {
                 self as u8
             }
 
-            /// Returns the value with this number, or `None` if there is none.
+            /// Returns the value with this number, or `None` if no value has it.
             #[must_use]
             pub fn from_id(id: u64) -> Option<Self> {
                 Self::ALL.get(usize::try_from(id).ok()?).copied()
             }
 
-            /// Returns the value with this text, or `None` if there is none.
+            /// Returns the value with this text, or `None` if no value has it.
             #[must_use]
             pub fn parse(text: &str) -> Option<Self> {
                 match text { $($text => Some($name::$variant),)* _ => None }

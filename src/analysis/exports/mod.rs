@@ -62,6 +62,22 @@ pub fn find(name: &str) -> Option<&'static dyn Export> {
 /// Exports `input` to `place` or, without a `place`, to a file in the working directory that is named after
 /// the trace.
 ///
+/// ```
+/// use memtrace_analysis::exports;
+/// use memtrace_analysis::options::Options;
+/// use memtrace_analysis::read::input::Input;
+///
+/// # let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gpt");
+/// # let place = std::env::temp_dir().join(format!("memtrace-example-{}.folded", std::process::id()));
+/// let stacks = exports::find("collapsed").expect("an export of this name");
+/// exports::run(stacks, &Input::open(&folder)?, &Options::default(), Some(&place))?;
+/// let written = std::fs::read_to_string(&place).expect("the file was written");
+/// let bytes = written.lines().map(|line| line.rsplit(' ').next().unwrap().parse::<i64>().unwrap());
+/// assert_eq!(bytes.sum::<i64>(), 124_781_568); // the peak
+/// # std::fs::remove_file(&place).expect("the file is there");
+/// # Ok::<(), memtrace_analysis::Error>(())
+/// ```
+///
 /// # Errors
 /// As for [`Export::write`]. Also when a selector matches nothing, when `place` is one of the traces, or when
 /// `place` is one file but the export writes several.

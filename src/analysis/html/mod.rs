@@ -60,6 +60,19 @@ const SCRIPTS: &[&str] = &[
 ];
 
 /// The page of one run, or of two runs compared.
+///
+/// ```
+/// use memtrace_analysis::html::Page;
+/// use memtrace_analysis::options::Options;
+/// use memtrace_analysis::read::input::Input;
+///
+/// # let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gpt");
+/// let page = Page::of(&[Input::open(&folder)?], &Options::default())?;
+/// let mut file = Vec::new();
+/// page.write(&mut file).expect("memory takes all bytes");
+/// assert!(file.starts_with(b"<!doctype html>"));
+/// # Ok::<(), memtrace_analysis::Error>(())
+/// ```
 pub struct Page {
     about: Value,
     pack: Pack,

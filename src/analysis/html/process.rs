@@ -203,8 +203,8 @@ impl FirstReading {
         let lines = |search: &RetainedSearch| -> Vec<String> {
             search.retained().map(|holder| holder.line(options.units)).collect()
         };
-        let told = search.map(|search| (search, lines(search))).filter(|(_, lines)| !lines.is_empty());
-        told.map_or(
+        let found = search.map(|search| (search, lines(search))).filter(|(_, lines)| !lines.is_empty());
+        found.map_or(
             Value::Null,
             |(search, lines)| json!({ "moment": search.moment(), "lines": lines, "gap": search.gap() }),
         )

@@ -105,8 +105,8 @@ fn apply_tags(found: &mut Categories, reading: &BlocksAndFlow, recorded: TraceCa
     }
 }
 
-/// Marks the gradient of each `AccumulateGrad` node: a block changed in place or, if there is none, an
-/// allocated block or, if there is none, a block passed in.
+/// Marks the gradient of each `AccumulateGrad` node: a block that the node changed in place. If it changed no
+/// block, a block that it allocated; if it allocated no block, a block passed in.
 fn accumulated(found: &mut Categories, reading: &BlocksAndFlow) {
     for node in reading.nodes.iter().filter(|node| node.accumulates) {
         let place = |is: fn(&super::flow::Edge) -> bool| {

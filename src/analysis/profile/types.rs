@@ -71,8 +71,8 @@ impl Category {
     /// because its data flow is the same. A category without an equivalent in the profiler, such as
     /// `kv_cache`, becomes [`Category::Unknown`].
     #[must_use]
-    pub const fn of(told: TraceCategory) -> Category {
-        match told {
+    pub const fn of(category: TraceCategory) -> Category {
+        match category {
             TraceCategory::Parameter => Category::Parameter,
             TraceCategory::OptimizerState => Category::OptimizerState,
             TraceCategory::Input | TraceCategory::Buffer => Category::Input,

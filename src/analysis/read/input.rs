@@ -12,6 +12,16 @@ use crate::read::snapshot;
 use crate::read::stream::{ProcessKey, TraceFile, process_key};
 
 /// The traces of one run, one per process.
+///
+/// ```
+/// use memtrace_analysis::read::input::Input;
+///
+/// # let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/sharded");
+/// let run = Input::open(&folder)?;
+/// let ranks: Vec<i32> = run.traces.iter().map(|trace| trace.meta.rank).collect();
+/// assert_eq!(ranks, [0, 1, 2, 3]);
+/// # Ok::<(), memtrace_analysis::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Input {
     /// The path that the user gave, or the subfolder of it in which the traces were found.

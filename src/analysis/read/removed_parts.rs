@@ -292,16 +292,16 @@ mod tests {
         assert_eq!(summary.removed, [(2, 4)]);
         let (events, summary) = read("many", 20, 20);
         assert_eq!(allocs(&events), 1 + 7 + 1);
-        let told = "h.r0.1.part5.csv: 12 opening rows after the first 8 were not read, so the live memory is incomplete";
-        assert_eq!(summary.unwrap().wrong_openings, [told]);
+        let note = "h.r0.1.part5.csv: 12 opening rows after the first 8 were not read, so the live memory is incomplete";
+        assert_eq!(summary.unwrap().wrong_openings, [note]);
     }
 
     #[test]
     fn opening_rows_that_are_missing_are_noted() {
         let (events, summary) = read("lies", 3, u64::MAX);
         assert_eq!(allocs(&events), 1);
-        let [told] = &summary.unwrap().wrong_openings[..] else { panic!("nothing is told") };
-        assert!(told.ends_with("missing, by the count in its meta row"), "{told}");
+        let [note] = &summary.unwrap().wrong_openings[..] else { panic!("no note") };
+        assert!(note.ends_with("missing, by the count in its meta row"), "{note}");
     }
 
     #[test]

@@ -204,6 +204,34 @@ impl TraceFile {
     /// so it may be missing if the process was killed; the reader then visits an end row that it makes
     /// itself.
     ///
+    /// The live memory of the phase `forward` at the end of a trace, by the sum rule of the trace format:
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    ///
+    /// use memtrace_analysis::read::input::Input;
+    /// use memtrace_analysis::read::record::{Columns, Wanted};
+    /// use memtrace_analysis::read::symbols::SymbolTable;
+    /// use memtrace_trace::EventName;
+    ///
+    /// # let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gpt");
+    /// let trace = &Input::open(&folder)?.traces[0];
+    /// let columns = Wanted::all_events(Columns::of(&["event", "phase", "delta_bytes"]));
+    /// let symbols = SymbolTable::default();
+    /// let forward = symbols.intern("forward");
+    /// let mut live = 0;
+    /// trace.read(columns, false, &symbols, |row| {
+    ///     let is_block =
+    ///         matches!(row.event, EventName::Alloc | EventName::Free | EventName::Tag | EventName::Live);
+    ///     if is_block && row.phase == forward {
+    ///         live += row.delta_bytes;
+    ///     }
+    ///     ControlFlow::Continue(())
+    /// })?;
+    /// assert_eq!(live, 34_603_008);
+    /// # Ok::<(), memtrace_analysis::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// When the file cannot be read, and at the first line that is not a row, unless `lenient`.
     pub fn read(

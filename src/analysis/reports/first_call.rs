@@ -46,8 +46,8 @@ const CALLS: &[(&str, Option<&str>, &str, &str)] = &[
         "torch/distributed/distributed_c10d.py",
         None,
         "torch.distributed",
-        "torch.cuda.set_device(local_rank) before init_process_group; with the backend gloo, CPU tensors: a \
-         thread of gloo uses GPU 0 for those of any GPU",
+        "torch.cuda.set_device(local_rank) before init_process_group; with the backend gloo, CPU tensors, \
+         because gloo copies the tensors of every GPU in a thread that uses GPU 0",
     ),
     (
         "torch/utils/data/_utils/worker.py",

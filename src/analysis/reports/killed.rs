@@ -133,7 +133,7 @@ impl<'a> Killed<'a> {
         if let Some(killed) = child.as_mut().filter(|killed| killed.child.is_none()) {
             killed.rank = victims(trace, among, options)?.into_iter().max().map(|it| (it.rank, it.rss));
         }
-        // The kill that this process counted is that of the other rank.
+        // This process counted the kill of the other rank.
         if matches!(killer, Some(Killer::AfterRank(..))) && child.as_ref().is_some_and(|it| it.rank.is_some())
         {
             child = None;

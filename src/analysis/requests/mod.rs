@@ -71,6 +71,19 @@ pub enum Kind {
 pub type Operation = [i64; 4];
 
 /// The requests to the caching allocator of one device.
+///
+/// ```
+/// use memtrace_analysis::options::Options;
+/// use memtrace_analysis::read::input::Input;
+/// use memtrace_analysis::requests::{Kind, Requests};
+///
+/// # let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gpt");
+/// let requests = Requests::read(&Input::open(&folder)?.traces[0], &Options::default())?;
+/// let allocations = requests.operations.iter().filter(|[kind, ..]| *kind == Kind::Alloc as i64);
+/// assert_eq!(allocations.count() as u64, requests.requests);
+/// assert_eq!(requests.peak_allocated, 124_781_568);
+/// # Ok::<(), memtrace_analysis::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Requests {
     /// The CUDA ordinal.

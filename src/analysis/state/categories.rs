@@ -202,7 +202,7 @@ impl KnownCategories {
         self.by_id.as_ref().is_none_or(|by_id| by_id.is_empty())
     }
 
-    /// Returns the note that explains the categories to the reader of a report; empty if there is none.
+    /// Returns the note that explains the categories to the reader of a report; empty if they need no note.
     #[must_use]
     pub fn rule(&self) -> &'static str {
         self.rule

@@ -323,8 +323,8 @@ impl HostMemory {
         self.full.iter().filter(|full| full.is_whole())
     }
 
-    /// Returns the full sample that was taken with `quick`, directly after it. If there is none, returns the
-    /// full sample that is nearest in time.
+    /// Returns the full sample that was taken with `quick`, directly after it. Without such a
+    /// sample, returns the full sample that is nearest in time.
     #[must_use]
     pub fn full_with(&self, quick: &QuickSample) -> Option<&FullSample> {
         let is_own = |full: &&FullSample| self.quick_with(full).is_some_and(|with| with.when == quick.when);

@@ -31,6 +31,26 @@ pub struct Replayed {
 /// columns of the replay. [`Replay::at_peak`] then returns the blocks that were live at the peak of
 /// `tracked`.
 ///
+/// ```
+/// use memtrace_analysis::options::Options;
+/// use memtrace_analysis::read::input::Input;
+/// use memtrace_analysis::read::record::Columns;
+/// use memtrace_analysis::state::categories::KnownCategories;
+/// use memtrace_analysis::state::replay::Metric;
+/// use memtrace_analysis::state::replay_trace::replay_trace;
+///
+/// # let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gpt");
+/// let trace = &Input::open(&folder)?.traces[0];
+/// let (none, options) = (Columns::of(&[]), Options::default());
+/// let mut highest = 0;
+/// let after = replay_trace(trace, none, &options, Metric::Allocated, KnownCategories::default(), |_, state| {
+///     highest = highest.max(state.devices().iter().map(|device| device.live_blocks).max().unwrap_or(0));
+/// })?;
+/// assert_eq!(highest, 146);
+/// assert_eq!(after.replay.find(0).expect("the GPU").peak(Metric::Allocated).bytes, 124_781_568);
+/// # Ok::<(), memtrace_analysis::Error>(())
+/// ```
+///
 /// # Errors
 /// When the trace cannot be read.
 pub fn replay_trace(

@@ -313,7 +313,7 @@ impl RetainedSearches {
     }
 
     /// Returns the last search that a command requested, even if another search followed, or
-    /// [`Self::telling`] if there is none.
+    /// [`Self::telling`] if no command requested one.
     #[must_use]
     pub fn asked_for(&self) -> Option<&RetainedSearch> {
         self.last_for("command")

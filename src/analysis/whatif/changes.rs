@@ -244,6 +244,15 @@ fn without(text: &str) -> Result<Change> {
 ///
 /// # Errors
 /// When a value is invalid, or two changes contradict each other.
+///
+/// ```
+/// use memtrace_analysis::whatif::{Change, parse};
+///
+/// let changes = parse(|option| if option == "chunk-loss" { "8" } else { "" })?;
+/// assert_eq!(changes, [Change::ChunkLoss(8)]);
+/// assert_eq!(changes[0].option(), "--chunk-loss 8");
+/// # Ok::<(), memtrace_analysis::Error>(())
+/// ```
 pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
     let mut all = Vec::new();
     if !text("checkpoint").is_empty() {

@@ -126,7 +126,7 @@ impl<'a> Curve<'a> {
         changes
     }
 
-    /// Returns the highest total of the allocations in the window, or `None` if there is none. `differences`
+    /// Returns the highest total of the allocations in the window, or `None` for an empty window. `differences`
     /// must come from this curve.
     pub(super) fn peak(&self, differences: &[i64]) -> Option<Moment> {
         let mut peak: Option<Moment> = None;

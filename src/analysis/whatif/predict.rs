@@ -464,7 +464,8 @@ impl Contents {
         self.is_half = roots.iter().any(|facts| facts.is_half && (!has_trained || is_trained(facts)));
     }
 
-    /// Returns true if a batch has one sample: that of the open call of a root, or the last one of each root.
+    /// Returns true if a batch has one sample: the batch of a root's open call, or else the last batch of each
+    /// root.
     fn is_batch_of_one(&self, symbols: &SymbolTable) -> bool {
         let is_one = |path: &str| self.facts.of(path).is_batch_of_one;
         if let Some((name, _)) = self.open.first() {

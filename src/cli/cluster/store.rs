@@ -521,7 +521,7 @@ mod tests {
         assert!(stores.were_joined() && !RankStores::new(8, 0).were_joined());
         client.write_all(b"pipeline 0,4,9\n").unwrap();
         assert_eq!(client.read(&mut [0; 1]).unwrap(), 1);
-        assert_eq!(stores.pipeline(), BTreeSet::from([0, 4]), "rank 9 is none of 8");
+        assert_eq!(stores.pipeline(), BTreeSet::from([0, 4]), "a job of 8 has no rank 9");
         assert_eq!(stores.port("host:29501").unwrap(), other);
         assert_eq!(stores.port(&other.to_string()).unwrap(), other);
         let mut second = connect(other);

@@ -113,7 +113,7 @@ impl Values {
         removed.is_some()
     }
 
-    /// Returns the key whose value is this id of an NCCL communicator, or `None` if there is none.
+    /// Returns the key whose value is this id of an NCCL communicator, or `None` if no key has it.
     pub(crate) fn key_of_id(&self, id: &[u8]) -> Option<String> {
         let ids = self.values.iter().filter(|(key, value)| value.as_slice() == id && is_unique_id(key));
         ids.map(|(key, _)| String::from_utf8_lossy(key).into_owned()).next()

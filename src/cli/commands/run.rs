@@ -195,7 +195,7 @@ fn fate_of(pid: u32, status: ExitStatus, asked: Option<i32>) -> Option<Fate> {
     (1..32).contains(&signal).then_some(Fate { pid: None, signal, asked })
 }
 
-/// Prints the summary of the trace, or the reason why there is none.
+/// Prints the summary of the trace, or why there is no trace.
 fn show_trace(
     matches: &ArgMatches,
     out: &OutFolder,

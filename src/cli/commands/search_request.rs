@@ -62,7 +62,7 @@ pub(super) fn ask(SearchRequest { pid, patience_s }: SearchRequest) -> Result<Pa
     Ok(trace)
 }
 
-/// Returns the number of the last search in the trace that a command asked for; 0 if there is none or the
+/// Returns the number of the last search in the trace that a command asked for; 0 if no command asked or the
 /// trace cannot be read.
 fn last_search(trace: &Path) -> i64 {
     let read = || -> Result<i64> {

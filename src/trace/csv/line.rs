@@ -104,7 +104,7 @@ impl<'a> LineBuffer<'a> {
         }
     }
 
-    /// Writes a number whose magnitude usually equals that of the number in `cache`. The signs may differ.
+    /// Writes a number that usually has the magnitude of the number in `cache`. The signs may differ.
     #[inline(always)]
     pub(super) fn magnitude_repeated(&mut self, number: i64, cache: &mut One) {
         match number.checked_neg() {

@@ -2,7 +2,7 @@
 //!
 //! The writer thread must keep up with the fastest program, and most of a row is integers. `csv` with `serde`
 //! formats each field through three layers; these plain loops take a fraction of the time. Tests compare the
-//! output byte by byte with that of `csv`, which also reads all traces.
+//! output byte by byte with the output of `csv`, which also reads all traces.
 
 use std::io::{self, Write};
 
@@ -343,7 +343,7 @@ mod tests {
         let (mut ours, mut theirs) = (RowWriter::new(Vec::new()), csv::Writer::from_writer(Vec::new()));
         for column in 0..12 {
             for index in 0..4 * numbers.len() {
-                // The first pass uses every second number, which are those of one sign.
+                // The first pass uses every second number: the numbers of one sign.
                 let index = if index < numbers.len() { index * 2 } else { index };
                 let number = numbers[index % numbers.len()];
                 let in_column = |this: usize| if this == column { number } else { 0 };

@@ -1,8 +1,8 @@
 //! An event: the fixed-size value that a hook records and the writer thread encodes.
 //!
 //! A hook packs a [`Payload`] into an [`Event`] and stores it in the queue, without any lookup or formatting.
-//! An event fits in one cache line, so the kinds of events share its fields. Only [`payload`] knows which
-//! field contains which value of which kind. [`bytes`] reads events back from the journal of a killed
+//! An event fits in one cache line, so the kinds of events share its fields. Only [`payload`] knows, for
+//! each kind of event, which field contains which value. [`bytes`] reads events back from the journal of a killed
 //! process, where any byte may be invalid.
 
 pub mod bytes;

@@ -74,7 +74,7 @@ struct Slot {
 struct Link {
     /// The hash; 0 if the row is in no chain.
     hash: u64,
-    /// The `seq` of the previous row with this hash; 0 if there is none.
+    /// The `seq` of the previous row with this hash; 0 if no earlier row has it.
     before: i64,
 }
 

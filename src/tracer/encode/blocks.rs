@@ -59,7 +59,7 @@ impl Encoder {
             self.allocated(tid, header, address, &live, sink)
         } else {
             // The size comes from the report, because the encoder may not know the block. The other values
-            // are those of the allocation, if it is known.
+            // come from the allocation, if it is known.
             let extent = unknown.extent();
             let live = if deferred {
                 self.memory.free_deferred(Key::Block(address), (), &extent)

@@ -172,7 +172,7 @@ impl Tables {
         (id, true)
     }
 
-    /// Returns the text with this number, or an empty text if there is none.
+    /// Returns the text with this number, or an empty text if no text has this number.
     #[must_use]
     pub fn text_of(&self, id: TextId) -> &str {
         id.checked_sub(1).and_then(|index| self.text_list.get(index as usize)).map_or("", |text| text)

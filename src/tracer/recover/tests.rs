@@ -114,16 +114,16 @@ fn repair_reports_events_that_were_dropped_or_died_with_the_overflow_list() {
     let at = Checkpoints { count: 2, overflow_written: [40, 0], parts: [1, 1], ..Checkpoints::default() };
     let killed = Killed::new("lost").with_meta_row();
     let at = Checkpoints { csv: [fs::metadata(&killed.csv).unwrap().len(); 2], ..at };
-    // Setup: 30 events were dropped, of which a row in the journal reports 10. 45 events were on the overflow
-    // list, of which 40 are in the trace -> 35 lost events, 25 of them in a new row.
+    // Setup: 30 events were dropped; a row in the journal reports 10 of them. 45 events were on the overflow
+    // list; 40 of them are in the trace -> 35 lost events, 25 of them in a new row.
     let killed = killed.with_journal(&at, [30, 45], vec![alloc(2000), lost(2001, 10)]);
     let Ok(Repaired::Finished { rest: Rest { rows: 4, lost: 35, .. }, .. }) = repair(&killed.csv, None)
     else {
         panic!()
     };
     let rows = killed.rows();
-    let told: Vec<i64> = rows.iter().filter(|row| row.0 == EventName::Lost).map(|row| row.1).collect();
-    assert_eq!(told, [10, 25]);
+    let lost: Vec<i64> = rows.iter().filter(|row| row.0 == EventName::Lost).map(|row| row.1).collect();
+    assert_eq!(lost, [10, 25]);
     let (event, _, end) = rows.last().unwrap();
     assert_eq!(*event, EventName::End);
     assert!(end.starts_with("killed lost=35 "), "{end}");

@@ -1,4 +1,4 @@
-/* A stand-in for libcudart that never gives an address twice, so that each row of a trace can be told from every
+/* A stand-in for libcudart that never gives an address twice, so that each row of a trace differs from every
  * other: thread number << 36, plus 512 for each of its allocations. */
 #include "cuda.h"
 #include <stdint.h>

@@ -49,7 +49,7 @@ int main(void) {
     allocate(303);
     uint64_t warming = nvtxDomainRangeStartEx(own, &phase);
     printf("%lu\n", warming);
-    /* The null domain is that of plain push and pop. */
+    /* Plain push and pop use the null domain. */
     printf("%d\n", nvtxDomainRangePushEx(0, &layer));
     allocate(304);
     printf("%d\n", nvtxRangePop());

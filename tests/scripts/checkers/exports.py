@@ -422,16 +422,16 @@ def digest(folder, csvs, *reports):
             }
             held = [found for found in frag["devices"] if (found["rank"], found["device"]) == (rank, ordinal)]
             wanted = [tuple(found[name] for name in pairs.values()) for found in held]
-            told = [row for row in ask(", ".join(pairs), "device", rank, here) if row[0] is not None]
-            assert told == wanted, (told, wanted)
+            reported = [row for row in ask(", ".join(pairs), "device", rank, here) if row[0] is not None]
+            assert reported == wanted, (reported, wanted)
         columns = "peak_allocated_bytes, peak_reserved_bytes, end_allocated_bytes, end_reserved_bytes"
-        told = {
+        reported = {
             (device, step): figures
             for device, step, *figures in ask(f"device, step, {columns}", "step", rank)
         }
         four_parts(growth, lambda columns, kind, more="", rank=rank: ask(columns, kind, rank, more))
-        assert told == steps_of(traces[rank]), (told, steps_of(traces[rank]))
-        compared += len(told)
+        assert reported == steps_of(traces[rank]), (reported, steps_of(traces[rank]))
+        compared += len(reported)
     # No fixture has a detail schedule, so all steps are detailed.
     detailed = duckdb.sql(f"select distinct detailed from {table} where kind = 'step'").fetchall()
     assert detailed in ([], [(1,)]), detailed

@@ -513,13 +513,13 @@ def advice(path, answer):
     print("advice", len(changes))
 
 
-def retained(path, *told):
+def retained(path, *reported):
     """Checks that the box of retained memory has these texts, not as markup; without texts it is hidden."""
     for width, dark in [(1400, False), (390, True)]:
         with Open(path, width=width, dark=dark) as it:
-            assert it.page.is_visible("#retained") == bool(told)
-            text = it.text("#retained") if told else ""
-            for part in told:
+            assert it.page.is_visible("#retained") == bool(reported)
+            text = it.text("#retained") if reported else ""
+            for part in reported:
                 assert part in text, (part, text)
             assert it.page.evaluate("typeof owned") == "undefined"
             wide = it.page.evaluate("document.documentElement.scrollWidth - innerWidth")

@@ -114,12 +114,12 @@ def coverage():
 
 def debugger():
     """Runs pdb: it makes 1,200 steps from the start of `work`, into every call, then continues to the end."""
-    told = io.StringIO()
+    reported = io.StringIO()
     commands = io.StringIO("step\n" * 1200 + "where\ncontinue\n")
-    session = pdb.Pdb(stdin=commands, stdout=told, nosigint=True, readrc=False)
+    session = pdb.Pdb(stdin=commands, stdout=reported, nosigint=True, readrc=False)
     session.use_rawinput = False
     session.runcall(work)
-    print(re.sub(r"x[0-9a-f]{8,}", "ADDRESS", relative(told.getvalue())))
+    print(re.sub(r"x[0-9a-f]{8,}", "ADDRESS", relative(reported.getvalue())))
 
 
 def monitoring():

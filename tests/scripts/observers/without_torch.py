@@ -1,6 +1,6 @@
 """A program for observers.py that makes the tracer run Python where no torch is installed.
 
-Its modules are those of a stand-in for torch, and `LIBC10_CUDA` is a stand-in for torch's allocator.
+It uses the modules of a stand-in for torch, and `LIBC10_CUDA` is a stand-in for torch's allocator.
 """
 
 import contextlib

@@ -34,9 +34,9 @@ def answered(arguments):
 
 with tempfile.TemporaryDirectory() as folder:
     good, bad = Path(folder, "good"), Path(folder, "bad")
-    told = memtrace.ranks(Path(sys.argv[1]) / "sharded", engine="local", keep=good)
+    reported = memtrace.ranks(Path(sys.argv[1]) / "sharded", engine="local", keep=good)
     digests = sorted(good.iterdir())
-    assert len(digests) == told["peaks"]["ranks"] > 1
+    assert len(digests) == reported["peaks"]["ranks"] > 1
 
     # Writes useless digests. Next to good ones, each must only be named; without good ones, they must be an
     # error.
@@ -65,7 +65,7 @@ with tempfile.TemporaryDirectory() as folder:
     for file in sorted(bad.iterdir()):
         found = memtrace.ranks([good, file], engine="local")
         assert list(found["failed"]) == [str(file.resolve())], (file, found["failed"])
-        assert {**found, "failed": {}} == told, file
+        assert {**found, "failed": {}} == reported, file
     status, out, errors = answered(["--engine", "local", str(bad)])
     assert (status, out) == (2, "") and "no trace could be read" in errors and "Traceback" not in errors, (
         errors
@@ -101,7 +101,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     # The name of a folder, such as `rank=7`, must not add a column.
     for name in ("rank=7", "step=7", "device=7", "source=7"):
-        assert memtrace.ranks(good, engine="local", keep=Path(folder, name)) == told, name
+        assert memtrace.ranks(good, engine="local", keep=Path(folder, name)) == reported, name
 
     # Rows of steps without a device must count as a separate device, and must not change the median.
     lost = Path(folder, f"lost{_digests.ENDING}")

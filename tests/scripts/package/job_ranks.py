@@ -57,8 +57,11 @@ with tempfile.TemporaryDirectory() as folder:
     again = memtrace.ranks([folder / "kept"], engine="local")
     assert again == local, (again, local)
     (folder / "bad.csv").write_text("no trace\n")
-    told = memtrace.ranks([job, folder / "bad.csv"], engine="local")
-    assert list(told["failed"]) == [str((folder / "bad.csv").resolve())] and told["peaks"] == local["peaks"]
+    reported = memtrace.ranks([job, folder / "bad.csv"], engine="local")
+    assert (
+        list(reported["failed"]) == [str((folder / "bad.csv").resolve())]
+        and reported["peaks"] == local["peaks"]
+    )
     # The trace of one rank is missing.
     kept[-1].unlink()
     gone = memtrace.ranks(folder / "kept", engine="local")["missing_ranks"]

@@ -46,18 +46,21 @@ for first in range(0, RANKS, RANKS // FILES):
             from steps group by rank, host, device
         """
     ).write_parquet(str(file))
-told, grid = _job_ranks.compared([folder / "digests"], "local", False, 10, None)
-assert told["peaks"]["ranks"] == RANKS - 1 and told["missing_ranks"] == {"ranks": 1, "list": [4321]}, told
+reported, grid = _job_ranks.compared([folder / "digests"], "local", False, 10, None)
+assert reported["peaks"]["ranks"] == RANKS - 1 and reported["missing_ranks"] == {
+    "ranks": 1,
+    "list": [4321],
+}, reported
 assert (grid.columns, grid.steps_per_column, grid.share, grid.lines) == (300, 2, 1, RANKS - 1)
-parted = {row["rank"]: row for row in told["parted"]["list"]}
-order = [row["rank"] for row in told["parted"]["list"]]
+parted = {row["rank"]: row for row in reported["parted"]["list"]}
+order = [row["rank"] for row in reported["parted"]["list"]]
 assert order in ([77, 5, 1234, 9999], [77, 1234, 5, 9999]), parted
 since = {
     rank: (row["since_step"] - FIRST, row["since_step_at_latest"] - FIRST) for rank, row in parted.items()
 }
 assert (since[5], since[77], since[9999]) == ((400, 401), (300, 301), (100, 101)), parted
 # Steps are compared two at a time, so the 11 steps in which rank 9999 differs count as 12.
-assert (parted[9999]["steps"], told["parted"]["steps_compared_at_once"]) == (12, 2), told["parted"]
+assert (parted[9999]["steps"], reported["parted"]["steps_compared_at_once"]) == (12, 2), reported["parted"]
 assert (grid.from_steps[:2], grid.to_steps[:2]) == ([FIRST, FIRST + 2], [FIRST + 1, FIRST + 3])
 # In the second half of the steps rank 77 has six times the median, which is the last level.
 levels = grid.cells[77 * grid.columns : 78 * grid.columns]
@@ -65,7 +68,7 @@ assert levels[149:151] == bytes([0, _heat_map.LAST_LEVEL]) == bytes([0, 31]), le
 assert abs(parted[5]["difference_bytes"] - GIB) < 10_000 and parted[1234]["difference_bytes"] < -0.99 * GIB
 assert parted[9999]["module"].startswith("GPT.h.") and parted[9999]["phase"] == "backward", parted
 for width in widths:
-    text = _job_ranks.show(told, grid, None, width)
+    text = _job_ranks.show(reported, grid, None, width)
     assert len(text.splitlines()) <= 40 and max(map(len, text.splitlines())) <= width, text
     assert "rank 9999" in text and f"since steps {FIRST + 400}-{FIRST + 401}" in text, text
     [drawn] = [line for line in text.splitlines() if line.strip().startswith("rank 77  ")]
@@ -73,5 +76,5 @@ for width in widths:
     assert drawn.endswith("█" * half) and drawn.count("·") == half + width % 2, drawn
     assert str(FIRST + STEPS - 1) in text and "up to 2 steps" in text, text
     print(text)
-_job_ranks.write_page(folder / "ranks.html", told, grid)
-json.dumps(told)
+_job_ranks.write_page(folder / "ranks.html", reported, grid)
+json.dumps(reported)

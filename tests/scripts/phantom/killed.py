@@ -1,4 +1,5 @@
-"""Reads values that no kernel computed, lets the tracer write them down, and is killed unless told to end."""
+"""Reads values that no kernel computed, and waits for the tracer to write them. Ends with the argument `end`,
+else kills itself."""
 
 import os
 import signal

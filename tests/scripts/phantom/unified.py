@@ -19,7 +19,7 @@ def cached():
 
 
 (start, total), cache = torch.cuda.mem_get_info(), cached()
-told = {"total": total, "integrated": torch.cuda.get_device_properties(0).is_integrated}
+reported = {"total": total, "integrated": torch.cuda.get_device_properties(0).is_integrated}
 
 
 def taken():
@@ -32,14 +32,14 @@ def taken():
 
 
 on_device = torch.empty(4096 * MIB, dtype=torch.uint8, device="cuda")
-told["device"] = taken()
+reported["device"] = taken()
 on_host = torch.ones(1024 * MIB, dtype=torch.uint8)
-told["host"] = taken()
+reported["host"] = taken()
 # Not in /tmp, which may be memory itself.
 with tempfile.TemporaryFile(dir=Path(__file__).parent) as file:
     file.write(bytes(512 * MIB))
     file.flush()
-    told["file"] = taken()
+    reported["file"] = taken()
 
 pynvml.nvmlInit()
 card = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -48,11 +48,11 @@ for name, ask in [
     ("processes", pynvml.nvmlDeviceGetComputeRunningProcesses),
 ]:
     try:
-        told[name] = str(ask(card))
+        reported[name] = str(ask(card))
     except pynvml.NVMLError as error:
-        told[name] = str(error)
+        reported[name] = str(error)
 try:
     torch.empty(total, dtype=torch.uint8, device="cuda")
 except RuntimeError as error:
-    told["error"] = str(error).splitlines()[0]
-print(json.dumps(told))
+    reported["error"] = str(error).splitlines()[0]
+print(json.dumps(reported))

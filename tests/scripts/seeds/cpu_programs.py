@@ -1,5 +1,5 @@
 """Programs with tensors on the CPU, for the comparison of PyTorch's MemTracker with memtrace. Each function
-returns the same as those of `programs.py`."""
+returns the same as the programs of `programs.py`."""
 
 import torch
 from programs import Transformer, two_gpus

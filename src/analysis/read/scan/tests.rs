@@ -294,8 +294,8 @@ fn every_processor_reads_what_the_csv_crate_reads() {
         for (way, scan) in IMPLEMENTATIONS.iter().enumerate() {
             let (mut scanner, mut chunk) = (scanner(), Chunk::default());
             scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
-            let told = |chunk: &Chunk| (chunk.lines, chunk.skipped, chunk.faults.clone());
-            assert_eq!(told(&chunk), told(&expected), "round {round}, way {way}");
+            let counts = |chunk: &Chunk| (chunk.lines, chunk.skipped, chunk.faults.clone());
+            assert_eq!(counts(&chunk), counts(&expected), "round {round}, way {way}");
             assert!(chunk.records == expected.records, "round {round}, way {way}");
         }
         rows += expected.records.len();

@@ -157,7 +157,7 @@ impl Growth {
                     "limit the length or the number of inputs; plan for the largest: memtrace advise"
                 }
                 Shape::OneLarge => {
-                    "crop, split or skip inputs like those of this step; run the largest batch first"
+                    "crop, split or skip inputs as large as this step's; run the largest batch first"
                 }
                 Shape::Varying => {
                     "crop the longest input, or limit the total length of a batch; run the largest batch first"

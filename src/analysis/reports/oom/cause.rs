@@ -211,8 +211,8 @@ pub(super) struct Growth {
     pub(super) total: i64,
     /// The number of steps over which `total` was measured.
     pub(super) steps: usize,
-    /// The bytes by which this step is higher than the peak of the second finished step, if the peak of each
-    /// step was higher than that of the step before; otherwise 0. What a step computes from memory that grows
+    /// The bytes by which this step is higher than the peak of the second finished step, if each step had a
+    /// higher peak than the step before; otherwise 0. What a step computes from memory that grows
     /// grows, too.
     pub(super) risen: i64,
 }
@@ -696,8 +696,8 @@ mod tests {
         let ends: Vec<i64> = (0..8).map(|step| GIB * (1 + step % 2)).collect();
         assert_eq!(Facts { steps: steps(&ends), ..grows.clone() }.growth(), None);
         assert_eq!(Facts { steps: steps(&ends[..2]), ..grows.clone() }.growth(), None);
-        // A buffer grows by 16 MiB a step, and so do the results that are computed from it. What was left
-        // behind is less than what is missing, but the step is higher than the second by more than that.
+        // A buffer grows by 16 MiB a step, and so do the results that are computed from it. The retained
+        // memory is smaller than the missing memory, but the step exceeds the second step by more than is missing.
         let mut all = steps(&(0..8).map(|step| GIB + step * 16 * MIB).collect::<Vec<_>>());
         for (step, each) in all.iter_mut().enumerate() {
             each.peak += step as i64 * 200 * MIB;

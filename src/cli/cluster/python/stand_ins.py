@@ -31,7 +31,7 @@ def sibling(name):
 
 
 def phantom_function(name, *arguments, result=None):
-    """Returns a function of the preloaded simulated GPU, or a no-op if there is none with this name."""
+    """Returns a function of the preloaded simulated GPU, or a no-op if no function has this name."""
     try:
         function = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError):

@@ -160,8 +160,8 @@ mod tests {
         assert!(
             (full_by(&[(1.0, &one), (2.0, &full)], false).unwrap() - 2.0 - 0.97 * 700.0 / 50.0).abs() < 1e-9
         );
-        // Both values fit into one segment, so reserved memory does not grow: the slope is that of allocated
-        // memory, 50 bytes per value.
+        // Both values fit into one segment, so reserved memory does not grow: the slope is 50 bytes per
+        // value, as for allocated memory.
         let in_one = |allocated| PeakUse { reserved: 400, used: 600, ..run(allocated, 0) };
         let (one, two) = (in_one(50), in_one(100));
         assert!(

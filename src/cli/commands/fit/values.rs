@@ -65,7 +65,7 @@ impl Values {
         }
     }
 
-    /// Returns the last candidate whose position is at most `position`, or 0 if there is none. For
+    /// Returns the last candidate whose position is at most `position`, or 0 if all are higher. For
     /// [`Values::Numbers`], the result may exceed the last candidate.
     pub(super) fn index_at(&self, position: f64) -> usize {
         match self {

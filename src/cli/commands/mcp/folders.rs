@@ -84,7 +84,7 @@ impl Folders {
     /// Lists the runs below the folders, the newest first.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is no run.
     pub(super) fn list_runs(&self) -> Result<String, String> {
         let mut runs = Vec::new();
         let mut left = MOST_ENTRIES;

@@ -1,8 +1,8 @@
 //! `memtrace mcp`: a server of the [Model Context Protocol](https://modelcontextprotocol.io) on stdin and
 //! stdout. An agent asks the reports of `memtrace` as tools.
 //!
-//! A call of a tool runs the command of that name as a child process. So the answers are those of the command
-//! line, and a damaged trace, a canceled request or a long report ends a child and never the server.
+//! A call of a tool runs the command of that name as a child process. So a tool gives the same answer as the command line,
+//! and a damaged trace, a canceled request or a long report ends a child and never the server.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -109,7 +109,7 @@ fn bounded(text: &str, offset: usize) -> String {
     match () {
         () if total == 0 => "(no output)".to_owned(),
         () if offset >= total => {
-            format!("(the answer has {total} characters; offset {offset} is behind its end)")
+            format!("(the answer has {total} characters; offset {offset} is past its end)")
         }
         () if end < total => format!(
             "{part}\n(characters {offset} to {end} of {total}; the rest: the same call with offset {end}; a shorter \
@@ -182,7 +182,7 @@ mod tests {
             read.push_str(part.split("\n(characters ").next().unwrap());
         }
         assert_eq!(read, text);
-        assert!(bounded(&text, 1 << 40).contains("is behind its end"));
+        assert!(bounded(&text, 1 << 40).contains("is past its end"));
         assert_eq!(bounded("", 0), "(no output)");
     }
 }

@@ -25,8 +25,8 @@ const READING: &[&str] = &[
 /// The commands that run a program or write a file.
 const RUNNING: &[&str] = &["run", "fit", "report", "export"];
 
-/// The options that no tool has: those of a terminal, and those that run another program, write a file or
-/// talk to a running process.
+/// The options that no tool has, because they need a terminal, run another program, write a file, or talk to a
+/// running process.
 const HIDDEN: &[&str] = &[
     "color",
     "format",

@@ -26,8 +26,8 @@ Without options it shows the cards, the memory in use and the processes.
           --format=             For these two: csv, and noheader, nounits.
     -f,   --filename=           Write into this file, not to the terminal.
 
-Inside memtrace run --phantom it shows the cards of that run, elsewhere those of all running programs of
-this user. Other options of nvidia-smi are not modelled.
+Inside memtrace run --phantom it shows the cards of that run, elsewhere the cards of all running programs
+of this user. Other options of nvidia-smi are not modelled.
 ";
 
 /// The kind of answer that is requested.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The kind of an answer: how close it is to the answer of a real device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AnswerKind {
-    /// The answer is that of the real library, as far as memory and control flow depend on it.
+    /// The answer equals the real library's, as far as memory and control flow depend on it.
     Real,
     /// The answer is a plausible value that nothing computed, such as a workspace size or a time.
     Guess,

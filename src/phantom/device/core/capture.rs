@@ -3,8 +3,8 @@
 //! A capture lives from `cudaStreamBeginCapture` to `cudaStreamEndCapture`. A stream holds only the number of
 //! its capture, so streams do not depend on graphs.
 //!
-//! The rules are those of the CUDA C++ Programming Guide (Stream Capture: Prohibited and Unhandled
-//! Operations, Invalidation) and of `cudaThreadExchangeStreamCaptureMode` in `cuda_runtime_api.h`. "When an
+//! The rules come from the CUDA C++ Programming Guide (Stream Capture: Prohibited and Unhandled
+//! Operations, Invalidation) and from `cudaThreadExchangeStreamCaptureMode` in `cuda_runtime_api.h`. "When an
 //! invalid operation is attempted during stream capture, any associated capture graphs are invalidated", and
 //! further use of their streams and events fails until the capture is ended, which fails, too.
 

@@ -1,5 +1,5 @@
 //! An interposed `dlopen`. It loads this library under the names of the driver's libraries, and gives the
-//! functions of this library precedence over those of the CUDA runtime and of NCCL.
+//! functions of this library precedence over the functions of the CUDA runtime and of NCCL.
 //!
 //! `libcuda.so.1` is the soname of this library, so the loader finds it by itself. This library also serves
 //! as NVML, but the loader does not know it by that name. PyTorch asks NVML for the text of an out-of-memory

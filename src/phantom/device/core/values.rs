@@ -23,8 +23,8 @@ pub(crate) const SMALL: usize = 64 << 10;
 /// The environment variable that holds a [`DynamicSizes`].
 pub(crate) const DYNAMIC_VARIABLE: &str = "MEMTRACE_PHANTOM_DYNAMIC";
 
-/// The assumption about results whose size depends on unknown values: those of `nonzero`,
-/// `unique` and boolean masks.
+/// The assumption about results whose size depends on unknown values: the results of `nonzero`, `unique` and
+/// boolean masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DynamicSizes {
     /// Every element is nonzero, unique or selected. This gives the largest possible

@@ -157,7 +157,7 @@ fn exchange_mode(mode: InOut<c_int>) -> Status {
 
 answers! {
     Real fn cudaStreamIsCapturing(handle: StreamHandle, out: Out<c_int>) { is_capturing(handle, out) }
-    /// Programs for CUDA 13 call this name, so the arguments are those of CUDA 13.
+    /// Programs for CUDA 13 call this name and pass the arguments of CUDA 13.
     Real fn cudaStreamGetCaptureInfo(
         handle: StreamHandle, status: Out<c_int>, id: Out<u64>, graph: Out<Handle<Graph>>,
         dependencies: Out<usize>, edges: Out<usize>, count: Out<usize>,
@@ -165,7 +165,7 @@ answers! {
         edges.put(0);
         info(handle, CaptureInfo { status, id, graph, dependencies, count })
     }
-    /// Programs for CUDA 12 call this name, so the arguments are those of CUDA 12.
+    /// Programs for CUDA 12 call this name and pass the arguments of CUDA 12.
     Real fn cudaStreamGetCaptureInfo_v2(
         handle: StreamHandle, status: Out<c_int>, id: Out<u64>, graph: Out<Handle<Graph>>,
         dependencies: Out<usize>, count: Out<usize>,

@@ -217,8 +217,8 @@ unsafe fn read_to_host(to: usize, device: &Device, from: usize, size: usize) -> 
     OK
 }
 
-/// Stores the answer to a read as the known content of the range that was read, and as that of the flags that
-/// are linked to the range.
+/// Stores the answer to a read as the known content of the range that was read, and of the flags that are
+/// linked to the range.
 ///
 /// # Safety
 /// `from` is mapped for these bytes.

@@ -295,11 +295,11 @@ answers! {
     Real fn cudaDeviceGetAttribute(out: Out<c_int>, number: c_int, index: c_int) {
         give(out, index, |index| attribute(number, index))
     }
-    /// Programs for CUDA 13 call this name, so the layout is that of CUDA 13.
+    /// Programs for CUDA 13 call this name and expect the layout of CUDA 13.
     Real fn cudaGetDeviceProperties(out: Out<DeviceProp13>, index: c_int) {
         give(out, index, |index| properties_12(index).into())
     }
-    /// Programs for CUDA 12 call this name, so the layout is that of CUDA 12.
+    /// Programs for CUDA 12 call this name and expect the layout of CUDA 12.
     Real fn cudaGetDeviceProperties_v2(out: Out<cudaDeviceProp>, index: c_int) {
         give(out, index, properties_12)
     }

@@ -227,8 +227,8 @@ fn wait(handle: StreamHandle, event: Handle<Event>, flags: u32) -> Status {
 
 /// Writes the milliseconds of device time between two events, which are the assumed cost of the work between
 /// them. Both events must belong to one device: "cudaEventElapsedTime() will fail if the two input events are
-/// associated to different devices" (CUDA C++ Programming Guide, Stream and Event Behavior). The codes are
-/// those of `cuda_runtime_api.h`.
+/// associated to different devices" (CUDA C++ Programming Guide, Stream and Event Behavior). The codes
+/// come from `cuda_runtime_api.h`.
 fn elapsed(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) -> Status {
     let (Some(from), Some(to)) = (from.get(), to.get()) else { return fail(INVALID_HANDLE) };
     if !from.is_timed() || !to.is_timed() || from.device() != to.device() {

@@ -80,8 +80,8 @@ const SCATTER_SOURCE: usize = 48;
 
 impl Outputs {
     /// Returns the outputs of the kernel with this name. The functors of elementwise and index kernels
-    /// contain an offset calculator, the address of the output, and the addresses of the inputs. Those of
-    /// scatter and gather have the address of the indices before these. (ATen's `CUDALoops.cuh`,
+    /// contain an offset calculator, the address of the output, and the addresses of the inputs. The functors
+    /// of scatter and gather have the address of the indices before these. (ATen's `CUDALoops.cuh`,
     /// `IndexKernel.cu`, `Indexing.cu`, `ScatterGatherKernel.cu`, `Shape.cu`.)
     fn of(name: &[u8]) -> Self {
         let is_one_of = |parts: &[&[u8]]| has(name, parts);

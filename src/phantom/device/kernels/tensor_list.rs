@@ -2,7 +2,7 @@
 //!
 //! A list has space for more tensors than a launch uses. The rest contains leftovers from an earlier launch
 //! or from the stack: addresses of blocks that have other owners by now. Each block of threads works on one
-//! tensor, whose number is in the list. So the tensors of a launch are those of its blocks (ATen's
+//! tensor, whose number is in the list. So a launch works on the tensors of its blocks and on no other ones (ATen's
 //! `MultiTensorApply.cuh`, PyTorch 1.12 to 2.12; NVIDIA's apex has the same lists).
 
 use crate::core::addresses::may_be_address;

@@ -19,7 +19,7 @@ trait Registered: Sync {
     unsafe fn unlock(&self);
 }
 
-/// Data behind a lock that is taken before a fork.
+/// Data protected by a lock that a fork takes first.
 ///
 /// A thread that holds one of these locks must not take a second one, because a fork takes them in an
 /// arbitrary order. The intern tables may be used under any of these locks, because a fork takes the locks of

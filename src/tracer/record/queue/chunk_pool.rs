@@ -118,7 +118,7 @@ impl ChunkPool {
         self.free.1.is_empty()
     }
 
-    /// Takes a free chunk to fill. If there is none, waits for one up to `patience`.
+    /// Takes a free chunk to fill. If no chunk is free, waits for one up to `patience`.
     #[must_use]
     pub(crate) fn take(
         &'static self,

@@ -2,7 +2,7 @@
 //! `TensorImpl`, the memory of a `StorageImpl`, and whether a `FunctionSchema` changes an argument.
 //!
 //! No symbol gives the offsets of these fields, so [`super::learn`] learns the offsets from known objects
-//! before any field is read. The order of the fields is that of ATen/record_function.h, ATen/core/ivalue.h,
+//! before any field is read. The order of the fields follows ATen/record_function.h, ATen/core/ivalue.h,
 //! ATen/core/function_schema.h, c10/core/TensorImpl.h and c10/core/StorageImpl.h, 2.1 to 2.15.
 
 use std::ffi::{CStr, c_char, c_void};

@@ -152,7 +152,7 @@ def _mark_room(engine) -> None:
     size = getattr(cache, "block_size", 0)
     if not (blocks and groups and isinstance(size, int)):
         return
-    # A sequence takes a block from each group, so the tokens are those of the blocks of one group.
+    # A sequence takes a block from each group, so the blocks of one group give the number of tokens.
     text = f"kv_cache: blocks={blocks} tokens={blocks // len(groups) * size}"
     if text not in _marked_room:
         _marked_room.add(text)

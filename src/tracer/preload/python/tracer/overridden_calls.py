@@ -34,7 +34,7 @@ def hook_new_overridden_calls() -> None:
             continue
         _seen.add(id(kind))
         # An attribute lookup would enter the class into the interpreter's type cache and assign it a version
-        # tag, of which there is a limited number. So read the class's namespace instead.
+        # tag, and version tags are limited in number. So read the class's namespace instead.
         call = vars(kind).get("__call__")
         if type(call) is Function and not DELEGATES & set(call.__code__.co_names):
             _hook(call)

@@ -22,7 +22,7 @@ def is_traced(tensor) -> bool:
 
 
 def dense_parts(tensor) -> list | tuple:
-    """Returns the tensors with traced memory of which a tensor consists: the tensor itself, no tensor if its
+    """Returns the tensors with traced memory that make up a tensor: the tensor itself, no tensor if its
     memory is not traced, or several for a sparse tensor or a wrapper subclass such as DTensor."""
     kind = type(tensor)
     if kind is not Tensor and kind is not Parameter and hasattr(tensor, "__tensor_flatten__"):
