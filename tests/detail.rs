@@ -88,6 +88,38 @@ fn detail_gives_a_step_the_rows_of_a_full_trace_and_the_program_its_own_output()
     });
 }
 
+#[test]
+fn host_tensors_of_the_cpu_keep_sizes_and_steps_between_detailed_steps() {
+    Torch::run("2.11.0", |torch| {
+        let trace = |more: &[(&str, &str)]| {
+            let variables = [&[("MEMTRACE_HOST_TENSORS", "1")], more].concat();
+            torch.trace_with("detail/cpu_steps.py", &[], &variables).expect_success()
+        };
+        let (full, some) = (trace(&[]), trace(&[("MEMTRACE_DETAIL", "steps:1-2,every:5")]));
+        torch.check(memtrace().arg("check").arg(some.file()));
+        // The peak of each step, and the step, phase, op and module of each peak.
+        let peaks = |run: &Run| {
+            let found = run.json("peak", &["--each", "step"]);
+            let process = found["processes"][0].clone();
+            assert_eq!(process["device"], -2);
+            let peaks = process["peaks"].as_array().unwrap().iter();
+            peaks.map(|of_step| of_step["peak"].clone()).collect::<Vec<_>>()
+        };
+        let (full, some) = (peaks(&full), peaks(&some));
+        assert_eq!((full.len(), some.len()), (9, 9));
+        for (whole, mut short) in full.into_iter().zip(some) {
+            let step = short["step"].as_i64().unwrap();
+            if ![-1, 0, 1, 2, 5].contains(&step) {
+                assert_eq!((&short["op"], &short["module"]), (&WITHOUT.into(), &WITHOUT.into()), "{step}");
+                (short["op"], short["module"]) = (whole["op"].clone(), whole["module"].clone());
+            }
+            for field in ["step", "bytes", "phase", "op", "module"] {
+                assert_eq!(short[field], whole[field], "step {step}: {field}");
+            }
+        }
+    });
+}
+
 /// Runs a program with a new peak, an OOM, several parts, and a forked child that is traced, too.
 #[test]
 fn detail_follows_a_new_peak_and_an_oom_in_parts_and_in_a_forked_child() {
