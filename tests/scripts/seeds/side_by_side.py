@@ -20,6 +20,7 @@ from programs import PROGRAMS, STEPS
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed._tools.memory_tracker import MemoryTracker
 from torch.profiler import ProfilerActivity, profile
+from torch.profiler._memory_profiler import MemoryProfileTimeline
 
 
 def snapshot(devices):
@@ -76,13 +77,17 @@ def profiler(model, others, iteration):
         for _ in range(STEPS):
             iteration()
     timeline = found._memory_profile()
+    plots = {}
+    for device in sorted({str(key.device) for _, _, (key, _), _ in timeline.timeline}):
+        _, sizes = MemoryProfileTimeline(timeline)._coalesce_timeline(device)
+        plots[device] = [max(column) for column in zip(*sizes, strict=True)]
     peaks, now = {}, {}
     for _, action, (key, _), size in timeline.timeline:
         device = str(key.device)
         change = {"PREEXISTING": size, "CREATE": size, "DESTROY": -size}.get(action.name, 0)
         now[device] = now.get(device, 0) + change
         peaks[device] = max(peaks.get(device, 0), now[device])
-    return {"peak": peaks}
+    return {"peak": peaks, "plots": plots}
 
 
 TOOLS = {each.__name__: each for each in (alone, mem_tracker, memory_tracker, profiler)}
