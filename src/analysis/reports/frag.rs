@@ -107,7 +107,7 @@ pub(crate) struct Fragmentation {
     pub(crate) requested: i64,
     /// Bytes freed but still in use by a stream.
     pub(crate) pending: i64,
-    /// Bytes in segments without a live block, which `empty_cache` returns to the device.
+    /// Bytes in segments without a block that is live or that a stream still uses, which `empty_cache` returns to the device.
     pub(crate) empty: i64,
     empty_segments: u64,
     /// Bytes of holes in segments with live blocks.
@@ -140,7 +140,7 @@ impl Fragmentation {
                 state.requested += if block.requested < 0 { block.bytes } else { block.requested };
             }
             state.largest = state.largest.max(segment.holes.iter().copied().max().unwrap_or(0));
-            if segment.blocks.is_empty() {
+            if segment.is_empty() {
                 state.empty += segment.bytes;
                 state.empty_segments += 1;
             } else if !segment.holes.is_empty() {
@@ -184,7 +184,7 @@ impl Fragmentation {
             self.empty,
             format!("{}: torch.cuda.empty_cache() frees this", counted(self.empty_segments, "empty segment")),
         );
-        let rest = self.reserved - self.allocated - self.holes - self.empty;
+        let rest = self.reserved - self.allocated - self.pending - self.holes - self.empty;
         if rest != 0 {
             line(rest, "in segments with an unknown address".to_owned());
         }

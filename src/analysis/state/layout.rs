@@ -26,6 +26,11 @@ pub struct Layout {
     /// For each device and address, the bytes of a piece that was unmapped there and has not been mapped
     /// again.
     unmapped: BTreeMap<(i32, i64), i64>,
+    /// The bytes of each block that was freed while a stream still used it, by device and address. No request
+    /// can use this memory.
+    pending: BTreeMap<(i32, i64), i64>,
+    /// The active bytes of each device at its last row of a block.
+    active: BTreeMap<i32, i64>,
 }
 
 /// The size, the stream and the pool of a segment.
@@ -64,7 +69,9 @@ pub struct Segment {
     pub stream: i64,
     /// The segment's blocks, by address.
     pub blocks: Vec<Block>,
-    /// The sizes of the holes between the blocks, in bytes.
+    /// The bytes that were freed while a stream still used them.
+    pub pending: i64,
+    /// The sizes of the holes between the blocks and the pending bytes, in bytes.
     pub holes: Vec<i64>,
 }
 
@@ -73,6 +80,12 @@ impl Segment {
     #[must_use]
     pub fn free(&self) -> i64 {
         self.holes.iter().sum()
+    }
+
+    /// Returns true if neither a block nor a stream uses the segment.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.pending == 0
     }
 
     /// Returns true if the segment belongs to the small pool, for requests of at most 1 MiB.
@@ -88,6 +101,7 @@ impl Layout {
         if row.status != 0 {
             return;
         }
+        self.feed_block(row);
         let key = (row.device, row.addr);
         let (stream, pool) = (row.stream, row.pool);
         let range = |expandable| SegmentRange { bytes: row.delta_bytes, expandable, stream, pool };
@@ -109,6 +123,40 @@ impl Layout {
             }
             _ => {}
         }
+    }
+
+    /// Processes the next row if it is about a block.
+    fn feed_block(&mut self, row: &Record) {
+        let key = (row.device, row.addr);
+        match row.event {
+            EventName::Alloc | EventName::Live => {
+                // No stream can use the memory under a new block.
+                let end = row.addr.saturating_add(row.delta_bytes.max(1));
+                let over = self.pending.range((row.device, i64::MIN)..(row.device, end)).rev();
+                let over = over.take_while(|((_, addr), bytes)| addr.saturating_add(**bytes) > row.addr);
+                for key in over.map(|(key, _)| *key).collect::<Vec<_>>() {
+                    self.pending.remove(&key);
+                }
+            }
+            // If the free does not change the active bytes, a stream still uses the block.
+            EventName::Free
+                if row.delta_bytes != 0 && self.active.get(&row.device) == Some(&row.active_bytes) =>
+            {
+                self.pending.insert(key, -row.delta_bytes);
+            }
+            EventName::FreeCompleted => {
+                self.pending.remove(&key);
+            }
+            EventName::Free => {}
+            _ => return,
+        }
+        self.active.insert(row.device, row.active_bytes);
+    }
+
+    /// Returns true if a stream still uses the freed block at this address.
+    #[must_use]
+    pub fn is_pending(&self, ordinal: i32, addr: i64) -> bool {
+        self.pending.contains_key(&(ordinal, addr))
     }
 
     /// Adds a mapped piece. Joins it with the adjacent pieces before and after it into one expandable
@@ -203,20 +251,34 @@ impl Layout {
             let end = addr + range.bytes;
             while blocks.next_if(|block| block.addr < *addr).is_some() {}
             let mut inside = Vec::new();
-            let mut holes = Vec::new();
-            let mut from = *addr;
             while let Some(block) = blocks.next_if(|block| block.addr < end) {
-                if block.addr > from {
-                    holes.push(block.addr - from);
-                }
-                from = from.max(block.addr + block.bytes);
                 inside.push(block);
             }
-            if end > from {
-                holes.push(end - from);
+            let waiting = self.pending.range((ordinal, *addr)..(ordinal, end));
+            let waiting: Vec<(i64, i64)> = waiting.map(|((_, addr), bytes)| (*addr, *bytes)).collect();
+            let mut used: Vec<(i64, i64)> = inside.iter().map(|block| (block.addr, block.bytes)).collect();
+            used.extend(&waiting);
+            used.sort_unstable();
+            used.push((end, 0));
+            let mut holes = Vec::new();
+            let mut from = *addr;
+            for (start, bytes) in used {
+                if start > from {
+                    holes.push(start - from);
+                }
+                from = from.max(start + bytes);
             }
             let SegmentRange { bytes, expandable, stream, pool } = *range;
-            segments.push(Segment { addr: *addr, bytes, expandable, pool, stream, blocks: inside, holes });
+            segments.push(Segment {
+                addr: *addr,
+                bytes,
+                expandable,
+                pool,
+                stream,
+                blocks: inside,
+                pending: waiting.iter().map(|(_, bytes)| bytes).sum(),
+                holes,
+            });
         }
         segments
     }
@@ -229,7 +291,11 @@ fn is_segment(event: EventName) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::memory::Metric;
+
     use super::*;
+    use crate::read::symbols::SymbolTable;
+    use crate::state::replay::Window;
 
     fn row(event: EventName, addr: i64, delta_bytes: i64) -> Record {
         Record { device: 0, event, addr, delta_bytes, ..Record::default() }
@@ -250,6 +316,28 @@ mod tests {
         assert_eq!(shape(&layout), [(100, 5), (110, 20)]);
         layout.feed(&row(EventName::SegmentUnmap, 110, -20));
         assert_eq!(shape(&layout), [(100, 5)]);
+    }
+
+    #[test]
+    fn a_freed_block_that_a_stream_uses_is_no_hole_until_its_free_is_complete() {
+        let block =
+            |event, addr, delta_bytes, active_bytes| Record { active_bytes, ..row(event, addr, delta_bytes) };
+        let replay = Replay::new(&SymbolTable::default(), Window::default(), Metric::Allocated);
+        let mut layout = Layout::default();
+        layout.feed(&row(EventName::SegmentAlloc, 1000, 100));
+        layout.feed(&block(EventName::Alloc, 1010, 20, 20));
+        layout.feed(&block(EventName::Free, 1010, -20, 20));
+        let shape = |layout: &Layout| {
+            let segment = layout.segments(&replay, 0).remove(0);
+            (segment.pending, segment.holes.clone(), segment.is_empty())
+        };
+        assert_eq!(shape(&layout), (20, vec![10, 70], false));
+        let mut reused = layout.clone();
+        reused.feed(&block(EventName::Alloc, 1000, 15, 35));
+        layout.feed(&block(EventName::FreeCompleted, 1010, -20, 0));
+        for layout in [layout, reused] {
+            assert_eq!(shape(&layout), (0, vec![100], true));
+        }
     }
 
     #[test]

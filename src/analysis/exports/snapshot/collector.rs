@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::layout::{Layout, SegmentRange};
-use crate::state::replay::{Block, MemoryKind, Replay, Totals, is_gpu};
+use crate::state::replay::{Block, MemoryKind, Replay, is_gpu};
 
 /// The maximum length of [`Collector::new_segments`]. Normally, the row of a segment's first block comes
 /// directly after the row of the segment, so the list stays short.
@@ -107,8 +107,6 @@ pub(super) struct Collector {
     pub(super) dropped: u64,
     /// The blocks that were freed but are still in use, by device and address.
     pub(super) pending: BTreeMap<(i32, i64), ActiveBlock>,
-    /// The totals of each device before the current row.
-    pub(super) before: FxHashMap<i32, Totals>,
     /// The owner and stream of each segment, or of each piece of an expandable segment, by device and
     /// address.
     pub(super) segment_owners: FxHashMap<(i32, i64), SegmentOwner>,
@@ -129,7 +127,6 @@ impl Collector {
             entries: VecDeque::new(),
             dropped: 0,
             pending: BTreeMap::new(),
-            before: FxHashMap::default(),
             segment_owners: FxHashMap::default(),
             new_segments: Vec::new(),
             stray_ranges: BTreeMap::new(),
@@ -146,7 +143,6 @@ impl Collector {
             self.complete_pending(row, replay.in_window());
         }
         let now = replay.find(row.device).map(|device| device.totals).unwrap_or_default();
-        let before = self.before.insert(row.device, now).unwrap_or_default();
         let inside = replay.in_window();
         let size = if row.requested_bytes < 0 { row.delta_bytes.abs() } else { row.requested_bytes };
         let key = (row.device, row.addr);
@@ -176,8 +172,7 @@ impl Collector {
             }
             EventName::Free => {
                 self.push(inside, new("free_requested", row.addr, size, block));
-                // If the free does not change the active bytes, a stream still uses the block.
-                if row.delta_bytes != 0 && before.active == row.active_bytes {
+                if self.layout.is_pending(row.device, row.addr) {
                     let active = ActiveBlock {
                         addr: row.addr,
                         bytes: -row.delta_bytes,

@@ -379,17 +379,15 @@ impl LedgerState {
         let (mut holes, mut empty, mut pinned) = (0, 0, 0);
         for segment in layout.segments(&replayed.replay, self.ordinal) {
             self.graphs_free += if later.graph_pools.contains(&segment.pool) { segment.free() } else { 0 };
-            if segment.blocks.is_empty() {
+            if segment.is_empty() {
                 empty += segment.bytes;
             } else {
                 holes += segment.free();
                 pinned += u64::from(!segment.holes.is_empty());
             }
         }
-        // Memory that a stream still uses is free for the program, but no request can use it, so it is not a
-        // hole.
         let cached = (totals.reserved - (totals.allocated - asleep_bytes) - pending).max(0);
-        let holes = (holes - pending).clamp(0, cached);
+        let holes = holes.min(cached);
         let empty = empty.min(cached - holes);
         self.line("cache", "torch: fragmentation, holes beside live blocks", holes, pinned, advice::HOLES);
         self.line("cache", "torch: cached and free", empty, 0, advice::CACHED);
