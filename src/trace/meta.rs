@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::rounding::Rounding;
 use crate::text::printable_json;
 
+/// The `run_id` of a trace that was made from a memory snapshot of PyTorch.
+pub const SNAPSHOT_RUN: &str = "snapshot";
+
 /// The JSON in the `name` of the meta row. Fields are only ever added. A reader uses the default of a field
 /// that an older trace does not have.
 ///
@@ -105,6 +108,13 @@ impl Meta {
     /// Never returns an error in practice: every field can be expressed in JSON.
     pub fn to_json(&self) -> serde_json::Result<String> {
         Ok(printable_json(&serde_json::to_string(self)?).into_owned())
+    }
+
+    /// Returns true if the trace was made from a memory snapshot of PyTorch. Its modules, phases and categories
+    /// are then inferred from call stacks.
+    #[must_use]
+    pub fn is_snapshot(&self) -> bool {
+        self.run_id == SNAPSHOT_RUN
     }
 
     /// Returns the device with this ordinal.

@@ -74,6 +74,8 @@ pub struct Block {
     pub(super) managed: bool,
     /// True if the block's category is inferred.
     pub inferred: bool,
+    /// True if the block is older than the history of a PyTorch snapshot, so that its owner is unknown.
+    pub(super) predates: bool,
     /// True if the block was allocated in the window and so counts in the device's `total_allocated`.
     pub(super) in_window: bool,
 }

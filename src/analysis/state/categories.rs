@@ -289,12 +289,13 @@ fn is_parameter(block: &Block, state: &InferenceState) -> bool {
     }
     let Some((first_forward, step)) = state.first_forward else {
         let Some(first) = state.passes.first_activation else { return false };
-        return is_from_outside(block, &state.phases) && block.id < first && state.stayed(block);
+        let is_known = is_from_outside(block, &state.phases) && !block.predates;
+        return is_known && block.id < first && state.stayed(block);
     };
     // The first batch is also allocated before the first forward, but it is freed in its step or in the next
     // one. So a parameter must live longer.
     let stayed = state.death(block).is_none_or(|death| death.step > step + 1);
-    block.owner.category.is_unclaimed() && block.id < first_forward && stayed
+    block.owner.category.is_unclaimed() && !block.predates && block.id < first_forward && stayed
 }
 
 /// Returns true for an activation in a trace without a forward phase. With a forward phase, the rows already

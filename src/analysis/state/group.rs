@@ -293,6 +293,8 @@ pub fn block_category(block: &Block) -> &'static str {
         Category::Activation if block.inferred => "activation *",
         Category::Temporary if block.inferred => "temporary *",
         Category::AutogradDetail if block.inferred => "autograd_detail *",
+        Category::Workspace if block.inferred => "workspace *",
+        Category::CudaGraph if block.inferred => "cuda_graph *",
         other => category(other),
     }
 }
@@ -337,7 +339,7 @@ mod tests {
             let owner = Owner { op, module: symbols.intern(path), phase, category, step };
             let (kind, device, id, born_ns, requested, rounded) = (MemoryKind::Block, 0, 1, 0, bytes, bytes);
             let (addr, stream, pool, stack, then, pass, died) = (0, 0, 0, 0, None, 0, None);
-            let (managed, inferred, in_window) = (false, false, true);
+            let (managed, inferred, predates, in_window) = (false, false, false, true);
             Block {
                 kind,
                 device,
@@ -356,6 +358,7 @@ mod tests {
                 died,
                 managed,
                 inferred,
+                predates,
                 in_window,
             }
         };

@@ -131,11 +131,12 @@ fn run(
     trace: &TraceFile,
     wanted: Wanted,
     options: &Options,
-    mut replay: Replay,
+    replay: Replay,
     symbols: SymbolTable,
     mut stop: impl FnMut(&Record, &Replay) -> bool,
     mut visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
+    let mut replay = replay.of_snapshot(trace.meta.is_snapshot());
     let summary = trace.read(wanted, options.lenient, &symbols, |row| {
         if stop(row, &replay) {
             return ControlFlow::Break(());

@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 
 use memtrace_trace::rounding::{Rounding, SMALL_SIZE};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::model::{Action, Event, Model, State};
-use super::owners::StackId;
+use super::owners::{Owners, Phase, StackId};
 
 /// Reserved memory, which is a segment or a mapped range of an expandable segment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,12 +42,47 @@ pub(super) struct Memory {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Beginning {
     pub(super) memory: Memory,
-    /// The sizes of the blocks that exist at the end, by the index of the event that allocated the block.
-    pub(super) sizes: FxHashMap<u32, i64>,
+    /// The blocks that exist at the end, by the index of the event that allocated the block.
+    pub(super) at_end: FxHashMap<u32, Held>,
     /// The pools of the segments that exist at the end, by the index of the event that allocated the segment.
     pub(super) pools: FxHashMap<u32, i64>,
+    /// The indices of the events in a backward pass or an optimizer whose block outlives the step.
+    pub(super) outlasting: FxHashSet<u32>,
+    /// The indices of the events whose block is a parameter or a buffer: allocated before the first forward,
+    /// and freed later than the next step.
+    pub(super) parameters: FxHashSet<u32>,
+    /// The requested sizes of these blocks.
+    pub(super) parameter_sizes: FxHashSet<i64>,
     /// The number of blocks whose size is uncertain: a block may be up to 1 MiB larger than its request.
     pub(super) uncertain: u64,
+}
+
+/// The life of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// The block is freed in the step of its allocation, or it belongs to no step.
+    Short,
+    /// A block of a backward or an optimizer outlives its step.
+    Long,
+    /// Like `Long`, and a parameter has the same size.
+    LongLikeParameter,
+    /// The block is a parameter or a buffer.
+    Parameter,
+}
+
+impl Beginning {
+    /// Returns the life of the block that an event allocates. `requested` is its requested size in bytes.
+    pub(super) fn life(&self, event: u32, requested: i64) -> Life {
+        if self.parameters.contains(&event) {
+            Life::Parameter
+        } else if !self.outlasting.contains(&event) {
+            Life::Short
+        } else if self.parameter_sizes.contains(&requested) {
+            Life::LongLikeParameter
+        } else {
+            Life::Long
+        }
+    }
 }
 
 impl Memory {
@@ -117,18 +152,41 @@ pub(super) fn beginning(model: &Model, device: i32, rounding: Rounding) -> Begin
     let mut result = Beginning::default();
     // The addresses of the blocks that do not exist at the end, whose sizes are guessed.
     let mut guessed: Vec<i64> = Vec::new();
-    let at_end: FxHashMap<i64, i64> = memory.blocks.iter().map(|(addr, held)| (*addr, held.bytes)).collect();
-    let mut from_end: FxHashMap<i64, i64> = at_end;
+    let mut from_end: FxHashMap<i64, Held> =
+        memory.blocks.iter().map(|(addr, held)| (*addr, *held)).collect();
+    let is_forward =
+        |event: &Event| event.action == Action::Alloc && model.phase(event.stack) == Some(Phase::Forward);
+    let forward = model.events(device).iter().position(is_forward);
+    let first_forward = forward.map(|at| (at as u32, model.step_at(model.events(device)[at].time_us)));
+    // The time of the next free of each address.
+    let mut freed: FxHashMap<i64, i64> = FxHashMap::default();
     for (index, event) in model.events(device).iter().enumerate().rev() {
         let Event { addr, bytes, stream, stack, .. } = *event;
         let end = addr.saturating_add(bytes);
         let index = index as u32;
         match event.action {
             Action::Alloc => {
+                let mut stack = stack;
                 if memory.blocks.remove(&addr).is_some()
-                    && let Some(size) = from_end.remove(&addr)
+                    && let Some(held) = from_end.remove(&addr)
                 {
-                    result.sizes.insert(index, size);
+                    // With context="state", only the blocks at the end have stacks.
+                    stack = if Owners::is_empty(stack) { held.stack } else { stack };
+                    result.at_end.insert(index, Held { stack, ..held });
+                }
+                let died = freed.remove(&addr).map(|time_us| model.step_at(time_us));
+                let lasts = died.is_none_or(|step| step > model.step_at(event.time_us));
+                let phase = model.phase(stack);
+                if lasts && matches!(phase, Some(Phase::Backward | Phase::Optimizer)) {
+                    result.outlasting.insert(index);
+                }
+                let stays = |step| died.is_none_or(|died| died > step + 1);
+                if phase.is_none()
+                    && !model.owners.owner(stack).is_workspace
+                    && first_forward.is_some_and(|(first, step)| index < first && stays(step))
+                {
+                    result.parameters.insert(index);
+                    result.parameter_sizes.insert(bytes);
                 }
             }
             Action::FreeRequested | Action::FreeCompleted => {
@@ -136,6 +194,7 @@ pub(super) fn beginning(model: &Model, device: i32, rounding: Rounding) -> Begin
                 let new = Held { bytes: rounded, requested: bytes, stream, stack, pending: true };
                 let held = memory.blocks.entry(addr).or_insert(new);
                 held.pending = event.action == Action::FreeCompleted;
+                freed.insert(addr, event.time_us);
                 if !from_end.contains_key(&addr) {
                     guessed.push(addr);
                 }

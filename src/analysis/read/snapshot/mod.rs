@@ -6,6 +6,7 @@
 
 mod history;
 mod model;
+mod modules;
 mod owners;
 mod pickle;
 mod rows;
@@ -21,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use memtrace_trace::SCHEMA_VERSION;
 use memtrace_trace::counts::counted;
-use memtrace_trace::meta::{Allocator, Meta};
+use memtrace_trace::meta::{Allocator, Meta, SNAPSHOT_RUN};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::units::Unit;
 
@@ -119,7 +120,7 @@ impl Snapshot {
             schema: SCHEMA_VERSION.to_owned(),
             memtrace: env!("CARGO_PKG_VERSION").to_owned(),
             start_unix_ns: start_us.saturating_mul(1000),
-            run_id: "snapshot".to_owned(),
+            run_id: SNAPSHOT_RUN.to_owned(),
             rank: rank_of(path),
             world_size: 1,
             allocator,
@@ -181,16 +182,23 @@ fn notes(model: &Model, beginnings: &[(i32, Beginning)]) -> Vec<String> {
         let blocks = counted(uncertain, "block");
         add(format!("{blocks} from before its history may have been up to 1 MiB larger each"));
     }
+    let mut about = Vec::new();
     if !model.owners.has_lines() {
-        add("it has no Python stacks; record with context=\"all\"".to_owned());
+        about.push("it has no Python stacks; record with context=\"all\"");
     } else if !model.owners.has_ops() {
-        add("phases come from its Python stacks; ops need stacks=\"all\"; only memtrace run records modules, \
-             categories and memory outside PyTorch"
-            .to_owned());
+        about.push(
+            "phases, categories (*) and modules are inferred from its Python stacks; ops need stacks=\"all\"",
+        );
     } else {
-        add("phases and ops come from its stacks; only memtrace run records modules, categories and memory outside \
-             PyTorch"
-            .to_owned());
+        about.push("ops come from its stacks; phases, categories (*) and modules are inferred from them");
+    }
+    if model.owners.module_count() > 0 {
+        about.push("a module is the file of its forward, and after @ the line of the call");
+    }
+    about.push("only memtrace run records names of modules and memory outside PyTorch");
+    add(about.join("; "));
+    if model.has_no_times {
+        add("its events have no times; a time is the number of the event in microseconds".to_owned());
     }
     notes
 }

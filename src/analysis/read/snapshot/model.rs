@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use memtrace_trace::columns::{MAX_BYTES, MAX_DEVICE, MAX_NUMBER};
 
-use super::owners::{Owners, StackId};
+use super::owners::{Owners, Phase, StackId};
 use super::pickle::{self, Fold, Folded, Value, Values};
 
 /// The maximum number of frames of one stack.
@@ -23,6 +23,12 @@ pub(super) struct Model {
     pub(super) settings: Settings,
     /// The times in microseconds at which a step of an optimizer ended, in order.
     pub(super) step_ends: Vec<i64>,
+    /// True if the events have no times. Their times are then their numbers.
+    pub(super) has_no_times: bool,
+    /// True if an allocation in the history has a stack.
+    has_event_stacks: bool,
+    /// The ids of the private pools. Pool 1 is the first of them.
+    pools: Vec<(i64, i64)>,
 }
 
 /// The settings of the allocator.
@@ -146,8 +152,71 @@ impl Model {
             },
         };
         let step_ends = step_ends(list("external_annotations").unwrap_or_default(), &values);
-        let Folder { events, owners, .. } = folder;
-        Ok(Model { segments, events, by_device, owners, settings, step_ends })
+        let Folder { mut events, owners, pools, .. } = folder;
+        let has_no_times = !events.is_empty() && events.iter().all(|event| event.time_us == 0);
+        if has_no_times {
+            for device in &by_device {
+                let own = &mut events[device.start as usize..device.end as usize];
+                own.iter_mut().zip(1..).for_each(|(event, number)| event.time_us = number);
+            }
+        }
+        let has_event_stacks =
+            events.iter().any(|event| event.action == Action::Alloc && !Owners::is_empty(event.stack));
+        let mut model = Model {
+            segments,
+            events,
+            by_device,
+            owners,
+            settings,
+            step_ends,
+            has_no_times,
+            has_event_stacks,
+            pools,
+        };
+        if model.step_ends.is_empty() {
+            model.step_ends = model.ends_of_optimizers();
+        }
+        Ok(model)
+    }
+
+    /// Returns the times of the last allocations of each optimizer step, for a file without annotations. A step
+    /// ends when a forward or a backward follows the optimizer.
+    fn ends_of_optimizers(&self) -> Vec<i64> {
+        let devices = self.devices();
+        let Some(most) = devices.into_iter().max_by_key(|device| self.events(*device).len()) else {
+            return Vec::new();
+        };
+        let mut ends = Vec::new();
+        let mut last = None;
+        for event in self.events(most).iter().filter(|event| event.action == Action::Alloc) {
+            match self.phase(event.stack) {
+                Some(Phase::Optimizer) => last = Some(event.time_us),
+                Some(Phase::Forward | Phase::Backward) => ends.extend(last.take()),
+                None => {}
+            }
+        }
+        ends.extend(last);
+        ends
+    }
+
+    /// Returns the step of a time.
+    pub(super) fn step_at(&self, time_us: i64) -> i64 {
+        self.step_ends.partition_point(|end| *end < time_us) as i64
+    }
+
+    /// Returns the phase of an event with this stack. If stacks were recorded, memory without a stack was
+    /// allocated by a thread without Python, which is a thread of autograd.
+    pub(super) fn phase(&self, stack: StackId) -> Option<Phase> {
+        if Owners::is_empty(stack) && self.has_event_stacks {
+            return Some(Phase::Backward);
+        }
+        self.owners.owner(stack).phase
+    }
+
+    /// Returns true if a private pool belongs to a captured CUDA graph. PyTorch creates the id (N, 0) for a
+    /// graph and (0, N) for a pool of the program.
+    pub(super) fn is_of_graph(&self, pool: i64) -> bool {
+        pool.checked_sub(1).and_then(|at| self.pools.get(at as usize)).is_some_and(|(graph, _)| *graph != 0)
     }
 
     /// Returns the ordinals of the devices for which the file has segments or events.

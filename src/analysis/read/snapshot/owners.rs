@@ -1,9 +1,11 @@
-//! The owner that a call stack names: the Python line, the op, and the phase.
+//! The owner that a call stack names: the Python line, the op, the module, and the phase.
 
 use std::io;
 
 use memtrace_trace::stacks::{FrameKind, Stack, StackWriter};
 use rustc_hash::FxHashMap;
+
+use super::modules::{Modules, Place};
 
 /// The index of a stack; 0 means no stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,6 +17,12 @@ pub(super) struct Owner {
     /// The index of the frame with the op; 0 means no op.
     pub(super) op: u32,
     pub(super) phase: Option<Phase>,
+    /// True for a forward pass inside a backward pass, which recomputes activations.
+    pub(super) is_recomputed: bool,
+    /// True if cuBLAS allocates a workspace.
+    pub(super) is_workspace: bool,
+    /// The index of the module; 0 means no module.
+    pub(super) module: u32,
     /// The `stack_id` of the owner's rows.
     pub(super) stack: u32,
 }
@@ -45,6 +53,8 @@ struct KnownFrame {
     /// `None` for a frame that is neither an op nor a Python line.
     kind: Option<FrameKind>,
     phase: Option<Phase>,
+    is_workspace: bool,
+    place: Place,
 }
 
 /// All frames and stacks of a snapshot.
@@ -56,20 +66,26 @@ pub(super) struct Owners {
     /// The stacks of the rows, each stored as its parent stack and its innermost frame.
     nodes: Vec<(u32, u32)>,
     by_node: FxHashMap<(u32, u32), u32>,
+    modules: Modules,
+    /// True if any stack names an op.
+    has_ops: bool,
 }
 
-/// The first frames of the table, which name only a phase. Frame 0 names nothing.
-const PLAIN: [Option<Phase>; 4] = [None, Some(Phase::Forward), Some(Phase::Backward), Some(Phase::Optimizer)];
+/// The first frames of the table: the phase, and whether cuBLAS allocates a workspace. They have neither a line
+/// nor an op. Frame 0 names nothing.
+const PLAIN: [(Option<Phase>, bool); 3] = [(None, false), (Some(Phase::Backward), false), (None, true)];
 
 impl Default for Owners {
     fn default() -> Self {
-        let plain = |phase| KnownFrame { phase, ..KnownFrame::default() };
+        let plain = |(phase, is_workspace)| KnownFrame { phase, is_workspace, ..KnownFrame::default() };
         Owners {
             frames: PLAIN.map(plain).to_vec(),
             by_text: FxHashMap::default(),
             stacks: vec![Owner::default()],
             nodes: vec![(0, 0)],
             by_node: FxHashMap::default(),
+            modules: Modules::default(),
+            has_ops: false,
         }
     }
 }
@@ -84,11 +100,19 @@ impl Owners {
         } else if is_python(file) {
             (FrameKind::Python, format!("{file}:{line} {name}"))
         } else {
-            return PLAIN.iter().position(|plain| *plain == phase).unwrap_or(0) as u32;
+            let plain = (phase, is_workspace(name));
+            return PLAIN.iter().position(|known| *known == plain).unwrap_or(0) as u32;
         };
         let frames = &mut self.frames;
         *self.by_text.entry((kind, text.into_boxed_str())).or_insert_with_key(|(kind, text)| {
-            frames.push(KnownFrame { text: text.clone(), kind: Some(*kind), phase });
+            let place = if *kind == FrameKind::Python { Place::of(name, file, line) } else { Place::Other };
+            frames.push(KnownFrame {
+                text: text.clone(),
+                kind: Some(*kind),
+                phase,
+                is_workspace: false,
+                place,
+            });
             frames.len() as u32 - 1
         })
     }
@@ -98,6 +122,13 @@ impl Owners {
         let known = |frame: &u32| &self.frames[*frame as usize];
         let is_op = |frame: &&u32| known(frame).kind == Some(FrameKind::Op);
         let phase = frames.iter().filter_map(|frame| known(frame).phase).max();
+        let first = |phase| frames.iter().position(|frame| known(frame).phase == Some(phase));
+        let is_recomputed = match (first(Phase::Forward), first(Phase::Backward)) {
+            (Some(forward), Some(backward)) => forward < backward,
+            _ => false,
+        };
+        let is_workspace = frames.iter().any(|frame| known(frame).is_workspace);
+        let module = self.modules.of(frames.iter().rev().map(|frame| &self.frames[*frame as usize].place));
         let op = frames.iter().find(is_op).copied().unwrap_or(0);
         let lines: Vec<u32> =
             frames.iter().copied().filter(|frame| known(frame).kind == Some(FrameKind::Python)).collect();
@@ -109,7 +140,8 @@ impl Owners {
                 nodes.len() as u32 - 1
             });
         }
-        self.stacks.push(Owner { op, phase, stack });
+        self.has_ops |= op != 0;
+        self.stacks.push(Owner { op, phase, is_recomputed, is_workspace, module, stack });
         StackId(self.stacks.len() as u32 - 1)
     }
 
@@ -123,9 +155,19 @@ impl Owners {
         (owner.op != 0).then(|| &*self.frames[owner.op as usize].text)
     }
 
+    /// Returns the module of an owner, or `None` if the owner's stack names no module.
+    pub(super) fn module(&self, owner: Owner) -> Option<&str> {
+        self.modules.path(owner.module)
+    }
+
+    /// Returns the number of modules.
+    pub(super) fn module_count(&self) -> usize {
+        self.modules.count()
+    }
+
     /// Returns true if any stack names an op.
     pub(super) fn has_ops(&self) -> bool {
-        self.stacks.iter().any(|owner| owner.op != 0)
+        self.has_ops
     }
 
     /// Returns true if any stack has a Python line or an op.
@@ -178,6 +220,12 @@ fn op_of(name: &str) -> Option<&str> {
     runs.then_some(overload.unwrap_or(op))
 }
 
+/// Returns true for a C++ frame in which PyTorch allocates a workspace of cuBLAS.
+fn is_workspace(name: &str) -> bool {
+    let name = name.strip_prefix("at::cuda::").unwrap_or_default();
+    name.contains("CUDABlasHandle") || name.contains("Workspace")
+}
+
 fn is_python(file: &str) -> bool {
     file.ends_with(".py") || file.starts_with('<')
 }
@@ -188,7 +236,9 @@ fn phase_of(name: &str, file: &str) -> Option<Phase> {
     }
     // Python 3.11 and later may provide the qualified name.
     let name = name.rsplit('.').next().unwrap_or(name);
-    let is_call = file.ends_with("torch/nn/modules/module.py") && name == "_call_impl";
+    // A function of `torch.nn.functional` outside every module mostly computes the loss.
+    let is_call = file.ends_with("torch/nn/modules/module.py") && name == "_call_impl"
+        || file.ends_with("torch/nn/functional.py");
     let is_backward = file.ends_with("torch/autograd/graph.py") && name == "_engine_run_backward"
         || file.ends_with("torch/autograd/__init__.py") && name == "backward";
     if file.contains("/torch/optim/") {

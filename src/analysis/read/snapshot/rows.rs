@@ -8,12 +8,12 @@ use memtrace_trace::end_row::{Anomalies, EndText, Ending};
 use memtrace_trace::memory::{Extent, MemoryKind, Totals};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::text::NONE;
-use memtrace_trace::{EventName, Row};
+use memtrace_trace::{Category, EventName, Row};
 use rustc_hash::FxHashMap;
 
 use super::Snapshot;
-use super::history::{Held, Memory, Reserved};
-use super::model::{Action, Event};
+use super::history::{Beginning, Held, Life, Memory, Reserved};
+use super::model::{Action, Event, Model};
 use super::owners::{Owners, Phase, StackId};
 
 /// The `source` of the rows, which is the library with PyTorch's allocator.
@@ -50,8 +50,7 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
             ordinal: *device,
             events: snapshot.model.events(*device),
             next: 0,
-            sizes: &beginning.sizes,
-            pools: &beginning.pools,
+            beginning,
             memory: Memory::default(),
             ids: Ids::default(),
             totals: Totals::default(),
@@ -60,7 +59,7 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
             rows.reserve(&mut at, *addr, *reserved, LIVE)?;
         }
         for (addr, held) in &beginning.memory.blocks {
-            rows.alloc(&mut at, *addr, *held, EventName::Live)?;
+            rows.alloc(&mut at, *addr, *held, None)?;
         }
         devices.push(at);
     }
@@ -96,8 +95,16 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
 #[derive(Default)]
 struct Ids {
     reserved: BTreeMap<i64, i64>,
-    /// The `seq` and the step of the row that allocated each block.
-    blocks: FxHashMap<i64, (i64, i64)>,
+    blocks: FxHashMap<i64, Birth>,
+}
+
+/// The row that allocated a block.
+#[derive(Clone, Copy, Default)]
+struct Birth {
+    seq: i64,
+    step: i64,
+    phase: Option<Phase>,
+    category: Category,
 }
 
 /// The state of a device after the events written so far.
@@ -105,8 +112,7 @@ struct Device<'a> {
     ordinal: i32,
     events: &'a [Event],
     next: usize,
-    sizes: &'a FxHashMap<u32, i64>,
-    pools: &'a FxHashMap<u32, i64>,
+    beginning: &'a Beginning,
     memory: Memory,
     ids: Ids,
     totals: Totals,
@@ -154,15 +160,15 @@ impl<W: Write> Rows<'_, W> {
         }
     }
 
-    /// Adds a row with the op and the phase that a stack names.
-    fn add_owned(&mut self, row: Row<'_>, stack: StackId) -> io::Result<()> {
-        let snapshot = self.snapshot;
-        let owners = &snapshot.model.owners;
+    /// Adds a row with the op and the module that a stack names, and with this phase and the row's category.
+    fn add_owned(&mut self, row: Row<'_>, stack: StackId, phase: Option<Phase>) -> io::Result<()> {
+        let owners = &self.snapshot.model.owners;
         let owner = owners.owner(stack);
-        let phase = snapshot.phase(stack);
-        let number = 1 + u64::from(owner.op) * 4 + phase.map_or(0, |phase| phase as u64 + 1);
+        let modules = owners.module_count() as u64 + 1;
+        let phases = u64::from(owner.op) * 4 + phase.map_or(0, |phase| phase as u64 + 1);
+        let number = 1 + (phases * modules + u64::from(owner.module)) * 32 + row.category as u64;
         let (op, phase) = (owners.op(owner).unwrap_or(NONE), phase.map_or(NONE, Phase::as_str));
-        self.add(Row { owner: number, op, phase, ..row })
+        self.add(Row { owner: number, op, phase, module: owners.module(owner).unwrap_or(NONE), ..row })
     }
 
     fn event(&mut self, at: &mut Device<'_>) -> io::Result<()> {
@@ -173,9 +179,10 @@ impl<W: Write> Rows<'_, W> {
         self.ts_ns = self.ts_ns.max(event.time_us.saturating_sub(start_us).saturating_mul(1000));
         let Event { action, addr, bytes, stream, stack, .. } = event;
         let end = addr.saturating_add(bytes);
-        let ends = &self.snapshot.model.step_ends;
-        if !ends.is_empty() && (self.step >= 0 || self.snapshot.phase(stack).is_some()) {
-            self.step = ends.partition_point(|end| *end < event.time_us) as i64;
+        let model = &self.snapshot.model;
+        let phase = model.phase(stack);
+        if !model.step_ends.is_empty() && (self.step >= 0 || phase.is_some()) {
+            self.step = model.step_at(event.time_us);
         }
         match action {
             Action::Alloc => {
@@ -185,10 +192,12 @@ impl<W: Write> Rows<'_, W> {
                 }
                 let rounded = self.rounding.round(bytes as u64) as i64;
                 let max_split = self.snapshot.model.settings.max_split;
-                let known = at.sizes.get(&index).copied();
-                let bytes_of_block = known.unwrap_or_else(|| at.memory.block_size(addr, rounded, max_split));
+                let known = at.beginning.at_end.get(&index).copied();
+                let bytes_of_block =
+                    known.map_or_else(|| at.memory.block_size(addr, rounded, max_split), |known| known.bytes);
+                let stack = known.map_or(stack, |known| known.stack);
                 let held = Held { bytes: bytes_of_block, requested: bytes, stream, stack, pending: false };
-                self.alloc(at, addr, held, EventName::Alloc)
+                self.alloc(at, addr, held, Some(at.beginning.life(index, bytes)))
             }
             Action::FreeRequested => {
                 let next = at.events.get(at.next);
@@ -200,7 +209,7 @@ impl<W: Write> Rows<'_, W> {
             Action::FreeCompleted => self.free(at, addr, false),
             Action::SegmentAlloc | Action::SegmentMap => {
                 self.unreserve(at, addr, end)?;
-                let pool = at.pools.get(&index).copied().unwrap_or(0);
+                let pool = at.beginning.pools.get(&index).copied().unwrap_or(0);
                 let expandable = action == Action::SegmentMap;
                 self.reserve(at, addr, Reserved { end, stream, pool, expandable, stack }, NONE)
             }
@@ -214,19 +223,26 @@ impl<W: Write> Rows<'_, W> {
                     stream,
                     ..self.row(at, EventName::Oom, stack)
                 };
-                self.add_owned(row, stack)
+                self.add_owned(row, stack, phase)
             }
             Action::Snapshot => Ok(()),
         }
     }
 
-    fn alloc(&mut self, at: &mut Device<'_>, addr: i64, held: Held, event: EventName) -> io::Result<()> {
+    /// Writes the allocation of a block. `life` is `None` if the block exists when the history begins.
+    fn alloc(&mut self, at: &mut Device<'_>, addr: i64, held: Held, life: Option<Life>) -> io::Result<()> {
         at.totals.add(&extent(at, MemoryKind::Block, held.bytes));
         at.memory.blocks.insert(addr, Held { pending: false, ..held });
-        at.ids.blocks.insert(addr, (self.seq + 1, self.step));
+        let model = &self.snapshot.model;
+        // Without a stack, a block from before the history may be anything.
+        let is_known = life.is_some() || !Owners::is_empty(held.stack);
+        let phase = is_known.then(|| model.phase(held.stack)).flatten();
+        let pool = at.memory.around(addr).map_or(0, |segment| segment.pool);
+        let category = category(model, held.stack, phase, life.unwrap_or(Life::Long), pool);
+        at.ids.blocks.insert(addr, Birth { seq: self.seq + 1, step: self.step, phase, category });
+        let (event, name) = if life.is_some() { (EventName::Alloc, NONE) } else { (EventName::Live, LIVE) };
         let row = Row { alloc_id: -1, delta_bytes: held.bytes, ..self.block_row(at, event, addr, &held) };
-        let name = if event == EventName::Live { LIVE } else { NONE };
-        self.add_owned(Row { name, ..row }, held.stack)?;
+        self.add_owned(Row { name, category, ..row }, held.stack, phase)?;
         if held.pending { self.free(at, addr, true) } else { Ok(()) }
     }
 
@@ -240,7 +256,7 @@ impl<W: Write> Rows<'_, W> {
         if pending && held.pending {
             return Ok(());
         }
-        let (id, step) = at.ids.blocks.get(&addr).copied().unwrap_or_default();
+        let Birth { seq, step, phase, category } = at.ids.blocks.get(&addr).copied().unwrap_or_default();
         let event = if held.pending { EventName::FreeCompleted } else { EventName::Free };
         let extent = extent(at, MemoryKind::Block, held.bytes);
         match (held.pending, pending) {
@@ -255,7 +271,8 @@ impl<W: Write> Rows<'_, W> {
             at.ids.blocks.remove(&addr);
         }
         let row = self.block_row(at, event, addr, &held);
-        self.add_owned(Row { alloc_id: id, delta_bytes: -held.bytes, step, ..row }, held.stack)
+        let row = Row { alloc_id: seq, delta_bytes: -held.bytes, step, category, ..row };
+        self.add_owned(row, held.stack, phase)
     }
 
     fn block_row(&self, at: &Device<'_>, event: EventName, addr: i64, held: &Held) -> Row<'static> {
@@ -285,7 +302,9 @@ impl<W: Write> Rows<'_, W> {
         at.ids.reserved.insert(addr, self.seq + 1);
         let event = if reserved.expandable { EventName::SegmentMap } else { EventName::SegmentAlloc };
         let row = Row { alloc_id: -1, delta_bytes: bytes, ..self.segment_row(at, event, addr, &reserved) };
-        self.add_owned(Row { name, ..row }, reserved.stack)
+        let is_known = name != LIVE || !Owners::is_empty(reserved.stack);
+        let phase = is_known.then(|| self.snapshot.model.phase(reserved.stack)).flatten();
+        self.add_owned(Row { name, ..row }, reserved.stack, phase)
     }
 
     /// Releases the reserved memory from `start` to `end`. A range that begins before `start` or ends after
@@ -314,7 +333,8 @@ impl<W: Write> Rows<'_, W> {
         let id = at.ids.reserved.remove(&addr).unwrap_or_default();
         let event = if reserved.expandable { EventName::SegmentUnmap } else { EventName::SegmentFree };
         let row = self.segment_row(at, event, addr, &reserved);
-        self.add_owned(Row { alloc_id: id, delta_bytes: -bytes, ..row }, reserved.stack)
+        let phase = self.snapshot.model.phase(reserved.stack);
+        self.add_owned(Row { alloc_id: id, delta_bytes: -bytes, ..row }, reserved.stack, phase)
     }
 
     fn segment_row(&self, at: &Device<'_>, event: EventName, addr: i64, reserved: &Reserved) -> Row<'static> {
@@ -380,7 +400,7 @@ impl<W: Write> Rows<'_, W> {
         for (addr, held) in &wanted.blocks {
             if !at.memory.blocks.contains_key(addr) {
                 self.anomalies.gaps += 1;
-                self.alloc(at, *addr, *held, EventName::Alloc)?;
+                self.alloc(at, *addr, *held, Some(Life::Long))?;
             }
         }
         Ok(())
@@ -391,13 +411,20 @@ fn extent(at: &Device<'_>, kind: MemoryKind, bytes: i64) -> Extent {
     Extent { device: at.ordinal, kind, in_segment: true, bytes }
 }
 
-impl Snapshot {
-    /// Returns the phase that a stack names. If stacks were recorded, memory without a stack was allocated by
-    /// a thread without Python, which is a thread of autograd.
-    fn phase(&self, stack: StackId) -> Option<Phase> {
-        if Owners::is_empty(stack) && self.model.owners.has_lines() {
-            return Some(Phase::Backward);
-        }
-        self.model.owners.owner(stack).phase
+/// Returns the category of a block at its allocation.
+fn category(model: &Model, stack: StackId, phase: Option<Phase>, life: Life, pool: i64) -> Category {
+    let owner = model.owners.owner(stack);
+    match (phase, life) {
+        _ if owner.is_workspace => Category::Workspace,
+        _ if model.is_of_graph(pool) => Category::CudaGraph,
+        (Some(Phase::Forward), _) => Category::Activation,
+        (Some(Phase::Backward), _) if owner.is_recomputed => Category::Activation,
+        (Some(Phase::Backward), Life::LongLikeParameter) => Category::Gradient,
+        // Frames of C++ show the workspaces, which also outlive a backward.
+        (Some(Phase::Backward), Life::Long) if model.owners.has_ops() => Category::Gradient,
+        (Some(Phase::Optimizer), Life::Long | Life::LongLikeParameter) => Category::OptimizerState,
+        (Some(_), _) => Category::Temporary,
+        (None, Life::Parameter) => Category::Parameter,
+        (None, _) => Category::None,
     }
 }

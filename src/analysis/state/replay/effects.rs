@@ -1,9 +1,9 @@
 //! The effects of rows on memory: allocations, frees, tags, samples, and the totals of each row.
 
-use memtrace_trace::EventName;
 use memtrace_trace::columns::MAX_BYTES;
 use memtrace_trace::memory::{Extent, MemoryKind, Metric};
 use memtrace_trace::sample::Sample;
+use memtrace_trace::{Category, EventName};
 
 use super::{HOST, Replay, is_gpu};
 use crate::read::record::Record;
@@ -131,7 +131,8 @@ impl Replay {
                 pass: self.passes.begun,
                 died: None,
                 managed: kind == MemoryKind::External && self.managed_calls.contains(&row.api),
-                inferred: false,
+                inferred: self.is_snapshot && row.category != Category::None,
+                predates: self.is_snapshot && row.event == EventName::Live && row.category == Category::None,
                 in_window: self.inside && row.event != EventName::Live && self.is_of(kind, row.device),
             };
             if self.memory.alloc(&self.extent(row, kind), block.id, block) {

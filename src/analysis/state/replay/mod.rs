@@ -131,6 +131,8 @@ pub struct Replay {
     window: Window,
     /// True if the last row is in the window.
     inside: bool,
+    /// True for the rows of a PyTorch snapshot, whose categories are inferred.
+    is_snapshot: bool,
     /// The metric at whose peak the live blocks are kept.
     tracked: Metric,
     /// True if the totals of each row are compared with the sums of the deltas, which requires that every
@@ -181,12 +183,19 @@ impl Replay {
             known: KnownCategories::default(),
             window,
             inside: window == Window::default(),
+            is_snapshot: false,
             tracked,
             checks: false,
             places: BTreeMap::new(),
             caching_allocator: symbols.intern("caching_allocator"),
             managed_calls: MANAGED_CALLS.map(|call| symbols.intern(call)),
         }
+    }
+
+    /// Marks the categories of the rows as inferred if `is_snapshot` is true.
+    #[must_use]
+    pub(in crate::state) fn of_snapshot(self, is_snapshot: bool) -> Replay {
+        Replay { is_snapshot, ..self }
     }
 
     /// Enables the comparison of each row's totals with the sums of the deltas. The reader must read every
@@ -313,6 +322,12 @@ impl Replay {
     #[must_use]
     pub fn ended_in_oom(&self) -> bool {
         self.oom_step.is_some()
+    }
+
+    /// Returns true if the rows come from a PyTorch snapshot.
+    #[must_use]
+    pub fn is_snapshot(&self) -> bool {
+        self.is_snapshot
     }
 
     /// Returns true if the last row is in the window.

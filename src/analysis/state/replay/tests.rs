@@ -299,6 +299,7 @@ fn a_live_block_is_found_at_any_age() {
         died: None,
         managed: false,
         inferred: false,
+        predates: false,
         in_window: false,
     };
     let death = Death { seq: 0, step: 0, phase: Symbol::NONE, pass: 0 };
