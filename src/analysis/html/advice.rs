@@ -9,7 +9,7 @@ use crate::options::Options;
 use crate::read::stream::TraceFile;
 use crate::state::replay_trace::Replayed;
 use crate::state::series::TimeGrid;
-use crate::whatif::{Change, Prediction, Predictor, advice, sureness};
+use crate::whatif::{Change, Prediction, Predictor, advice, sureness_in};
 
 /// The maximum number of changes per track.
 const MOST: usize = 5;
@@ -76,7 +76,7 @@ impl FoundAdvice<'_> {
         ranked
             .map(|(index, outcome, saved)| {
                 let change = &self.lists[index][0];
-                let about = sureness(change, replayed.replay.ended_in_oom());
+                let about = sureness_in(change, &replayed.replay);
                 let curve = &prediction.curves[index].high;
                 json!({
                     "change": change.option(),

@@ -65,7 +65,7 @@ impl FirstReading {
         let mut sizes: Vec<(i32, SizeHistogram)> = Vec::new();
         let mut ooms: Vec<(i32, Option<LastOom>)> = Vec::new();
         let mut time: Option<(i64, i64)> = None;
-        let mut contents = Contents::default();
+        let mut contents = Contents::new(trace);
         let mut retained = RetainedSearches::default();
         let mut host: Option<HostMemory> = None;
         let wanted = replay::COLUMNS

@@ -16,7 +16,7 @@ use crate::render::numbers::{percent, share, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::Replayed;
-use crate::whatif::{Advice, Change, ENDED_IN_OOM, Outcome, Prediction, advice, sureness};
+use crate::whatif::{Advice, Change, ENDED_IN_OOM, Outcome, Prediction, advice, sureness, sureness_in};
 
 /// `memtrace advise`.
 pub(super) struct Advise;
@@ -145,9 +145,20 @@ impl Advised {
         if self.ended_in_oom() {
             printer.plain(format!("{}.", upper_first(ENDED_IN_OOM)));
         }
-        if !self.tags {
-            printer.plain("Only checkpointing and a chunked loss are tried: the trace does not show which blocks are parameters, \
-                 gradients or optimizer state (it has no tags).");
+        match (self.replayed.replay.is_snapshot(), self.tags) {
+            (true, true) => printer.plain(
+                "A PyTorch snapshot has no calls of ops and modules and no types, so checkpoints, a chunked loss, autocast, 16-bit \
+                 parameters and optimizer steps in the backward are not tried. memtrace run records them.",
+            ),
+            (true, false) => printer.plain(
+                "No change is tried: the stacks show no parameters. Record from the start of the program with context=\"all\", or \
+                 trace the program with memtrace run.",
+            ),
+            (false, true) => {}
+            (false, false) => printer.plain(
+                "Only checkpointing and a chunked loss are tried: the trace does not show which blocks are parameters, \
+                 gradients or optimizer state (it has no tags).",
+            ),
         }
         printer.gap();
         if ranked.is_empty() {
@@ -168,7 +179,7 @@ impl Advised {
                 Cell::new(units.show(*saved).to_string(), Style::Strong),
                 percent(share(*saved, prediction.before.bytes)).into(),
                 units.show(outcome.peak.bytes).to_string().into(),
-                sureness(change, self.ended_in_oom()).word.into(),
+                sureness_in(change, &self.replayed.replay).word.into(),
                 change.option().into(),
                 advice(change, &outcome.again).costs.into(),
             ]);
@@ -185,7 +196,8 @@ impl Advised {
             .into_iter()
             .map(|(index, outcome, saved)| {
                 let change = &self.changes[index];
-                let (about, advice) = (sureness(change, self.ended_in_oom()), advice(change, &outcome.again));
+                let (about, advice) =
+                    (sureness_in(change, &self.replayed.replay), advice(change, &outcome.again));
                 json!({
                     "change": change.option(),
                     "saved_bytes": saved,

@@ -15,7 +15,7 @@ use crate::render::numbers::{percent, share, step_or_dash, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::device::Moment;
 use crate::state::replay_trace::Replayed;
-use crate::whatif::{self, Change, ENDED_IN_OOM, Prediction, advice, sureness};
+use crate::whatif::{self, Change, ENDED_IN_OOM, Prediction, advice, sureness_in};
 
 /// `memtrace advise` with a change.
 pub(super) struct AdviseChange;
@@ -190,7 +190,7 @@ fn print(
     printer.table(&table);
     printer.gap();
     for (change, found) in changes.iter().zip(&all.found) {
-        let about = sureness(change, replayed.replay.ended_in_oom());
+        let about = sureness_in(change, &replayed.replay);
         printer.line([
             Cell::new(change.option(), Style::Strong),
             format!(": sure: {}, because {}", about.word, about.because).into(),
@@ -239,7 +239,7 @@ fn of_device(replayed: &Replayed, prediction: &Prediction, changes: &[Change]) -
         .iter()
         .enumerate()
         .map(|(index, change)| {
-            let about = sureness(change, replayed.replay.ended_in_oom());
+            let about = sureness_in(change, &replayed.replay);
             let alone = if changes.len() > 1 { prediction.outcomes.get(index + 1) } else { all };
             json!({
                 "change": change.option(),

@@ -156,6 +156,21 @@ impl Change {
             _ => true,
         }
     }
+
+    /// Returns true if the change needs the calls of ops or modules, or the types of parameters. A PyTorch snapshot
+    /// has none of them.
+    #[must_use]
+    pub fn needs_calls(&self) -> bool {
+        matches!(
+            self,
+            Change::Checkpoint(_)
+                | Change::ChunkLoss(_)
+                | Change::StepInBackward
+                | Change::Autocast
+                | Change::Bfloat16
+                | Change::Shard { .. }
+        )
+    }
 }
 
 /// Quotes a text as one word of a shell's command line.

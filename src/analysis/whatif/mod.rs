@@ -28,4 +28,4 @@ pub use predict::{
     MOST_ROWS, OpsAgain, Outcome, Prediction, candidates_for, changed_requests, predict, with_units,
 };
 pub(crate) use step::with_columns;
-pub use sureness::{ENDED_IN_OOM, Sureness, sureness};
+pub use sureness::{ENDED_IN_OOM, Sureness, sureness, sureness_in};

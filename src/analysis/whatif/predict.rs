@@ -217,7 +217,7 @@ impl<'a> Predictor<'a> {
             grids: Vec::new(),
             makes_requests: false,
             devices: Vec::new(),
-            contents: Contents::default(),
+            contents: Contents::new(trace),
             modules: vec![ChosenModules::default(); lists.len()],
             too_long: None,
         }
@@ -360,12 +360,13 @@ pub fn changed_requests(
 }
 
 /// Returns true if a row shows that the trace has tags. Such a row is a tag, or the opening row of a block
-/// with a category that only a tag can give.
+/// with a category that only a tag can give. A PyTorch snapshot names parameters at their allocation.
 fn tells_roles(row: &Record) -> bool {
     use Category::{Gradient, OptimizerState, Parameter};
     match row.event {
         EventName::Tag => true,
         EventName::Live => matches!(row.category, Gradient | OptimizerState | Parameter),
+        EventName::Alloc => row.category == Parameter,
         _ => false,
     }
 }
@@ -392,9 +393,15 @@ pub(crate) struct Contents {
     is_half: bool,
     /// The called modules of models with 16 bits or fewer.
     half_modules: FxHashSet<Symbol>,
+    /// True for a PyTorch snapshot.
+    is_snapshot: bool,
 }
 
 impl Contents {
+    pub(crate) fn new(trace: &TraceFile) -> Contents {
+        Contents { is_snapshot: trace.meta.is_snapshot(), ..Contents::default() }
+    }
+
     fn module_api(&mut self, symbols: &SymbolTable) -> Symbol {
         *self.module_api.get_or_insert_with(|| symbols.intern(Api::Module.as_str()))
     }
@@ -446,6 +453,7 @@ impl Contents {
         let mut changes =
             candidates(&self.worth_checkpoints(&module_groups(paths.iter().map(|path| &**path)), symbols));
         changes.retain(|change| self.tags || !change.needs_tags());
+        changes.retain(|change| !self.is_snapshot || !change.needs_calls());
         changes.retain(|change| !matches!(change, Change::Batch(1, _)) || !self.is_batch_of_one(symbols));
         changes
     }
@@ -561,9 +569,9 @@ const CALL: Columns = RANGE_COLUMNS;
 
 fn contents(trace: &TraceFile, options: &Options) -> Result<(Contents, SymbolTable)> {
     let symbols = SymbolTable::default();
-    let mut contents = Contents::default();
+    let mut contents = Contents::new(trace);
     let wanted = Wanted::all_events(Columns::of(&["event"]))
-        .plus(EventName::Alloc, TOTAL)
+        .plus(EventName::Alloc, TOTAL.and(Columns::of(&["category"])))
         .plus(EventName::Free, TOTAL)
         .plus(EventName::Live, TOTAL.and(Columns::of(&["category"])))
         .plus(EventName::RangeBegin, CALL)
@@ -585,6 +593,19 @@ fn check<'a>(
 ) -> Result<()> {
     let file = trace.path.display();
     for change in changes {
+        if contents.is_snapshot && change.needs_calls() {
+            return Err(Error::usage(format!(
+                "{}: {file} is a PyTorch snapshot, which has no calls of ops and modules and no types; memtrace run records them",
+                change.option()
+            )));
+        }
+        if contents.is_snapshot && change.needs_tags() && !contents.tags {
+            return Err(Error::usage(format!(
+                "{}: the stacks of {file} show no parameters; record from the start of the program with \
+                 context=\"all\", or trace the program with memtrace run",
+                change.option()
+            )));
+        }
         if change.needs_tags() && !contents.tags {
             return Err(Error::usage(format!(
                 "{}: {file} has no tags, so parameters, gradients and optimizer state are not known in it; trace the \

@@ -1,10 +1,14 @@
 //! The assumptions of a change, and how sure its prediction is.
 
 use super::changes::{Change, NewOptimizer};
+use crate::state::replay::Replay;
 
 /// The note that every prediction from a run that ended out of memory must include.
 pub const ENDED_IN_OOM: &str = "the run ended out of memory, so this is a lower bound: the trace lacks all \
                                 later allocations";
+
+/// The word of the surest predictions.
+const HIGH: &str = "high";
 
 /// How sure the prediction of a change is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,11 +22,27 @@ pub struct Sureness {
 }
 
 impl Sureness {
+    /// Returns the sureness for a trace whose categories are inferred from call stacks if `is_snapshot` is true.
+    #[must_use]
+    fn of_snapshot(self, is_snapshot: bool) -> Sureness {
+        if is_snapshot && self.word == HIGH {
+            let because = "the categories of a PyTorch snapshot are inferred from call stacks";
+            return Sureness { word: "medium", because, ..self };
+        }
+        self
+    }
+
     /// Returns the rank of the word, from 0 for `high` to 2 for `low`, to sort the surest first.
     #[must_use]
     pub fn doubt(&self) -> usize {
-        ["high", "medium", "low"].iter().position(|word| *word == self.word).unwrap_or(0)
+        [HIGH, "medium", "low"].iter().position(|word| *word == self.word).unwrap_or(0)
     }
+}
+
+/// Returns the assumptions of a change, and how sure its prediction is for the run of `replay`.
+#[must_use]
+pub fn sureness_in(change: &Change, replay: &Replay) -> Sureness {
+    sureness(change, replay.ended_in_oom()).of_snapshot(replay.is_snapshot())
 }
 
 /// Returns the assumptions of a change, and how sure its prediction is. If `ended_in_oom` is true, the run
@@ -37,13 +57,13 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
         Change::Checkpoint(_) => of(
             "torch.utils.checkpoint with use_reentrant=False around each call; all that a call keeps for \
              its backward is freed when its forward ends, and allocated again when its backward begins",
-            "high",
+            HIGH,
             "the blocks, their sizes and the op that frees them are in the trace",
         ),
         Change::Optimizer(NewOptimizer::EightBit) => of(
             "bitsandbytes: 1 byte of state per element and 4 per 256 elements; parameters below 4,096 \
              elements keep their state; no temporary memory; the state is float32 now",
-            "high",
+            HIGH,
             "the size of the state follows from the size of the parameters",
         ),
         Change::Optimizer(NewOptimizer::Adafactor) => of(
@@ -54,7 +74,7 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
         ),
         Change::Optimizer(NewOptimizer::Sgd) => of(
             "torch.optim.SGD without momentum or weight decay: no state, no temporary memory",
-            "high",
+            HIGH,
             "the change only removes blocks of the optimizer",
         ),
         Change::StepInBackward => of(
@@ -66,7 +86,7 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
         Change::OffloadOptimizer => of(
             "the host holds the state and computes the step; gradients stay on the device until the step \
              ends; parameters below 4,096 elements are not offloaded",
-            "high",
+            HIGH,
             "the change only removes blocks of the optimizer",
         ),
         Change::Bfloat16 => of(
@@ -110,7 +130,7 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
             "the temporary memory of the step is assumed to shrink with the state",
         ),
         Change::Without(_) => {
-            of("the program can do without these blocks", "high", "the change only removes blocks")
+            of("the program can do without these blocks", HIGH, "the change only removes blocks")
         }
     }
 }
