@@ -3,6 +3,7 @@
 mod blocks;
 pub mod input;
 mod ordered_pool;
+mod profiler;
 pub mod record;
 mod removed_parts;
 mod repeats;

@@ -1,4 +1,5 @@
-//! Opens trace files, plain or compressed with gzip or zstd, and PyTorch's memory snapshots.
+//! Opens trace files, plain or compressed with gzip or zstd, PyTorch's memory snapshots, and the Chrome traces of
+//! its profiler.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_trace::config::Compression;
 use memtrace_trace::files;
 
-use super::snapshot;
+use super::{profiler, snapshot};
 
 /// The size in bytes of the buffer for compressed data.
 const BUFFER: usize = 256 << 10;
@@ -30,7 +31,7 @@ pub(crate) fn bytes(path: &Path) -> io::Result<Box<dyn Read + Send>> {
 pub(super) enum Source {
     /// An uncompressed file.
     Plain(File),
-    /// A compressed file or a snapshot: the bytes of the CSV, and the number of bytes read from the file.
+    /// A compressed file, a snapshot or a Chrome trace: the bytes of the CSV, and the number of bytes read from the file.
     Packed(Box<dyn Read + Send>, Arc<AtomicU64>),
 }
 
@@ -62,7 +63,7 @@ pub(crate) fn open_file(path: &Path) -> io::Result<File> {
 
 /// Opens a trace and returns it with its path. If the recorder has replaced the file at `path` by a
 /// compressed copy, the returned path is the path of the copy. The first bytes determine whether the file is
-/// plain, gzip, zstd or a snapshot.
+/// plain, gzip, zstd, a snapshot or a Chrome trace.
 ///
 /// # Errors
 /// When the file cannot be opened or read.
@@ -80,7 +81,7 @@ pub(super) fn open(path: &Path) -> io::Result<(Source, PathBuf)> {
 }
 
 fn recognized(file: File, path: &Path) -> io::Result<Source> {
-    let mut magic = [0; 4];
+    let mut magic = [0; 64];
     let mut got = 0;
     while got < magic.len() {
         match file.read_at(&mut magic[got..], got as u64)? {
@@ -92,9 +93,18 @@ fn recognized(file: File, path: &Path) -> io::Result<Source> {
         let size = file.metadata()?.len();
         return Ok(Source::Packed(Box::new(snapshot::rows(file, path)?), Arc::new(AtomicU64::new(size))));
     }
-    let zstd = magic == [0x28, 0xB5, 0x2F, 0xFD];
+    if profiler::is_chrome_trace(&magic[..got]) {
+        let size = file.metadata()?.len();
+        return Ok(Source::Packed(Box::new(profiler::rows(file)?), Arc::new(AtomicU64::new(size))));
+    }
+    let zstd = magic.starts_with(&[0x28, 0xB5, 0x2F, 0xFD]);
     if !zstd && !magic.starts_with(&[0x1F, 0x8B]) {
         return Ok(Source::Plain(file));
+    }
+    if !zstd && profiler::is_chrome_trace(&unpacked_start(&file)) {
+        let size = file.metadata()?.len();
+        let rows = profiler::rows(flate2::read::MultiGzDecoder::new(file))?;
+        return Ok(Source::Packed(Box::new(rows), Arc::new(AtomicU64::new(size))));
     }
     let count = Arc::new(AtomicU64::new(0));
     let source = io::BufReader::with_capacity(BUFFER, Counted { file, count: Arc::clone(&count) });
@@ -106,4 +116,13 @@ fn recognized(file: File, path: &Path) -> io::Result<Source> {
         Box::new(flate2::bufread::MultiGzDecoder::new(source))
     };
     Ok(Source::Packed(bytes, count))
+}
+
+/// Returns the first decompressed bytes of a gzip file; empty if they cannot be read.
+fn unpacked_start(file: &File) -> Vec<u8> {
+    let (mut packed, mut start) = ([0; 4096], vec![0; 64]);
+    let got = file.read_at(&mut packed, 0).unwrap_or(0);
+    let got = flate2::read::GzDecoder::new(&packed[..got]).read(&mut start).unwrap_or(0);
+    start.truncate(got);
+    start
 }
