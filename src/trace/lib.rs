@@ -40,6 +40,9 @@ pub mod rounding;
 pub mod sample;
 pub mod stacks;
 pub mod text;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("memtrace runs on x86-64 and aarch64: no other processor's calling convention is implemented");
+
 mod text_enum;
 pub mod units;
 

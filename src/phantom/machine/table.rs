@@ -122,7 +122,9 @@ impl<'a> Table<'a> {
     }
 
     fn get(&self, at: usize) -> u64 {
-        self.words[at].load(Ordering::Acquire)
+        // `SeqCst`, as all accesses that find the slots: of two processes that take memory at the same time,
+        // one must find the other.
+        self.words[at].load(Ordering::SeqCst)
     }
 
     /// Returns the request for the machine's cards, or `None` if it is not valid text.
@@ -150,7 +152,7 @@ impl<'a> Table<'a> {
     }
 
     fn process_of(&self, slot: Slot) -> Option<Process> {
-        let pid = u32::try_from(self.word(slot, PID).load(Ordering::Acquire)).ok().filter(|&pid| pid != 0)?;
+        let pid = u32::try_from(self.word(slot, PID).load(Ordering::SeqCst)).ok().filter(|&pid| pid != 0)?;
         Some(Process { pid, start: self.word(slot, START).load(Ordering::Relaxed) })
     }
 
@@ -171,8 +173,8 @@ impl<'a> Table<'a> {
                 self.word(slot, at).store(0, Ordering::Relaxed);
             }
             self.word(slot, START).store(process.start, Ordering::Relaxed);
-            pid.store(u64::from(process.pid), Ordering::Release);
-            self.words[USED_SLOTS].fetch_max(slot.0 as u64 + 1, Ordering::AcqRel);
+            pid.store(u64::from(process.pid), Ordering::SeqCst);
+            self.words[USED_SLOTS].fetch_max(slot.0 as u64 + 1, Ordering::SeqCst);
             return Some(slot);
         }
         None

@@ -7,8 +7,10 @@ use memtrace_util::host_memory::{self, kib_of};
 
 use super::{Cgroup, HostValues, left_in_group};
 
-/// The size of a page on x86-64.
-const PAGE: i64 = 4096;
+/// Returns the size of a page in bytes.
+fn page_size() -> i64 {
+    rustix::param::page_size() as i64
+}
 
 /// The files about the memory of the host, of this process and of its children. A value that cannot be read
 /// is unknown.
@@ -47,7 +49,7 @@ impl HostFiles {
     #[must_use]
     pub fn resident(&self, pid: &str) -> Option<i64> {
         let pages = self.text(pid, "statm")?.split(' ').nth(1)?.parse::<i64>().ok()?;
-        pages.checked_mul(PAGE).filter(|bytes| *bytes > 0)
+        pages.checked_mul(page_size()).filter(|bytes| *bytes > 0)
     }
 
     /// Returns the values of [`Api::ProcStatus`](crate::Api::ProcStatus) for a process.
@@ -211,7 +213,7 @@ mod tests {
         // resident memory is known.
         folder.write("1000/statm", "90 25 1 1 0 1 0\n");
         folder.write("1000/smaps_rollup", "");
-        assert_eq!((files.resident("1000"), files.rollup("1000")), (Some(25 * PAGE), None));
+        assert_eq!((files.resident("1000"), files.rollup("1000")), (Some(25 * page_size()), None));
         // A process that has ended, whose parent has not waited for it yet, has an empty entry -> all values
         // are unknown.
         folder.write("1001/statm", "0 0 0 0 0 0 0\n");

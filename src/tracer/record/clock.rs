@@ -2,12 +2,12 @@
 //! for Python's `time.monotonic_ns()`.
 //!
 //! Reading the system's clock takes half the time of recording an event. So if the kernel keeps time by the
-//! processor's time-stamp counter, the recorder reads that counter instead. A linear function (a *line*)
+//! processor's counter (x86-64: the time-stamp counter; aarch64: the virtual count of the generic timer), the
+//! recorder reads that counter instead. A linear function (a *line*)
 //! converts the counter's value to the system's clock. The writer thread fits the line, and fits a new line
 //! when the system's clock is slewed away from the current line. A new line never starts at a time before the
 //! current line's time, so time never goes back.
 
-use std::arch::x86_64::{__cpuid, __rdtscp};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A linear function from the time-stamp counter (`tsc`) to the system's clock (`ns`).
@@ -58,13 +58,26 @@ impl ClockLine {
     }
 }
 
-/// Reads the counter after all earlier instructions. A plain `rdtsc` could be executed early, before the
-/// thread takes the lock that orders two events.
+/// Reads the counter after all earlier instructions. A plain read could be executed early, before the thread
+/// takes the lock that orders two events.
+#[cfg(target_arch = "x86_64")]
 #[inline]
 fn ticks() -> u64 {
     let mut core = 0;
     // SAFETY: called only after `is_counter_kept` found that this processor has the instruction.
-    unsafe { __rdtscp(&raw mut core) }
+    unsafe { std::arch::x86_64::__rdtscp(&raw mut core) }
+}
+
+/// As above. The barrier waits for all earlier instructions.
+#[cfg(target_arch = "aarch64")]
+#[inline]
+fn ticks() -> u64 {
+    let ticks;
+    // SAFETY: every aarch64 processor has the counter, and Linux lets programs read it.
+    unsafe {
+        std::arch::asm!("isb", "mrs {}, cntvct_el0", out(reg) ticks, options(nostack, preserves_flags))
+    };
+    ticks
 }
 
 /// A reading of both clocks: first the counter, then `ns`.
@@ -151,10 +164,22 @@ fn drawn(line: Option<&ClockLine>, last: ClockReading, now: ClockReading) -> Opt
 /// Returns true if the kernel keeps time by the counter, and programs can read it. The kernel checks that the
 /// counter has a constant rate, never stops, and is the same on every core.
 fn is_counter_kept() -> bool {
-    if cfg!(miri) {
-        return false;
-    }
     const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+    let name = if cfg!(target_arch = "x86_64") { "tsc" } else { "arch_sys_counter" };
+    !cfg!(miri)
+        && std::fs::read_to_string(SOURCE).is_ok_and(|source| source.trim() == name)
+        && is_counter_readable()
+}
+
+/// Returns true if programs can read the counter.
+#[cfg(target_arch = "aarch64")]
+fn is_counter_readable() -> bool {
+    true
+}
+
+/// Returns true if this process may read the counter, and the processor has the instruction.
+#[cfg(target_arch = "x86_64")]
+fn is_counter_readable() -> bool {
     const EXTENDED: u32 = 0x8000_0001;
     const RDTSCP: u32 = 1 << 27;
     let mut readable: libc::c_int = 0;
@@ -165,11 +190,8 @@ fn is_counter_kept() -> bool {
         reason = "`__cpuid` is unsafe up to Rust 1.93, and the minimum version is below that"
     )]
     // SAFETY: every x86-64 processor has the CPUID instruction.
-    let extended = unsafe { __cpuid(EXTENDED) };
-    std::fs::read_to_string(SOURCE).is_ok_and(|source| source.trim() == "tsc")
-        && asked == 0
-        && readable == libc::PR_TSC_ENABLE
-        && extended.edx & RDTSCP != 0
+    let extended = unsafe { std::arch::x86_64::__cpuid(EXTENDED) };
+    asked == 0 && readable == libc::PR_TSC_ENABLE && extended.edx & RDTSCP != 0
 }
 
 #[cfg(test)]

@@ -44,14 +44,29 @@ pub struct FastTls {
 #[must_use]
 pub fn fast_tls() -> *const FastTls {
     let at: *const FastTls;
-    // SAFETY: the initial-exec model of x86-64 (ELF Handling For Thread-Local Storage, 4.3.6): the word at
-    // fs:0 is the thread pointer, and the loader stored the offset of the symbol from it.
+    // SAFETY: the initial-exec model (ELF Handling For Thread-Local Storage, 4.3.6): the word at fs:0 is the
+    // thread pointer, and the loader stored the offset of the symbol from it.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         asm!(
             "mov {at}, qword ptr fs:[0]",
             "add {at}, qword ptr [rip + memtrace_fast_tls@GOTTPOFF]",
             at = out(reg) at,
             options(pure, readonly, nostack),
+        );
+    }
+    // SAFETY: the same model (ELF for the Arm 64-bit Architecture, 6.7): the thread pointer is in a system
+    // register.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        asm!(
+            "mrs {at}, tpidr_el0",
+            "adrp {offset}, :gottprel:memtrace_fast_tls",
+            "ldr {offset}, [{offset}, :gottprel_lo12:memtrace_fast_tls]",
+            "add {at}, {at}, {offset}",
+            at = out(reg) at,
+            offset = out(reg) _,
+            options(pure, readonly, nostack, preserves_flags),
         );
     }
     at

@@ -9,11 +9,14 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
-const PAGE: usize = 4096;
+/// The largest size of a page: 4 KiB on x86-64, and 64 KiB on aarch64, where the kernel decides.
+const PAGE: usize = if cfg!(target_arch = "aarch64") { 1 << 16 } else { 4096 };
 
 /// The page is all zero at first. The loader therefore maps it as anonymous memory, which is the only kind of
 /// memory that the kernel wipes.
-#[repr(C, align(4096))]
+#[repr(C)]
+#[cfg_attr(target_arch = "aarch64", repr(align(65536)))]
+#[cfg_attr(not(target_arch = "aarch64"), repr(align(4096)))]
 pub(crate) struct OwnPage {
     /// The `Recorder`, whose type is defined in a higher module; null until the recorder has started.
     pub(crate) recorder: AtomicPtr<c_void>,
@@ -88,7 +91,7 @@ mod tests {
         assert!(is_wiped_in_children(), "Linux 4.14 or later");
         assert!(!is_unclaimed_child());
         // SAFETY: the child calls only functions that are safe after a fork.
-        let child = unsafe { libc::syscall(libc::SYS_fork) } as libc::pid_t;
+        let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as libc::pid_t;
         if child == 0 {
             let is_empty = is_unclaimed_child() && OWN.pid.load(Ordering::Relaxed) == 0;
             // SAFETY: ends the child.

@@ -34,7 +34,7 @@ fn set_of(block: u64) -> &'static [Entry] {
 /// the address of torch's description of the block, which identifies it.
 pub fn allocated(block: u64, address: u64, requested: u64) {
     let set = set_of(block);
-    let with = |wanted: u64| set.iter().find(|entry| entry.block.load(Ordering::Relaxed) == wanted);
+    let with = |wanted: u64| set.iter().find(|entry| entry.block.load(Ordering::Acquire) == wanted);
     let entry = with(block).or_else(|| with(0)).unwrap_or(&set[0]);
     entry.address.store(address, Ordering::Relaxed);
     entry.requested.store(requested, Ordering::Relaxed);
@@ -44,8 +44,9 @@ pub fn allocated(block: u64, address: u64, requested: u64) {
 /// Removes the block at `address`, because its memory was returned to CUDA.
 pub fn released(address: u64) {
     for entry in TABLE.iter().filter(|entry| entry.address.load(Ordering::Relaxed) == address) {
-        entry.block.store(0, Ordering::Relaxed);
+        // The block is last, because it frees the entry for another thread.
         entry.address.store(0, Ordering::Relaxed);
+        entry.block.store(0, Ordering::Release);
     }
 }
 

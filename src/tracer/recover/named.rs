@@ -10,10 +10,10 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use memtrace_trace::files;
-use memtrace_trace::journal::{HEADER_BYTES, JournalName, MAGIC, names_path};
+use memtrace_trace::journal::{HEADER_BYTES, JournalName, MAGIC, Run, names_path};
 use rustix::fs::OFlags;
 
-use crate::journal::trace_of;
+use crate::journal::{is_running, run_of, trace_of};
 
 /// The maximum size of a journal or a definitions file: twice the largest `MEMTRACE_BUFFER`.
 const MOST_BYTES: u64 = 8 << 30;
@@ -34,6 +34,8 @@ pub(crate) struct Found {
     /// The open file.
     pub(crate) file: File,
     length: u64,
+    /// The process of the journal.
+    run: Run,
     /// True if the journal was created for this very file. False if the trace was copied or moved.
     is_own: bool,
 }
@@ -69,11 +71,16 @@ pub(crate) fn find(path: &Path, csv: &Path) -> io::Result<Named> {
     }
     let folder = |stem: &Path| folder_of(stem).canonicalize().ok();
     let is_own = first.is_absolute() && folder(&theirs).is_some_and(|theirs| Some(theirs) == folder(&ours));
-    Ok(Named::Found(Found { path: path.to_owned(), file, length, is_own }))
+    Ok(Named::Found(Found { path: path.to_owned(), file, length, run: run_of(&header), is_own }))
 }
 
 impl Found {
-    /// Returns the bytes of the journal.
+    /// Returns true if the process of the journal still runs.
+    pub(crate) fn is_running(&self) -> bool {
+        is_running(&self.file, &self.run)
+    }
+
+    /// Returns the bytes of the journal. They belong together only if the process has ended before the call.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.

@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -124,15 +124,19 @@ fn is_older(data: &Metadata, age: Duration) -> bool {
     data.modified().ok().and_then(|time| time.elapsed().ok()).is_some_and(|elapsed| elapsed > age)
 }
 
+fn header_of(mut file: &File) -> io::Result<Vec<u8>> {
+    let mut header = Vec::new();
+    file.rewind()?;
+    file.take(HEADER_BYTES as u64).read_to_end(&mut header)?;
+    Ok(header)
+}
+
 fn state(path: &Path, pid: u32, data: &Metadata) -> JournalState {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let Ok(file) = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map(File::from) else {
         return JournalState::InUse;
     };
-    let mut header = Vec::new();
-    if (&file).take(HEADER_BYTES as u64).read_to_end(&mut header).is_err() {
-        return JournalState::InUse;
-    }
+    let Ok(header) = header_of(&file) else { return JournalState::InUse };
     if !header.starts_with(&MAGIC) {
         // The process was killed before it wrote the header, or is about to write the header.
         let is_starting = !is_older(data, START) || process_start(pid).is_some() || is_locked(&file);
@@ -141,6 +145,8 @@ fn state(path: &Path, pid: u32, data: &Metadata) -> JournalState {
     if is_running(&file, &run_of(&header)) {
         return JournalState::InUse;
     }
+    // The process may have changed the header before it ended.
+    let Ok(header) = header_of(&file) else { return JournalState::InUse };
     // The process was killed before it wrote a row, so its trace may not exist yet; `begin` creates it.
     let is_unwritten = u64_at(&header, layout::CHECKPOINTS) == 0 && !is_older(data, UNWRITTEN);
     match trace_of(&header).map(Path::to_owned) {

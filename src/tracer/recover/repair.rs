@@ -15,7 +15,7 @@ use memtrace_trace::{Meta, Row};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::fate::{self, Fate};
-use crate::journal::{Journal, is_running};
+use crate::journal::Journal;
 use crate::named::{self, Found, Named};
 
 /// The result of [`repair`].
@@ -149,12 +149,13 @@ impl Unfinished {
         if journal_of(csv)?.is_none() {
             return Ok(Err(Repaired::ByAnother));
         }
+        // Before the bytes are read, because a running process changes them during the read.
+        if found.is_running() {
+            return Ok(Err(Repaired::Running));
+        }
         let bytes = found.bytes()?;
         let journal = Journal::read(&bytes)
             .ok_or_else(|| io::Error::other(format!("{}: not a journal", journal_path.display())))?;
-        if is_running(&found.file, &journal.run) {
-            return Ok(Err(Repaired::Running));
-        }
         let part = u64::from(meta.part.max(1));
         if journal.part != part {
             // The process was killed while it switched parts, so the other part is the part to finish.

@@ -2,9 +2,13 @@
 // beginning and the end of an op.
 #include <stdint.h>
 
+// A start callback returns a `unique_ptr`, whose place its caller passes. C returns only a structure of more than
+// two words so.
+struct context { void *state, *unused[2]; };
+
 // at::RecordFunctionCallback and at::RecordScope of ATen/record_function.h.
 struct callback {
-    void **(*start)(void **context, const void *record);
+    struct context (*start)(const void *record);
     void (*end)(const void *record, void *context);
     double probability;
     uint8_t scopes[10], needs_inputs, needs_outputs, needs_ids;
@@ -22,9 +26,8 @@ uint64_t _ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE(struct callback 
 const char *_ZNK2at14RecordFunction4nameEv(const void *op) { return op ? "aten::mm" : ""; }
 
 void op_begin(void) {
-    void *context;
     if (function.start)
-        function.start(&context, record);
+        function.start(record);
 }
 
 void op_end(void) {

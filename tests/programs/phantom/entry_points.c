@@ -14,7 +14,11 @@ int main(void) {
     // The address that a function of five arguments would take as its fifth is no address.
     int status = cuGetProcAddress_v2("cuGetProcAddress", &older, 11030, 0, &found);
     printf("for 11.3: %d found %d own %d\n", status, found, older == (void *)cuGetProcAddress);
+#ifdef __aarch64__
+    register uint64_t fifth __asm__("x4") = 1;
+#else
     register uint64_t fifth __asm__("r8") = 1;
+#endif
     __asm__ volatile("" : : "r"(fifth));
     status = ((of_cuda_11)older)("cuInit", &function, 11030, 0);
     printf("called: %d %d\n", status, function != 0);

@@ -52,7 +52,11 @@ static pid_t start_unseen(const char *way) {
     pid_t pid = -1;
     if (!strcmp(way, "clone")) return clone(uses, stack + sizeof stack, SIGCHLD, NULL);
     if (!strcmp(way, "_Fork")) pid = _Fork();
+#ifdef SYS_fork
     if (!strcmp(way, "SYS_fork")) pid = syscall(SYS_fork);
+#else /* not on aarch64 */
+    if (!strcmp(way, "SYS_fork")) pid = syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+#endif
     if (!strcmp(way, "SYS_clone")) pid = syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
     if (pid == 0) exit(uses(NULL));
     return pid;

@@ -15,7 +15,10 @@ use delimiters::Delimiters;
 use number::{digit_within, int, int_within, natural_within};
 use owners::Owners;
 
-#[expect(unsafe_code, reason = "safe Rust has no names for these instructions")]
+#[cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "safe Rust has no names for these instructions")
+)]
 mod cpu;
 mod delimiters;
 mod number;

@@ -12,12 +12,11 @@ use super::findings::{Findings, State};
 
 /// Checks the operating system, the GPU vendor and the space for the journal.
 pub(super) fn check_system(findings: &mut Findings) {
-    let linux = cfg!(all(target_os = "linux", target_arch = "x86_64"));
     findings.check(
         "system",
-        linux && cfg!(target_env = "gnu"),
-        "Linux on x86-64 with glibc",
-        (State::Missing, "not Linux on x86-64 with glibc", "no other system is supported"),
+        cfg!(all(target_os = "linux", target_env = "gnu")),
+        format!("Linux on {} with glibc", std::env::consts::ARCH),
+        (State::Missing, "not Linux with glibc", "no other system is supported"),
     );
     if Path::new("/dev/kfd").exists() && !Path::new("/proc/driver/nvidia/version").exists() {
         findings.add("system", State::Missing, "an AMD GPU", "memtrace does not support ROCm");

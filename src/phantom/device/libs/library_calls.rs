@@ -23,11 +23,17 @@ use crate::libs::solver_codes::SolverCodes;
 /// `cudnnBatchNormalizationBackwardEx`, with 31 arguments.
 const STACK_WORDS: usize = 26;
 
-/// The words of a call in the order of arrival: six registers, the return address, and the stack.
+/// The number of arguments that a call passes in registers.
+const REGISTERS: usize = if cfg!(target_arch = "aarch64") { 8 } else { 6 };
+/// The number of words between the registers and the stack's arguments: the return address, and on aarch64
+/// the frame pointer.
+const FRAME_WORDS: usize = if cfg!(target_arch = "aarch64") { 2 } else { 1 };
+
+/// The words of a call in the order of arrival: the registers, the frame, and the stack.
 #[repr(C)]
 pub(crate) struct RawArguments {
-    registers: [usize; 6],
-    return_address: usize,
+    registers: [usize; REGISTERS],
+    frame: [usize; FRAME_WORDS],
     /// The arguments that the call passed on the stack. If it has fewer, the words after its last argument
     /// belong to its callers.
     stack: [usize; STACK_WORDS],
@@ -91,7 +97,7 @@ fn known_stream(handle: usize) -> Option<StreamHandle> {
 /// Queues the work of a call, and writes the codes that a solver leaves in device memory.
 pub(crate) fn launch(effect: CallEffect, codes: Option<SolverCodes>, arguments: &RawArguments) -> Status {
     let launch = (effect == CallEffect::Arguments).then(|| {
-        let on_stack = codes.map_or(STACK_WORDS, |codes| codes.last_argument().saturating_sub(5));
+        let on_stack = codes.map_or(STACK_WORDS, |codes| codes.last_argument().saturating_sub(REGISTERS - 1));
         let mut launch = launch_of(&arguments.registers);
         launch.add(&launch_of(&arguments.stack[..on_stack.min(STACK_WORDS)]));
         launch

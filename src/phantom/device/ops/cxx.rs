@@ -17,7 +17,8 @@ unsafe extern "C" {
 }
 
 // The function makes a single call. The personality routine below sends the call's exceptions to the landing
-// pad, with the exception in rax.
+// pad, with the exception in the register of a result.
+#[cfg(target_arch = "x86_64")]
 global_asm!(
     ".pushsection .data.rel.ro.memtrace_phantom_personality,\"aw\",@progbits",
     ".p2align 3",
@@ -62,6 +63,49 @@ global_asm!(
     swallow = sym swallow,
 );
 
+#[cfg(target_arch = "aarch64")]
+global_asm!(
+    ".pushsection .data.rel.ro.memtrace_phantom_personality,\"aw\",@progbits",
+    ".p2align 3",
+    "memtrace_phantom_personality_address:",
+    ".xword {personality}",
+    ".popsection",
+    ".pushsection .text.memtrace_phantom_catching,\"ax\",@progbits",
+    ".p2align 4",
+    ".globl memtrace_phantom_catching",
+    ".hidden memtrace_phantom_catching",
+    ".type memtrace_phantom_catching,@function",
+    "memtrace_phantom_catching:",
+    ".cfi_startproc",
+    ".cfi_personality 0x9b, memtrace_phantom_personality_address",
+    "stp x29, x30, [sp, #-16]!",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset x29, -16",
+    ".cfi_offset x30, -8",
+    "mov x2, x0",
+    "mov x0, x1",
+    "blr x2",
+    "mov w0, #0",
+    "2: ldp x29, x30, [sp], #16",
+    ".cfi_remember_state",
+    ".cfi_def_cfa_offset 0",
+    ".cfi_restore x29",
+    ".cfi_restore x30",
+    "ret",
+    ".globl memtrace_phantom_landing",
+    ".hidden memtrace_phantom_landing",
+    "memtrace_phantom_landing:",
+    ".cfi_restore_state",
+    "bl {swallow}",
+    "mov w0, #1",
+    "b 2b",
+    ".cfi_endproc",
+    ".size memtrace_phantom_catching, .-memtrace_phantom_catching",
+    ".popsection",
+    personality = sym personality,
+    swallow = sym swallow,
+);
+
 /// The personality routine of [`memtrace_phantom_catching`] (Itanium C++ ABI, exception handling, 1.6.2). It
 /// catches every exception.
 unsafe extern "C" fn personality(
@@ -76,7 +120,8 @@ unsafe extern "C" fn personality(
     const HANDLER_FOUND: c_int = 6;
     const INSTALL_CONTEXT: c_int = 7;
     const CONTINUE_UNWIND: c_int = 8;
-    const RAX: c_int = 0;
+    /// The DWARF number of the register of a result: rax on x86-64, x0 on aarch64.
+    const RESULT: c_int = 0;
     if actions & SEARCH_PHASE != 0 {
         return HANDLER_FOUND;
     }
@@ -86,7 +131,7 @@ unsafe extern "C" fn personality(
     }
     // SAFETY: the context is the unwinder's own.
     unsafe {
-        _Unwind_SetGR(context, RAX, exception as usize);
+        _Unwind_SetGR(context, RESULT, exception as usize);
         _Unwind_SetIP(context, memtrace_phantom_landing as *const () as usize);
     }
     INSTALL_CONTEXT

@@ -46,17 +46,57 @@ impl Replaced {
 
 /// Defines a function that replaces PyTorch's function of a name: its type, the name, and its body, in which
 /// `$real` is PyTorch's function.
+///
+/// `placed fn` is a function whose caller passes the place of the result, which the body gets as the first
+/// argument. On x86-64 it is passed so; on aarch64 it is in x8.
 macro_rules! replace {
+    ($library:ident, $symbol:literal,
+     placed fn $name:ident($($argument:ident: $kind:ty),*) -> usize, |$real:ident| $body:block) => {
+        #[cfg(target_arch = "x86_64")]
+        replace!($library, $symbol, fn $name($($argument: $kind),*) -> usize, |$real| $body);
+        #[cfg(target_arch = "aarch64")]
+        const _: () = {
+            static REAL: Replaced = Replaced::new($library, terminated(concat!($symbol, "\0")));
+
+            // SAFETY: PyTorch's definition has the same type in 2.6 to 2.15.
+            #[unsafe(export_name = $symbol)]
+            #[unsafe(naked)]
+            unsafe extern "C-unwind" fn entry() {
+                core::arch::naked_asm!(
+                    "mov x6, x5",
+                    "mov x5, x4",
+                    "mov x4, x3",
+                    "mov x3, x2",
+                    "mov x2, x1",
+                    "mov x1, x0",
+                    "mov x0, x8",
+                    "b {body}",
+                    body = sym $name
+                )
+            }
+
+            unsafe extern "C-unwind" fn $name($($argument: $kind),*) -> usize {
+                let $real = |$($argument: $kind),*| {
+                    let words = placed_words([$($argument as usize),*]);
+                    let [place, rest @ ..] = words;
+                    // SAFETY: PyTorch's function has six arguments at most besides the place.
+                    unsafe {
+                        call_placed(place, rest[0], rest[1], rest[2], rest[3], rest[4], rest[5], REAL.real())
+                    }
+                };
+                // The body calls `$real` as the unsafe function that it is on x86-64.
+                #[allow(unused_unsafe, reason = "`$real` is a closure here")]
+                $body
+            }
+        };
+    };
     ($library:ident, $symbol:literal, fn $name:ident($($argument:ident: $kind:ty),*) $(-> $result:ty)?,
      |$real:ident| $body:block) => {
         // SAFETY: PyTorch's definition has the same type in 2.6 to 2.15, and is called with the caller's
         // arguments.
         #[unsafe(export_name = $symbol)]
         unsafe extern "C-unwind" fn $name($($argument: $kind),*) $(-> $result)? {
-            static REAL: Replaced = match CStr::from_bytes_with_nul(concat!($symbol, "\0").as_bytes()) {
-                Ok(name) => Replaced::new($library, name),
-                Err(_) => panic!("a symbol with a zero byte"),
-            };
+            static REAL: Replaced = Replaced::new($library, terminated(concat!($symbol, "\0")));
             // SAFETY: PyTorch's function has this type.
             let $real = unsafe {
                 std::mem::transmute::<
@@ -67,6 +107,46 @@ macro_rules! replace {
             $body
         }
     };
+}
+
+/// Returns the C string of a text that ends with a zero byte.
+const fn terminated(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("a symbol with a zero byte"),
+    }
+}
+
+/// Returns seven words, of which the first are `words`.
+#[cfg(target_arch = "aarch64")]
+fn placed_words<const N: usize>(words: [usize; N]) -> [usize; 7] {
+    std::array::from_fn(|index| words.get(index).copied().unwrap_or(0))
+}
+
+/// Calls `function` with the place of its result in x8 and six arguments. Returns nothing of use.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+unsafe extern "C-unwind" fn call_placed(
+    place: usize,
+    first: usize,
+    second: usize,
+    third: usize,
+    fourth: usize,
+    fifth: usize,
+    sixth: usize,
+    function: *mut c_void,
+) -> usize {
+    core::arch::naked_asm!(
+        "mov x8, x0",
+        "mov x9, x7",
+        "mov x0, x1",
+        "mov x1, x2",
+        "mov x2, x3",
+        "mov x3, x4",
+        "mov x4, x5",
+        "mov x5, x6",
+        "br x9",
+    )
 }
 
 thread_local! {
@@ -97,7 +177,7 @@ impl Drop for Creation {
 replace!(
     TORCH_CPU,
     "_ZN2at6detail9empty_cpuEN3c108ArrayRefIlEENS1_10ScalarTypeEbSt8optionalINS1_12MemoryFormatEE",
-    fn empty_cpu(result: usize, sizes: usize, count: usize, dtype: u64, pinned: u64, format: u64) -> usize,
+    placed fn empty_cpu(result: usize, sizes: usize, count: usize, dtype: u64, pinned: u64, format: u64) -> usize,
     |real| {
         let _creation = Creation::of(dtype);
         // SAFETY: the caller's arguments, as in every call of `real` below.
@@ -107,7 +187,7 @@ replace!(
 replace!(
     TORCH_CPU,
     "_ZN2at6detail17empty_strided_cpuEN3c108ArrayRefIlEES3_NS1_10ScalarTypeEb",
-    fn empty_strided_cpu(
+    placed fn empty_strided_cpu(
         result: usize, sizes: usize, count: usize, strides: usize, stride_count: usize, dtype: u64, pinned: u64
     ) -> usize,
     |real| {

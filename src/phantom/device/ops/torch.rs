@@ -9,6 +9,10 @@ use crate::ops::cxx::{self, CxxString};
 /// A `c10::OperatorHandle`, or space for an `optional` of one, whose last word is true if it has a value.
 pub(super) type Operator = [usize; 4];
 
+/// The result of `findSchema`. The caller passes the place of a result of this size.
+#[repr(C)]
+struct FoundOperator(Operator);
+
 /// The address of a word with the address of a `TensorImpl`, such as an `AtenTensorHandle`, an `at::Tensor`
 /// or the payload of an `IValue`.
 pub(super) type TensorPlace = *const c_void;
@@ -29,7 +33,7 @@ type CreateFromBlob = unsafe extern "C" fn(
 /// The PyTorch functions, and the layouts.
 pub(super) struct Torch {
     pub(super) add_callback: unsafe extern "C" fn(Callback) -> u64,
-    find_schema: unsafe extern "C-unwind" fn(*mut Operator, *const c_void, *const c_void),
+    find_schema: unsafe extern "C-unwind" fn(*const c_void, *const c_void) -> FoundOperator,
     dispatcher: unsafe extern "C-unwind" fn() -> *const c_void,
     pub(super) run_on_cpu: unsafe extern "C-unwind" fn(*const Operator, *mut [usize; 3], bool, u16),
     pub(super) create_from_blob: CreateFromBlob,
@@ -233,12 +237,10 @@ impl Torch {
             (CxxString::new(name, self.has_new_strings), CxxString::new(overload, self.has_new_strings));
         let both: Vec<usize> =
             [name.words(self.has_new_strings), overload.words(self.has_new_strings)].concat();
-        let mut operator = [0; 4];
         // SAFETY: an `OperatorName` is two strings, which the call only reads. The result is an `optional` of
         // a handle of two words.
-        cxx::catching(|| unsafe {
-            (self.find_schema)(&raw mut operator, (self.dispatcher)(), both.as_ptr().cast());
-        })?;
+        let FoundOperator(operator) =
+            cxx::catching(|| unsafe { (self.find_schema)((self.dispatcher)(), both.as_ptr().cast()) })?;
         (operator[2] & 0xFF == 1).then_some(operator)
     }
 

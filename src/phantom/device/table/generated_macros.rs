@@ -47,6 +47,7 @@ macro_rules! work {
             #[unsafe(naked)]
             unsafe extern "C" fn $name() -> $crate::core::ffi::Status {
                 // The six registers are stored below the return address; the other arguments are above it.
+                #[cfg(target_arch = "x86_64")]
                 core::arch::naked_asm!(
                     "push r9",
                     "push r8",
@@ -60,7 +61,22 @@ macro_rules! work {
                     "add rsp, 56",
                     "ret",
                     body = sym work_bodies::$name
-                )
+                );
+                // The eight registers are stored below the frame's two words.
+                #[cfg(target_arch = "aarch64")]
+                core::arch::naked_asm!(
+                    "stp x29, x30, [sp, #-16]!",
+                    "stp x6, x7, [sp, #-16]!",
+                    "stp x4, x5, [sp, #-16]!",
+                    "stp x2, x3, [sp, #-16]!",
+                    "stp x0, x1, [sp, #-16]!",
+                    "mov x0, sp",
+                    "bl {body}",
+                    "add sp, sp, #64",
+                    "ldp x29, x30, [sp], #16",
+                    "ret",
+                    body = sym work_bodies::$name
+                );
             }
         )*
     };

@@ -39,7 +39,7 @@ pub(crate) fn allocated(address: u64, bytes: u64, step: i32) {
     let own = (0..WAYS).find(|way| value(&set[*way]) >> STEP_BITS == key);
     if let Some(way) = own.or_else(|| (0..WAYS).min_by_key(|way| step_of(*way))) {
         BYTES[first_of(key) + way].store(bytes, Ordering::Relaxed);
-        set[way].store(entry, Ordering::Relaxed);
+        set[way].store(entry, Ordering::Release);
     }
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Birth {
 /// the block is unknown.
 pub(crate) fn of(address: u64) -> Option<Birth> {
     let (set, key) = set_of(address);
-    let value = |way: usize| set[way].load(Ordering::Relaxed);
+    let value = |way: usize| set[way].load(Ordering::Acquire);
     let way = (0..WAYS).find(|way| key != 0 && value(*way) >> STEP_BITS == key)?;
     let step = (value(way) & ((1 << STEP_BITS) - 1)) as i32 - 2;
     Some(Birth { step, bytes: BYTES[first_of(key) + way].load(Ordering::Relaxed) })

@@ -155,7 +155,7 @@ impl OpenCall {
         };
         let before = thread::with(enter).unwrap_or(0);
         LAST_OPENED.store(text, Ordering::Relaxed);
-        OPEN.fetch_add(1, Ordering::Relaxed);
+        OPEN.fetch_add(1, Ordering::Release);
         OpenCall { before }
     }
 }
@@ -206,7 +206,7 @@ pub(crate) fn current() -> TextId {
     if own != 0 {
         return own;
     }
-    if OPEN.load(Ordering::Relaxed) == 1 { LAST_OPENED.load(Ordering::Relaxed) } else { 0 }
+    if OPEN.load(Ordering::Acquire) == 1 { LAST_OPENED.load(Ordering::Relaxed) } else { 0 }
 }
 
 #[cfg(test)]

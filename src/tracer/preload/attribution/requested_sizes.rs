@@ -26,8 +26,13 @@ const ALLOCATE: usize = 2;
 /// The maximum number of functions to copy from the vtable. It is enough for every version of torch.
 const FUNCTIONS: usize = 126;
 
-/// `DataPtr allocate(size_t)`: the caller passes a pointer to the result, which is also returned.
-type Allocate = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
+/// `c10::DataPtr`: an address, what owns it, how it is freed, and a device. The caller passes the place of
+/// such a result. Its words may be moved.
+#[repr(C)]
+struct DataPtr([usize; 4]);
+
+/// `DataPtr allocate(size_t)`.
+type Allocate = unsafe extern "C-unwind" fn(*mut c_void, usize) -> DataPtr;
 
 /// The maximum number of allocators that are hooked in a process: the first allocator and its replacements.
 const MAX_OBJECTS: usize = 4;
@@ -118,11 +123,7 @@ pub(crate) fn install() {
     unsafe { vtable.install(object) };
 }
 
-unsafe extern "C-unwind" fn allocate<const INDEX: usize>(
-    result: *mut c_void,
-    this: *mut c_void,
-    size: usize,
-) -> *mut c_void {
+unsafe extern "C-unwind" fn allocate<const INDEX: usize>(this: *mut c_void, size: usize) -> DataPtr {
     /// Restores the thread's state, also if an OOM throws an exception.
     struct Restore((i64, bool));
     impl Drop for Restore {
@@ -139,5 +140,5 @@ unsafe extern "C-unwind" fn allocate<const INDEX: usize>(
     // SAFETY: `real` is the slot's original function, which was stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, Allocate>(real) };
     // SAFETY: the call passes on the caller's own arguments unchanged.
-    unsafe { real(result, this, size) }
+    unsafe { real(this, size) }
 }

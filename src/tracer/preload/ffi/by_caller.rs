@@ -57,7 +57,11 @@ macro_rules! hooks_by_caller {
             #[unsafe(naked)]
             unsafe extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
                 // At the entry of a function the return address is on top of the stack.
-                core::arch::naked_asm!("movq xmm0, qword ptr [rsp]", "jmp {body}", body = sym body)
+                #[cfg(target_arch = "x86_64")]
+                core::arch::naked_asm!("movq xmm0, qword ptr [rsp]", "jmp {body}", body = sym body);
+                // Here it is in the link register.
+                #[cfg(target_arch = "aarch64")]
+                core::arch::naked_asm!("fmov d0, x30", "b {body}", body = sym body);
             }
         };
     )* };

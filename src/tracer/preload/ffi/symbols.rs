@@ -37,9 +37,10 @@ static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 pub(crate) fn real_dlsym() -> Option<Dlsym> {
     let mut found = REAL_DLSYM.load(Ordering::Relaxed);
     if found.is_null() {
-        // The name has version GLIBC_2.2.5 in libdl and, since glibc 2.34, GLIBC_2.34 in libc. One of the two
-        // exists.
-        for version in [c"GLIBC_2.2.5", c"GLIBC_2.34"] {
+        // The name has the first version of the architecture in libdl and, since glibc 2.34, GLIBC_2.34 in
+        // libc. One of the two exists.
+        let first = if cfg!(target_arch = "aarch64") { c"GLIBC_2.17" } else { c"GLIBC_2.2.5" };
+        for version in [first, c"GLIBC_2.34"] {
             // SAFETY: both names end in 0; dlvsym only looks them up.
             found = unsafe { dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
             if !found.is_null() {

@@ -51,8 +51,10 @@ pub(crate) struct ChunkPool {
 #[derive(Default)]
 struct Owner {
     tid: AtomicU32,
-    lane: AtomicU32,
-    index: AtomicU32,
+    /// The lane (upper half) and the position in it (lower half). One word, because the writer thread may
+    /// find a chunk through an old [`LaneShared::chunk`](super::event_queue::LaneShared) while another lane
+    /// takes the chunk, and must not mix the two.
+    place: AtomicU64,
 }
 
 impl ChunkPool {
@@ -96,7 +98,9 @@ impl ChunkPool {
         self.short.load(Ordering::Relaxed)
     }
 
-    fn note_shortness(&self) {
+    /// Stores whether few chunks are free. The writer thread calls this after it has returned chunks, so that
+    /// the answer of a thread that was interrupted here does not stay.
+    pub(super) fn note_shortness(&self) {
         self.short.store(self.percent_free() < SHORT_PERCENT, Ordering::Relaxed);
     }
 
@@ -132,8 +136,8 @@ impl ChunkPool {
         header.committed.store(0, Ordering::Relaxed);
         let owner = &self.owners[chunk as usize];
         owner.tid.store(tid, Ordering::Relaxed);
-        owner.lane.store(lane, Ordering::Relaxed);
-        owner.index.store(index, Ordering::Relaxed);
+        // `Release`: a reader that finds this place finds that no slot is complete, too.
+        owner.place.store(u64::from(lane) << 32 | u64::from(index), Ordering::Release);
         header.tid.store(tid, Ordering::Relaxed);
         header.lane.store(lane, Ordering::Relaxed);
         header.index.store(index, Ordering::Relaxed);
@@ -232,9 +236,14 @@ fn prefetch(slot: *const Event) {
     let _ = slot;
     // SAFETY: PREFETCHW has no visible effect and faults at no address; x86-64 processors without it execute
     // it as a no-op.
-    #[cfg(not(miri))]
+    #[cfg(all(not(miri), target_arch = "x86_64"))]
     unsafe {
         std::arch::asm!("prefetchw [{slot}]", slot = in(reg) slot, options(nostack, preserves_flags, readonly));
+    }
+    // SAFETY: PRFM has no visible effect and faults at no address.
+    #[cfg(all(not(miri), target_arch = "aarch64"))]
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{slot}]", slot = in(reg) slot, options(nostack, preserves_flags, readonly));
     }
 }
 
@@ -417,16 +426,11 @@ impl ChunkReader {
         self.owner().tid.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of the lane that the chunk belongs to.
+    /// Returns the number of the lane that the chunk belongs to, and the position of the chunk in the lane.
     #[must_use]
-    pub(crate) fn lane(self) -> u32 {
-        self.owner().lane.load(Ordering::Relaxed)
-    }
-
-    /// Returns the position of the chunk in its lane.
-    #[must_use]
-    pub(crate) fn index(self) -> u32 {
-        self.owner().index.load(Ordering::Relaxed)
+    pub(crate) fn place(self) -> (u32, u32) {
+        let place = self.owner().place.load(Ordering::Acquire);
+        ((place >> 32) as u32, place as u32)
     }
 
     fn owner(&self) -> &Owner {
@@ -498,7 +502,7 @@ mod tests {
         assert!(lock(&other, libc::F_OFD_SETLK).is_err());
         // A child that lives longer than the pool must not keep the lock.
         // SAFETY: the child only sleeps.
-        let child = unsafe { libc::syscall(libc::SYS_fork) } as libc::pid_t;
+        let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as libc::pid_t;
         if child == 0 {
             // SAFETY: the child only sleeps.
             unsafe { libc::sleep(20) };

@@ -303,10 +303,11 @@ impl Lane {
 impl Drop for Lane {
     /// Hands the last chunk of a thread that ends to the writer thread, and marks the lane as closed.
     fn drop(&mut self) {
-        self.shared.chunk.store(NO_CHUNK, Ordering::Release);
         if let Some(chunk) = self.chunk.take() {
             chunk.finish();
         }
+        // After `finish`, so that the writer thread finds the chunk in one of the two places at any time.
+        self.shared.chunk.store(NO_CHUNK, Ordering::Release);
         self.shared.pending.store(IDLE, Ordering::Release);
         self.shared.announced.store(IDLE, Ordering::Release);
         self.shared.closed.store(true, Ordering::Release);

@@ -21,8 +21,8 @@ use super::overflow::{MAX_OVERFLOW, OverflowEvent};
 use crate::clock;
 
 /// Within this time, a store becomes visible to the other cores. So if a lane appears idle, all its events
-/// that are older than this are visible. (The lane needs no fence; x86 drains a store buffer in well under 1
-/// us.)
+/// that are older than this are visible. (The lane needs no fence: its store precedes its read of the clock, and
+/// processors drain a store buffer in well under 1 us.)
 const SLACK_NS: u64 = 1_000_000;
 /// An announced event no longer delays the other events if the queue is nearly full. This means that fewer
 /// than this percentage of the chunks are free, and that at least this percentage of the chunks are full or
@@ -90,11 +90,11 @@ impl Merge {
         }
         let mut full: Vec<_> =
             queue.pool().full().try_iter().map(|chunk| queue.pool().reader(chunk)).collect();
-        full.sort_by_key(|chunk| (chunk.lane(), chunk.index()));
+        full.sort_by_key(|chunk| chunk.place());
         for chunk in full {
             // A lane that registered after `take_new_lanes` above is still in the list of new lanes, where
             // `source` finds it.
-            self.source(chunk.lane(), queue).add(chunk, true);
+            self.source(chunk.place().0, queue).add(chunk, true);
         }
         for OverflowEvent { lane, tid, event } in queue.overflow.take() {
             let source = self.source(lane, queue);
@@ -103,8 +103,7 @@ impl Merge {
         }
         for (lane, chunk) in filling {
             if let Some(source) = self.sources.get_mut(&lane)
-                && chunk.lane() == lane
-                && chunk.index() == source.next_index
+                && chunk.place() == (lane, source.next_index)
             {
                 source.add(chunk, false);
             }
@@ -191,6 +190,7 @@ impl Merge {
                 queue.pool().recycle(chunk);
             }
         }
+        queue.pool().note_shortness();
         self.sources.retain(|_, source| {
             let closed = source.shared.closed.load(Ordering::Acquire);
             let is_empty = source.chunks.is_empty() && source.overflow.is_empty();
@@ -268,7 +268,7 @@ impl Source {
     fn add(&mut self, chunk: ChunkReader, full: bool) {
         self.tid = chunk.tid();
         if full {
-            self.next_index = chunk.index() + 1;
+            self.next_index = chunk.place().1 + 1;
         }
         match self.chunks.back_mut() {
             Some(last) if last.chunk.number() == chunk.number() && !last.full => last.full = full,

@@ -80,12 +80,7 @@ macro_rules! driver_hooks {
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             unsafe extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
-                // At the entry of a function, the return address is on top of the stack.
-                core::arch::naked_asm!(
-                    concat!("mov ", $register, ", qword ptr [rsp]"),
-                    "jmp {body}",
-                    body = sym $body::<0>
-                )
+                $crate::hooks::cuda::stand_in::jump_with_caller!($register, [$($arg)*], $body::<0>)
             }
         )*
 
@@ -97,11 +92,7 @@ macro_rules! driver_hooks {
             $(
                 #[unsafe(naked)]
                 unsafe extern "C" fn $name<const WAY: usize>($($arg: $type),*) -> std::ffi::c_int {
-                    core::arch::naked_asm!(
-                        concat!("mov ", $register, ", qword ptr [rsp]"),
-                        "jmp {body}",
-                        body = sym $body::<WAY>
-                    )
+                    $crate::hooks::cuda::stand_in::jump_with_caller!($register, [$($arg)*], $body::<WAY>)
                 }
             )*
         }

@@ -11,9 +11,10 @@ pub(crate) type StandIn = unsafe fn(*mut c_void) -> *mut c_void;
 
 /// Defines the exported hook of each function of the runtime.
 ///
-/// A line gives the function's signature, the register that the ABI would use for one more argument, the
-/// body, and the static of the real function. The hook passes the return address, which an ordinary function
-/// cannot see, to the body in that register.
+/// A line gives the function's signature, the register that the ABI of x86-64 would use for one more
+/// argument, the body, and the static of the real function. The hook passes the return address, which an
+/// ordinary function cannot see, to the body in that register
+/// ([`jump_with_caller`](crate::hooks::cuda::stand_in::jump_with_caller)).
 macro_rules! caller_hooks {
     ($($name:ident($($arg:ident: $type:ty),*) caller $register:literal => $body:ident, $real:ident;)*) => {
         $(
@@ -24,12 +25,7 @@ macro_rules! caller_hooks {
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             unsafe extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
-                // At the entry of a function, the return address is on top of the stack.
-                core::arch::naked_asm!(
-                    concat!("mov ", $register, ", qword ptr [rsp]"),
-                    "jmp {body}",
-                    body = sym $body
-                )
+                $crate::hooks::cuda::stand_in::jump_with_caller!($register, [$($arg)*], $body)
             }
         )*
 
@@ -49,3 +45,33 @@ macro_rules! caller_hooks {
 }
 
 pub(super) use caller_hooks;
+
+/// The code of a hook: jumps to the body with the return address as one more argument.
+///
+/// At the entry of a function, x86-64 has the return address on top of the stack, and aarch64 has it in the
+/// link register. On aarch64, each argument of these functions takes one register, also a large structure,
+/// whose address is passed.
+#[cfg(target_arch = "x86_64")]
+macro_rules! jump_with_caller {
+    ($register:literal, [$($arg:ident)*], $body:path) => {
+        core::arch::naked_asm!(
+            concat!("mov ", $register, ", qword ptr [rsp]"),
+            "jmp {body}",
+            body = sym $body
+        )
+    };
+}
+
+#[cfg(target_arch = "aarch64")]
+macro_rules! jump_with_caller {
+    ($register:literal, [$($arg:ident)*], $body:path) => {
+        core::arch::naked_asm!(
+            "mov x{count}, x30",
+            "b {body}",
+            count = const <[&str]>::len(&[$(stringify!($arg)),*]),
+            body = sym $body
+        )
+    };
+}
+
+pub(super) use jump_with_caller;

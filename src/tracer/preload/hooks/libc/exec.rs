@@ -165,15 +165,16 @@ unsafe extern "C" fn with_environment(path: *const c_char, argv: Strings) -> c_i
     }
 }
 
-/// Defines the functions that take the strings of `argv` as separate arguments. By the ABI, the first five
-/// strings are in registers and the rest are on the stack, in order. Pushing the five registers onto the
-/// stack completes the array.
+/// Defines the functions that take the strings of `argv` as separate arguments. By the ABI, the first strings
+/// (x86-64: five, aarch64: seven) are in registers and the rest are on the stack, in order. Storing these
+/// registers below the stack's strings completes the array.
 macro_rules! one_by_one {
     ($($name:ident => $real:ident;)*) => {
         $(
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             unsafe extern "C" fn $name() {
+                #[cfg(target_arch = "x86_64")]
                 core::arch::naked_asm!(
                     // Move the return address below the array, because the array must be contiguous with the
                     // strings on the stack.
@@ -191,7 +192,20 @@ macro_rules! one_by_one {
                     "push rcx",
                     "ret",
                     real = sym $real
-                )
+                );
+                #[cfg(target_arch = "aarch64")]
+                core::arch::naked_asm!(
+                    "stp x29, x30, [sp, #-80]!",
+                    "stp x1, x2, [sp, #24]",
+                    "stp x3, x4, [sp, #40]",
+                    "stp x5, x6, [sp, #56]",
+                    "str x7, [sp, #72]",
+                    "add x1, sp, #24",
+                    "bl {real}",
+                    "ldp x29, x30, [sp], #80",
+                    "ret",
+                    real = sym $real
+                );
             }
         )*
     };

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, OsString, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use memtrace_record::recorder::text_id;
 
@@ -94,8 +94,8 @@ unsafe fn inject(get: GetExportTable) -> c_int {
             if before.get(slot).copied().flatten() != Some(now) && !now.is_null() {
                 module.next[slot].store(now, Ordering::Release);
             }
-            // SAFETY: as above; NVTX reads it at the next call.
-            unsafe { *place = ours };
+            // SAFETY: as above; NVTX reads it at the next call. `Release`: after `next` above.
+            unsafe { AtomicPtr::from_ptr(place) }.store(ours, Ordering::Release);
         }
     }
     1

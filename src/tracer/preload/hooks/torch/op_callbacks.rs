@@ -18,6 +18,8 @@ use crate::runtime::guard::shielded;
 use crate::runtime::session;
 use crate::runtime::thread::running_ops::{NameOf, Scope};
 
+/// A start callback: `std::unique_ptr<ObserverContext> (*)(const RecordFunction&)`. The caller passes the
+/// place of the result: on x86-64 as the first argument, on aarch64 in x8; see [`entry`].
 type Start = unsafe extern "C" fn(*mut *mut c_void, *const c_void) -> *mut *mut c_void;
 type End = unsafe extern "C" fn(*const c_void, *mut c_void);
 
@@ -56,6 +58,21 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 static GET_DEVICE_COUNT: RealFn<unsafe extern "C" fn(*mut c_int) -> c_int> =
     unsafe { RealFn::new(c"cudaGetDeviceCount", "libcudart.so") };
 
+/// The function that torch calls for a start callback whose body gets the place of the result as its first
+/// argument.
+macro_rules! entry {
+    ($body:ident) => {{
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(naked)]
+        unsafe extern "C" fn entry(_: *mut *mut c_void, _: *const c_void) -> *mut *mut c_void {
+            core::arch::naked_asm!("mov x1, x0", "mov x0, x8", "b {body}", body = sym $body)
+        }
+        #[cfg(target_arch = "x86_64")]
+        use $body as entry;
+        entry as Start
+    }};
+}
+
 /// The hook of torch's first call to CUDA. At this point, torch's libraries are loaded and its mutexes are
 /// free, so our callbacks are installed here.
 #[unsafe(no_mangle)]
@@ -88,9 +105,9 @@ pub(super) fn install_callbacks() {
     callback_state::install();
     op_stack::set_rows(session.settings.ops.rows(), session.settings.ops.all());
     let scopes: [(usize, Start); 3] = if op_io::is_wanted() {
-        [(0, start_function_io), (1, start_backward_io), (7, start_user)]
+        [(0, entry!(start_function_io)), (1, entry!(start_backward_io)), (7, entry!(start_user))]
     } else {
-        [(0, start_function), (1, start_backward), (7, start_user)]
+        [(0, entry!(start_function)), (1, entry!(start_backward)), (7, entry!(start_user))]
     };
     let needs_inputs = u8::from(op_io::is_wanted());
     for (index, (scope, start)) in scopes.into_iter().enumerate() {
