@@ -242,11 +242,40 @@ fn oom_in_a_first_step_counts_the_optimizer_before_it_calls_advice_enough() {
         let large = code.replace("randn(64", "randn(8192");
         let oom = oom_of(torch, "t4,mem=900m", &large);
         assert!(
-            oom.contains(" forward, step ") && oom.contains("in a whole step with Adam"),
+            oom.contains(" forward, step ") && oom.contains("in a whole step with AdamW"),
             "torch {version}: {oom}"
         );
-        assert!(oom.contains("with Adam 512.25 MiB"), "torch {version}: {oom}");
+        assert!(oom.contains("The state of AdamW is still to come: 512.25 MiB"), "torch {version}: {oom}");
         assert!(!oom.contains("likely enough"), "torch {version}: {oom}");
+        // SGD has no state, and with momentum one block per parameter. If no optimizer exists yet, it is unknown.
+        let other = |new: &str| oom_of(torch, "t4,mem=900m", &large.replace("AdamW(net.parameters())", new));
+        let oom = other("SGD(net.parameters(), lr=1e-3)");
+        assert!(!oom.contains("still to come") && !oom.contains(" with Adam"), "torch {version}: {oom}");
+        let oom = other("SGD(net.parameters(), lr=1e-3, momentum=0.9)");
+        assert!(
+            oom.contains("The state of SGD,momentum is still to come: 256.12 MiB"),
+            "torch {version}: {oom}"
+        );
+        let oom = other("AdamW if False else None");
+        assert!(oom.contains("the optimizer is unknown: Adam needs 512.25 MiB"), "torch {version}: {oom}");
+    });
+}
+
+#[test]
+fn a_model_that_calls_a_part_of_itself_while_it_is_built_has_steps() {
+    let code = "import torch\n\
+        from torch import nn\n\
+        layers = [nn.utils.parametrizations.weight_norm(nn.Linear(2048, 2048, device='cuda')) for _ in range(4)]\n\
+        net = nn.Sequential(*layers).eval()\n\
+        found = []\n\
+        for _ in range(40):\n\
+        \x20   found.append(net(torch.randn(2048, 2048, device='cuda')))";
+    Torch::on_newest(|torch| {
+        let oom = oom_of(torch, "t4,mem=900m", code);
+        let version = &torch.version;
+        assert!(oom.contains("verdict: memory grows"), "torch {version}: {oom}");
+        let (verdict, _) = oom.split_once("  try: ").unwrap();
+        assert!(verdict.contains("`found`"), "torch {version}: {oom}");
     });
 }
 

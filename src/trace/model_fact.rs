@@ -12,6 +12,9 @@ pub enum ModelFact<'a> {
     BatchOfOne(bool),
     /// True if the latest call was in evaluation mode.
     Evaluates(bool),
+    /// The class of the optimizer of its parameters, found after an OOM, followed by the options that add
+    /// state, such as `SGD,momentum`.
+    Optimizer(&'a str),
 }
 
 impl<'a> ModelFact<'a> {
@@ -24,6 +27,7 @@ impl<'a> ModelFact<'a> {
             ("trained", bytes) => ModelFact::Trained(bytes.parse().ok()),
             ("batch", samples) => ModelFact::BatchOfOne(samples == "one"),
             ("mode", mode) => ModelFact::Evaluates(mode == "eval"),
+            ("optimizer", class) => ModelFact::Optimizer(class),
             _ => return None,
         };
         Some((fact, path))
@@ -42,6 +46,7 @@ mod tests {
         assert_eq!(ModelFact::parse("batch=one my net"), Some((ModelFact::BatchOfOne(true), "my net")));
         assert_eq!(ModelFact::parse("batch=several GPT"), Some((ModelFact::BatchOfOne(false), "GPT")));
         assert_eq!(ModelFact::parse("mode=eval GPT"), Some((ModelFact::Evaluates(true), "GPT")));
+        assert_eq!(ModelFact::parse("optimizer=SGD GPT"), Some((ModelFact::Optimizer("SGD"), "GPT")));
         for other in ["", "type=bfloat16", "GPT", "size=1 GPT"] {
             assert_eq!(ModelFact::parse(other), None, "{other}");
         }

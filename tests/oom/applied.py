@@ -140,7 +140,7 @@ def optimizer(name):
         def step(self, closure=None):
             pass
 
-    def make(params, *args, **kwargs):
+    def make(_, params, *args, **kwargs):
         if name == "8bit":
             from bitsandbytes.optim import AdamW8bit
 
@@ -152,22 +152,22 @@ def optimizer(name):
         other = {"adafactor": torch.optim.Adafactor, "sgd": torch.optim.SGD, "in-backward": InBackward}[name]
         return other(params, **arguments(args, kwargs))
 
-    replace_adamw(make)
+    replace_adam(make)
 
 
-def replace_adamw(make):
-    """Makes `torch.optim.AdamW(...)` return `make(...)`; it stays a class, as trainers expect."""
+def replace_adam(make):
+    """Makes `torch.optim.Adam(...)` and `AdamW(...)` return `make(CLASS, ...)`. They stay classes, as
+    trainers expect."""
+    for original in (torch.optim.Adam, torch.optim.AdamW):
 
-    class AdamW(torch.optim.AdamW):
-        def __new__(cls, params, *args, **kwargs):
-            return make(params, *args, **kwargs)
+        def new(cls, params, *args, original=original, **kwargs):
+            return make(original, params, *args, **kwargs)
 
-    torch.optim.AdamW = AdamW
+        setattr(torch.optim, original.__name__, type(original.__name__, (original,), {"__new__": new}))
 
 
 def fused():
-    adamw = torch.optim.AdamW
-    replace_adamw(lambda params, *args, **kwargs: adamw(params, *args, **(kwargs | {"fused": True})))
+    replace_adam(lambda adam, params, *args, **kwargs: adam(params, *args, **(kwargs | {"fused": True})))
 
 
 change, *argv = sys.argv[1:]

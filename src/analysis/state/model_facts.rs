@@ -51,6 +51,7 @@ impl ModelFacts {
             ModelFact::Trained(bytes) => facts.trained = bytes,
             ModelFact::BatchOfOne(is_one) => facts.is_batch_of_one = is_one,
             ModelFact::Evaluates(evaluates) => facts.evaluates = evaluates,
+            ModelFact::Optimizer(_) => return false,
         }
         true
     }

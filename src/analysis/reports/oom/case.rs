@@ -1,6 +1,6 @@
 //! One request that ran out of memory: the cause, the verdict and the advice.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use memtrace_trace::model_fact::ModelFact;
@@ -14,10 +14,13 @@ use super::super::advised::FirstAdvice;
 use super::super::device_users::Neighbours;
 use super::super::late_buckets::late_buckets;
 use super::attention::AttentionFinder;
-use super::cause::{Cause, Copies, FEWEST_STEPS, Facts, Kept, StepTotals, with_inputs_of_checkpoints};
+use super::cause::{
+    Cause, Copies, FEWEST_STEPS, Facts, Kept, StateToCome, StepTotals, with_inputs_of_checkpoints,
+};
 use super::eval_mode::{ForwardModes, is_by_mode};
 use super::forwards::Forwards;
 use super::idle::{ModuleCalls, UntrainedModel};
+use super::optimizers::Optimizers;
 use super::recomputed::recomputed;
 use super::remedies::remedy;
 use super::server_limit::ServerPart;
@@ -26,7 +29,7 @@ use super::step_groups::{Difference, StepGroups};
 use crate::options::Options;
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::SymbolTable;
+use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::numbers::duration;
 use crate::render::numbers::{counted, nth, step_or_dash, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
@@ -73,6 +76,8 @@ pub(super) struct RowsBefore {
     attention: AttentionFinder,
     calls: ModuleCalls,
     facts: ModelFacts,
+    /// The optimizers that were found after the OOM, if it was in the first step.
+    pub(super) optimizers: Optimizers,
     /// The roots that were called in evaluation mode after calls in training mode.
     evaluated: BTreeSet<String>,
 }
@@ -188,7 +193,7 @@ struct LayersLeft {
     of: i64,
     /// An estimate of the bytes that the current layer and the remaining layers would still allocate: the
     /// average of the earlier layers for each, minus the memory that the current layer already holds. In the
-    /// first layer, this is unknown and 0.
+    /// first layer, and after earlier layers of unlike sizes, this is unknown and 0.
     bytes: i64,
 }
 
@@ -212,12 +217,18 @@ impl LayersLeft {
                         Category::Activation | Category::Temporary | Category::AutogradDetail
                     )
             });
-            let bytes: i64 = kept.map(|(.., bytes)| bytes).sum();
+            let mut of_earlier: BTreeMap<i64, i64> = BTreeMap::new();
+            for (path, _, bytes) in kept {
+                *of_earlier.entry(number(path).unwrap_or_default()).or_default() += bytes;
+            }
             let found = |bytes| LayersLeft { at: format!("{prefix}{name}"), number: at, of, bytes };
             if at == 0 && of > 1 {
                 return Some(found(0));
             }
             if of > at {
+                let Some(each) = mean_if_alike(at, &of_earlier) else {
+                    return (of > at + 1).then(|| found(0));
+                };
                 // The layer of the request already holds a part of its memory, which must not be counted
                 // again.
                 let taken: i64 = live
@@ -227,12 +238,21 @@ impl LayersLeft {
                     })
                     .map(|(.., bytes)| bytes)
                     .sum();
-                let left = bytes / at * (of - at) - taken;
+                let left = each * (of - at) - taken;
                 return (left > 0).then(|| found(left));
             }
         }
         None
     }
+}
+
+/// Returns the mean of the bytes of `count` layers, or `None` if the largest has more than twice as much as the
+/// smallest: the stages of a convolutional network, each of which works on a smaller image, do not predict the
+/// next one. `layers` has the bytes of the layers that hold memory, by number.
+fn mean_if_alike(count: i64, layers: &BTreeMap<i64, i64>) -> Option<i64> {
+    let (least, most) = (layers.values().min()?, layers.values().max()?);
+    let are_all = layers.len() as i64 == count;
+    (are_all && *most <= 2 * least).then(|| layers.values().sum::<i64>() / count)
 }
 
 /// The memory of an optimizer's step at a request within this step; sizes are in bytes.
@@ -429,6 +449,12 @@ impl<'a> OomCase<'a> {
                 })
             })
             .flatten();
+        let is_result = |block: &&Block| {
+            let is_of_step = block.owner.step == row.step && block.owner.module != row.module;
+            is_of_step && matches!(block.owner.category, Category::Activation | Category::AutogradDetail)
+        };
+        let holding: BTreeSet<Symbol> =
+            live.iter().filter(is_result).map(|block| block.owner.module).collect();
         let optimizer = OptimizerStep::of(&live, &replayed.symbols, row);
         let forwards = seen.forwards.since_backward(&replayed.symbols);
         let facts = Facts {
@@ -475,15 +501,17 @@ impl<'a> OomCase<'a> {
             states: Some(Copies::of(&live, Category::OptimizerState))
                 .filter(|states| states.steps >= FEWEST_STEPS),
             // If the search was incomplete, it may have missed the graphs, so assume that there are some.
+            // It may also miss a graph that only variables of running functions hold.
             has_autograd: search.is_none_or(|search| {
                 !search.is_whole || search.holders.iter().any(|holder| holder.graphs > 0)
-            }),
+            }) || in_forward && seen.calls.keep_graph(row.step, &holding),
             has_backward: seen.forwards.has_backward,
             roots: seen.forwards.roots(&replayed.symbols),
             step_temporaries: optimizer.temporaries,
             temporaries_to_come: 0,
             state_to_come: if layers.is_some() { 0 } else { optimizer.to_come },
-            adam_to_come: 0,
+            is_in_update: row.phase == replayed.replay.phases.optimizer,
+            of_optimizer: StateToCome::default(),
             needed: trace.needed_bytes(),
         };
         let mut facts = facts;
@@ -504,7 +532,8 @@ impl<'a> OomCase<'a> {
                     && root_of(&replayed.symbols.get(block.owner.module)) == root
             };
             let parameters: i64 = live.iter().filter(is_own).map(|block| block.bytes).sum();
-            facts.adam_to_come = 2 * of_model.trained.unwrap_or(parameters).min(parameters);
+            let trained = of_model.trained.unwrap_or(parameters).min(parameters);
+            facts.of_optimizer = seen.optimizers.state_of(root, trained);
         }
         let (cause, kept) = facts.judge();
         let groups = seen.groups.iter().find(|(device, _)| *device == row.device);
@@ -626,8 +655,11 @@ impl<'a> OomCase<'a> {
         }
         let whole = facts.short_of_whole_step();
         let in_step = if whole > bytes && !is_measured && self.cause == Cause::TooBig {
-            let until =
-                if facts.adam_to_come > 0 { "in a whole step with Adam" } else { "until this step ends" };
+            let until = match &facts.of_optimizer {
+                StateToCome { bytes: 0, .. } => "until this step ends".to_owned(),
+                StateToCome { class: Some(class), .. } => format!("in a whole step with {class}"),
+                StateToCome { .. } => "in a whole step if the optimizer is Adam".to_owned(),
+            };
             format!(", about {} {until}", units.show(whole))
         } else {
             String::new()
@@ -667,6 +699,7 @@ impl<'a> OomCase<'a> {
                 show(facts.cached())
             )
         };
+        let kept_holder = self.kept.as_ref().map(|(holder, _)| holder);
         match (self.cause, &self.kept) {
             (Cause::Injected, _) => {
                 format!("--phantom-fault made the request for {request} fail; the device had room")
@@ -680,11 +713,15 @@ impl<'a> OomCase<'a> {
                     self.room_text(units)
                 )
             }
-            (Cause::Grows, None) if facts.growth().is_none() => format!(
-                "parameters of {} were allocated in {}: copies of the model are kept",
-                show(facts.copies.bytes),
-                counted(facts.copies.steps as u64, "step")
-            ),
+            (Cause::Grows, None | Some((_, Kept::Copies))) if facts.growth().is_none() => {
+                let holder = kept_holder.map(|holder| format!(". {}", upper_first(&holder.kept(units))));
+                format!(
+                    "parameters of {} were allocated in {}: copies of the model are kept{}",
+                    show(facts.copies.bytes),
+                    counted(facts.copies.steps as u64, "step"),
+                    holder.unwrap_or_default()
+                )
+            }
             (Cause::Grows, kept) => {
                 let growth = facts.growth();
                 let grown = growth.map(|growth| {
@@ -801,17 +838,17 @@ impl<'a> OomCase<'a> {
                             if temporaries > 0 { of_step } else { String::new() }
                         )
                     }
-                    None => {
-                        match self.layers.as_ref().filter(|left| left.number == 0 && facts.has_autograd) {
-                            Some(left) => {
-                                format!(
-                                    "{at_least}. It was the 1st of {} layers ({}), and the others need memory, too",
-                                    left.of, left.at
-                                )
-                            }
-                            None => at_least,
+                    None => match self.layers.as_ref().filter(|left| left.bytes == 0 && facts.has_autograd) {
+                        Some(left) => {
+                            format!(
+                                "{at_least}. It was the {} of {} layers ({}), and the others need memory, too",
+                                nth(left.number + 1),
+                                left.of,
+                                left.at
+                            )
                         }
-                    }
+                        None => at_least,
+                    },
                 },
             },
             (Cause::TooBig | Cause::Kept, _) => {
@@ -830,20 +867,28 @@ impl<'a> OomCase<'a> {
         self.live.iter().filter(is_it).max_by_key(|(_, bytes)| *bytes)
     }
 
-    /// Returns a sentence about the state that Adam will allocate if the request is in the first step, or an
-    /// empty text.
-    fn adam_to_come(&self, units: Unit) -> String {
+    /// Returns a sentence about the state that the optimizer will allocate if the request is in the first
+    /// step, or an empty text.
+    fn state_to_come(&self, units: Unit) -> String {
         let facts = &self.facts;
+        let StateToCome { bytes, class } = &facts.of_optimizer;
         let is_known = facts.needed.is_some_and(|needed| needed > facts.capacity);
-        if self.cause != Cause::TooBig || facts.adam_to_come == 0 || is_known {
+        if self.cause != Cause::TooBig || *bytes == 0 || is_known {
             return String::new();
         }
-        format!(
-            " The state of an optimizer is still to come: with Adam {} for {}, so about {} in all.",
-            units.show(facts.adam_to_come),
-            root_of(&self.module),
-            units.show(facts.capacity + facts.short_of_whole_step())
-        )
+        let (state, root) = (units.show(*bytes), root_of(&self.module));
+        let whole = units.show(facts.capacity + facts.short_of_whole_step());
+        match class {
+            Some(class) => {
+                format!(
+                    " The state of {class} is still to come: {state} for {root}, so about {whole} in all."
+                )
+            }
+            None => format!(
+                " The state of the optimizer is still to come, and the optimizer is unknown: Adam needs {state} for \
+                 {root}, so about {whole} in all, and plain SGD needs none."
+            ),
+        }
     }
 
     /// Returns further findings from the figures, in addition to the verdict.
@@ -861,7 +906,7 @@ impl<'a> OomCase<'a> {
     /// Returns the text after the name of the cause: the missing bytes, and the reason.
     pub(super) fn after_verdict(&self, units: Unit) -> String {
         let because = upper_first(&self.because(units));
-        format!("{}. {because}.{}", self.missing(units), self.adam_to_come(units))
+        format!("{}. {because}.{}", self.missing(units), self.state_to_come(units))
     }
 
     /// Returns all remedies: those for the cause, then the changes of `memtrace advise`, then those whose use
@@ -1000,5 +1045,22 @@ impl<'a> OomCase<'a> {
         });
         value["host_bytes"] = facts.host.into();
         value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oom_predicts_no_layer_from_layers_of_unlike_sizes() {
+        let mean = |count, layers: &[i64]| mean_if_alike(count, &(0..).zip(layers.iter().copied()).collect());
+        assert_eq!(mean(3, &[100, 110, 120]), Some(110));
+        assert_eq!(mean(1, &[100]), Some(100));
+        // The stages of EfficientNet: the second has most of the memory, and the later ones have less.
+        assert_eq!(mean(2, &[1200, 7600]), None);
+        // Two of three layers hold no memory.
+        assert_eq!(mean(3, &[100]), None);
+        assert_eq!(mean(2, &[]), None);
     }
 }

@@ -165,11 +165,22 @@ pub(super) struct Facts {
     pub(super) temporaries_to_come: i64,
     /// The part of `to_come` that is state of the optimizer.
     pub(super) state_to_come: i64,
-    /// The state that Adam would allocate for the trained parameters of the model, if the request is in the
-    /// first step, before the optimizer's. The next step needs it in addition to all that this one needs.
-    pub(super) adam_to_come: i64,
+    /// True if the request is in the optimizer's step.
+    pub(super) is_in_update: bool,
+    /// The state that the optimizer has yet to allocate, if the request is in the first step, before the
+    /// optimizer's. The next step needs it in addition to all that this one needs.
+    pub(super) of_optimizer: StateToCome,
     /// The device memory that the run needed, if it was measured.
     pub(super) needed: Option<i64>,
+}
+
+/// The state that an optimizer will allocate in its first step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct StateToCome {
+    /// The bytes. If the optimizer is unknown, they are those of Adam.
+    pub(super) bytes: i64,
+    /// The name of its class; `None` if no optimizer of this model was found.
+    pub(super) class: Option<String>,
 }
 
 /// Live parameters, or state of optimizers, that were allocated after training began, as by a program that
@@ -222,6 +233,8 @@ pub(super) struct Growth {
 pub(super) enum Kept {
     /// The holder grows in each step.
     Grows,
+    /// Copies of the model, made in several steps.
+    Copies,
     /// An exception's traceback holds the variables of an attempt that failed.
     Traceback,
     /// The graph of an earlier step, in addition to the graph of this step.
@@ -285,7 +298,7 @@ impl Facts {
         if self.needed.is_some_and(|needed| needed > self.capacity) {
             return self.short();
         }
-        let whole = self.needs_at_least() + self.to_come + self.temporaries_to_come + self.adam_to_come;
+        let whole = self.needs_at_least() + self.to_come + self.temporaries_to_come + self.of_optimizer.bytes;
         whole.saturating_sub(self.capacity).max(self.short())
     }
 
@@ -327,19 +340,23 @@ impl Facts {
         if self.growth().is_some() || matches!(kept, Some((_, Kept::Grows))) {
             return (Cause::Grows, self.growing());
         }
-        if self.copies.steps > 1 && self.is_material(self.copies.bytes) {
-            return (Cause::Grows, None);
+        if self.are_copies_kept() {
+            let holder = self.holders.iter().filter(|holder| self.is_of_copies(holder));
+            let largest = holder.max_by_key(|holder| holder.bytes);
+            return (Cause::Grows, largest.map(|holder| (holder, Kept::Copies)));
         }
         if self.others >= self.lacking() && self.is_material(self.others) {
             return (Cause::OtherProcess, None);
         }
         // A list may gather the results that the program exists to produce, so such a holder is doubtful.
-        // Large holes are useless without doubt.
-        let is_doubtful = matches!(kept, Some((_, Kept::Gathered | Kept::EarlierResult)));
-        if kept.is_some()
-            && !(is_doubtful && is_fragmented && self.cached() as f64 >= LARGE * self.capacity as f64)
-        {
-            return (Cause::Kept, kept);
+        // Large holes are useless without doubt, but with a holder of more memory they are not the main cause.
+        let holes = self.cached();
+        let is_doubtful = |(holder, why): (&Holder, Kept)| {
+            matches!(why, Kept::Gathered | Kept::EarlierResult) && holder.bytes <= holes
+        };
+        let are_holes_large = is_fragmented && holes as f64 >= LARGE * self.capacity as f64;
+        if let Some(found) = kept.filter(|found| !(are_holes_large && is_doubtful(*found))) {
+            return (Cause::Kept, Some(found));
         }
         if is_fragmented {
             return (Cause::Fragmentation, None);
@@ -358,18 +375,33 @@ impl Facts {
         (Cause::TooBig, None)
     }
 
-    /// Returns true if fragmentation explains the failure. Three conditions must hold. The request fits into
+    /// Returns true if fragmentation explains the failure. Four conditions must hold. The request fits into
     /// the sum of the free memory but not into its largest piece. The memory that the program is known to
-    /// need fits the card. And the holes are a significant part of the card, or the peak of an earlier step
+    /// need fits the card. If the rest of the step is unknown, the free memory would hold as much again as
+    /// this step has taken. And the holes are a significant part of the card, or the peak of an earlier step
     /// reached the allocated memory plus this request.
     fn is_fragmented(&self) -> bool {
         if self.needed.is_some_and(|needed| self.capacity > 0 && needed > self.capacity) {
             return false;
         }
-        let fits = self.cached() + self.room >= self.request && self.largest_hole < self.request;
+        let free = self.cached() + self.room;
+        let fits = free >= self.request && self.largest_hole < self.request;
         let before = self.steps.iter().map(|step| step.peak).max().unwrap_or(0);
-        let goes_on = self.capacity == 0 || self.needs_in_all() <= self.capacity;
-        fits && goes_on && (self.is_material(self.cached()) || before >= self.allocated + self.request)
+        let rest = self.of_optimizer.bytes + self.temporaries_to_come;
+        let goes_on = self.capacity == 0 || self.needs_in_all() + rest <= self.capacity;
+        let taken = self.allocated + self.request - self.step_began;
+        let leaves_enough = !self.is_rest_open() || self.is_private() || free - self.request >= taken;
+        let is_large = self.is_material(self.cached()) || before >= self.allocated + self.request;
+        fits && goes_on && leaves_enough && is_large
+    }
+
+    /// Returns true if nothing tells how much memory the rest of this step takes: no earlier step has ended,
+    /// or this step is larger than all of them, and neither repeated layers nor an optimizer's state give an
+    /// estimate.
+    pub(super) fn is_rest_open(&self) -> bool {
+        // Without a graph, a layer keeps nothing, so it cannot predict the next layer.
+        let is_estimated = self.is_in_update || self.to_come > 0 && self.has_autograd;
+        self.is_larger_than_before() || self.steps.is_empty() && !is_estimated
     }
 
     /// Returns the growth from step to step if it is the cause: without it, the request would fit, and this
@@ -405,7 +437,19 @@ impl Facts {
                 self.holders.iter().filter(|holder| !is_of_forward(holder) && holder.last_step >= Some(0));
             all.filter(|holder| holder.bytes >= half && holder.graphs == 0).max_by_key(|holder| holder.bytes)
         };
-        seen.map(|holder| (holder, Kept::Grows)).or_else(|| joined().map(|holder| (holder, Kept::Gathered)))
+        let why = |holder: &Holder| if self.is_of_copies(holder) { Kept::Copies } else { Kept::Grows };
+        seen.map(|holder| (holder, why(holder))).or_else(|| joined().map(|holder| (holder, Kept::Gathered)))
+    }
+
+    /// Returns true if parameters that were allocated in several steps take a significant share of the card.
+    fn are_copies_kept(&self) -> bool {
+        self.copies.steps > 1 && self.is_material(self.copies.bytes)
+    }
+
+    /// Returns true if a holder has at least half of the copies of a model, and little else.
+    fn is_of_copies(&self, holder: &Holder) -> bool {
+        let is_most = 2 * holder.bytes >= self.copies.bytes && holder.bytes <= 2 * self.copies.bytes;
+        self.are_copies_kept() && holder.graphs == 0 && holder.tensors >= FEWEST_GATHERED && is_most
     }
 
     /// Returns the largest holder of memory that the program does not need now, and the reason. A traceback
@@ -514,10 +558,12 @@ impl Facts {
                 "{} is free in torch's cache, in pieces of at most {}: closing these holes would {}",
                 shown(self.cached() - self.private),
                 shown(self.largest_hole),
-                if is_enough {
-                    "make room for this request, but the cause would remain"
-                } else {
-                    "not be enough"
+                match is_enough {
+                    true if cause == Cause::TooBig && self.is_rest_open() => {
+                        "make room for this request, and what the step needs after it is unknown"
+                    }
+                    true => "make room for this request, but the cause would remain",
+                    false => "not be enough",
                 }
             ));
         }
@@ -668,8 +714,11 @@ mod tests {
     #[test]
     fn oom_small_holes_of_a_full_card_are_no_fragmentation() {
         assert_eq!(full().judge().0, Cause::TooBig);
-        // The same card, but a fifth of its memory is in holes: the cause is fragmentation.
-        let holes = Facts { allocated: 18 * GIB, ..full() };
+        // The same card, but a fifth of its memory is in holes, and an earlier step of this size has ended: the
+        // cause is fragmentation. If no step has ended, more than the holes may be missing.
+        let first = Facts { allocated: 18 * GIB, ..full() };
+        assert_eq!(first.judge().0, Cause::TooBig);
+        let holes = Facts { steps: steps(&[7 * GIB]), step_began: 7 * GIB, ..first };
         assert_eq!(holes.judge().0, Cause::Fragmentation);
         assert_eq!(Facts { needed: Some(34 * GIB), ..holes.clone() }.judge().0, Cause::TooBig);
         assert_eq!(Facts { largest_hole: 2 * GIB, ..holes.clone() }.judge().0, Cause::TooBig);
@@ -679,7 +728,60 @@ mod tests {
         assert_eq!(began.judge().0, Cause::TooBig);
         assert_eq!(Facts { step_began: 13 * GIB, ..began }.judge().0, Cause::Fragmentation);
         // An earlier step held as much memory as this one. So even small holes are the cause.
-        assert_eq!(Facts { steps: steps(&[13 * GIB]), ..full() }.judge().0, Cause::Fragmentation);
+        let small = Facts { steps: steps(&[13 * GIB]), step_began: 13 * GIB, ..full() };
+        assert_eq!(small.judge().0, Cause::Fragmentation);
+    }
+
+    #[test]
+    fn oom_blames_no_holes_if_the_rest_of_the_step_is_open() {
+        // The first forward has taken 2 of 3 GiB, and holes have a sixth of the card: room for this request,
+        // and no more than a fifth of what the forward has taken so far.
+        let first = Facts {
+            capacity: 3 * GIB,
+            request: 352 * MIB,
+            segment: 352 * MIB,
+            allocated: 2 * GIB,
+            reserved: 2560 * MIB,
+            unknown: 250 * MIB,
+            room: 262 * MIB,
+            largest_hole: 224 * MIB,
+            failed_calls: 1,
+            ..Facts::default()
+        };
+        assert!(first.is_material(first.cached()) && first.is_rest_open());
+        assert_eq!(first.judge().0, Cause::TooBig);
+        // An earlier step took as much, so the rest is known to fit.
+        let second = Facts { steps: steps(&[0]), step: 1, ..first.clone() };
+        let as_much =
+            |taken: i64| StepTotals { peak: taken, peak_before_update: taken, ..StepTotals::default() };
+        assert_eq!(
+            Facts { steps: vec![as_much(2500 * MIB)], ..second.clone() }.judge().0,
+            Cause::Fragmentation
+        );
+        // This step takes far more than the earlier one did, as an evaluation that gathers its results does.
+        let larger = Facts { steps: vec![as_much(GIB)], ..second };
+        assert!(larger.is_rest_open());
+        assert_eq!(larger.judge().0, Cause::TooBig);
+        let results =
+            holder(json!({ "name": "outputs", "tensors": 7, "first_step": 1, "last_step": 1, "bytes": GIB }));
+        assert_eq!(Facts { holders: vec![results], ..larger }.judge().0, Cause::Kept);
+        // A step as large as the earlier one gathers results: more of them than there are holes, or fewer.
+        let usual = Facts { steps: vec![as_much(2500 * MIB)], step: 1, ..first.clone() };
+        for (bytes, cause) in [(GIB, Cause::Kept), (400 * MIB, Cause::Fragmentation)] {
+            let results = json!({ "tensors": 7, "first_step": 1, "last_step": 1, "bytes": bytes });
+            assert_eq!(Facts { holders: vec![holder(results)], ..usual.clone() }.judge().0, cause);
+        }
+        // In the optimizer's step, the state that is to come is known.
+        assert_eq!(Facts { is_in_update: true, ..first.clone() }.judge().0, Cause::Fragmentation);
+        // The holes would hold as much again as all that is allocated, or no request may use them.
+        let much = Facts { allocated: GIB / 2, ..first.clone() };
+        assert_eq!(much.judge().0, Cause::Fragmentation);
+        assert_eq!(Facts { private: 500 * MIB, ..first.clone() }.judge().0, Cause::Fragmentation);
+        // Repeated layers predict the rest of a forward that keeps a graph, and the optimizer's state follows.
+        let layers = Facts { to_come: 100 * MIB, has_autograd: true, ..first };
+        assert_eq!(layers.judge().0, Cause::Fragmentation);
+        let adam = StateToCome { bytes: 500 * MIB, class: None };
+        assert_eq!(Facts { of_optimizer: adam, ..layers }.judge().0, Cause::TooBig);
     }
 
     #[test]
@@ -776,6 +878,25 @@ mod tests {
         // The inputs stay a holder of their own if no graph waits for them, or only a graph of another step.
         assert_eq!(with_inputs_of_checkpoints(&[of_checkpoint(0)]).len(), 1);
         assert_eq!(with_inputs_of_checkpoints(&[of_checkpoint(1), graph]).len(), 2);
+    }
+
+    #[test]
+    fn oom_names_the_holder_of_copies_of_the_model() {
+        let copies = Copies { bytes: 5 * GIB, steps: 4 };
+        let bank = holder(json!({ "tensors": 96, "bytes": 5 * GIB, "last_step": 3 }));
+        let facts = Facts { step: 4, copies, holders: vec![bank], ..full() };
+        let why = |facts: &Facts| facts.judge().1.map(|(holder, why)| (holder.bytes, why));
+        assert_eq!((facts.judge().0, why(&facts)), (Cause::Grows, Some((5 * GIB, Kept::Copies))));
+        // The search has seen the holder grow, so its numbers are no results that .item() would make smaller.
+        let grows = holder(json!({ "tensors": 96, "bytes": 5 * GIB, "last_step": 3, "verdict": "grows" }));
+        let grown = Facts { holders: vec![grows], ..facts.clone() };
+        assert_eq!((grown.judge().0, why(&grown)), (Cause::Grows, Some((5 * GIB, Kept::Copies))));
+        // No holder of the copies: a small part of them, and far more than they take.
+        for bytes in [GIB, 12 * GIB] {
+            let other = holder(json!({ "tensors": 96, "bytes": bytes, "last_step": 3 }));
+            let found = Facts { holders: vec![other], ..facts.clone() };
+            assert_eq!((found.judge().0, why(&found)), (Cause::Grows, None));
+        }
     }
 
     #[test]

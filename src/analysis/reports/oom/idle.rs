@@ -2,13 +2,17 @@
 
 use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::model_facts::{ModelFacts, root_of};
 use crate::state::replay::Replay;
+
+/// The minimum number of modules with live results that show a graph. Without one, a model with skip
+/// connections keeps a few results, too.
+const FEWEST_HOLDING: usize = 8;
 
 /// For each called module: the number of its calls, and the step of the last one.
 #[derive(Default)]
@@ -28,6 +32,16 @@ impl ModuleCalls {
             let calls = self.of.entry(row.name).or_default();
             *calls = (calls.0 + 1, replay.step);
         }
+    }
+
+    /// Returns true if so many of the modules that a step has called still hold results of their own that a
+    /// graph must keep them: without a graph, the next module's results replace them. `holding` has the modules
+    /// of the live results of the step.
+    pub(super) fn keep_graph(&self, step: i64, holding: &BTreeSet<Symbol>) -> bool {
+        let called = self.of.values().filter(|(_, last)| *last == step).count();
+        let hold = holding.iter().filter(|module| self.of.get(module).is_some_and(|(_, last)| *last == step));
+        let hold = hold.count();
+        hold >= FEWEST_HOLDING && 3 * hold >= called
     }
 
     /// Returns the number of calls of a root.
@@ -109,6 +123,21 @@ impl UntrainedModel {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn oom_sees_a_graph_in_the_results_that_most_modules_keep() {
+        let symbols = SymbolTable::default();
+        let modules: Vec<Symbol> = (0..24).map(|index| symbols.intern(&format!("Net.{index}"))).collect();
+        let of = modules.iter().map(|module| (*module, (2, 3))).collect();
+        let calls = ModuleCalls { of, ..ModuleCalls::default() };
+        let first = |count: usize| modules[..count].iter().copied().collect();
+        assert!(calls.keep_graph(3, &first(16)));
+        // Without a graph, skip connections keep the results of a few modules. Modules of earlier steps do
+        // not count.
+        assert!(!calls.keep_graph(3, &first(7)));
+        assert!(!calls.keep_graph(4, &first(16)));
+        assert!(!calls.keep_graph(3, &BTreeSet::new()));
+    }
 
     #[test]
     fn oom_names_a_model_that_the_step_does_not_train() {

@@ -6,6 +6,7 @@ mod cause;
 mod eval_mode;
 mod forwards;
 mod idle;
+mod optimizers;
 mod recomputed;
 mod remedies;
 mod server_limit;
@@ -42,6 +43,7 @@ use crate::state::retained::{RetainedSearch, RetainedSearches};
 
 use case::{OomCase, RowsBefore};
 use cause::{Cause, Kept};
+use optimizers::Optimizers;
 use remedies::remedy;
 use server_limit::{Refused, ServerPart};
 
@@ -210,6 +212,10 @@ fn find_case<'a>(trace: &'a TraceFile, options: &Options) -> Result<Option<Found
     let (Some(replayed), Some(row)) = (replayed, seen.oom) else { return Ok(None) };
     let searches = RetainedSearches::read(trace, options)?;
     let part = ServerPart::read(trace, options)?;
+    // After the first step, the optimizer's state is allocated, so the trace shows it.
+    if row.step <= 0 {
+        seen.optimizers = Optimizers::read(trace, options)?;
+    }
     let case = OomCase::new(trace, &replayed, &layout, &row, &seen, searches.at_oom(), part);
     Ok(Some(FoundCase { case, replayed, levels, searches }))
 }

@@ -19,6 +19,8 @@ const FEWEST_OF_MODEL: usize = 8;
 const MOST_MODELS: usize = 2;
 /// The text after a saving that may be less than the missing memory.
 const UNSURE: &str = ", may not be enough alone";
+/// The setting that lets the allocator return parts of its segments to the device.
+const EXPANDABLE: &str = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True";
 /// The remedy for an evaluation that keeps graphs, if it is unknown whether the program evaluates.
 const EVALUATES: &str = "if this is an evaluation: torch.no_grad() or torch.inference_mode()";
 
@@ -45,9 +47,7 @@ impl OomCase<'_> {
                 }
                 add(remedy(*why).1);
             }
-            (Cause::Grows, None) if facts.growth().is_none() => add(&[
-                "keep copies on the CPU (copy.deepcopy(model).cpu(), or its state_dict() moved there), or one that is updated in place",
-            ]),
+            (Cause::Grows, None) if facts.growth().is_none() => add(remedy(Kept::Copies).1),
             (Cause::Grows, None) => {
                 if facts.states.is_some() {
                     add(&[
@@ -90,30 +90,35 @@ impl OomCase<'_> {
 
     /// Returns the remedies that close holes or prevent them.
     fn against_holes(&self) -> &'static [&'static str] {
-        let is_on = self.trace.meta.allocator.option("expandable_segments") == Some("True");
-        // Expandable segments can return each whole page of a hole to the device, but not a page with a live
-        // block.
-        let pages: i64 = self.holes.iter().map(|hole| hole / PAGE * PAGE).sum();
         if self.facts.is_private() {
             &[
                 "let graphs share one pool: torch.cuda.graph(g, pool=first.pool()); del a graph or a pool that is no longer used",
             ]
-        } else if is_on {
+        } else if self.has_expandable() {
             &[
                 "free the blocks that pin segments: memtrace frag names them",
                 "pad inputs to a few lengths, so that sizes repeat",
             ]
-        } else if pages + self.facts.room >= self.facts.request {
-            &[
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-                "free the blocks that pin segments: memtrace frag names them",
-            ]
+        } else if self.can_expand() {
+            &[EXPANDABLE, "free the blocks that pin segments: memtrace frag names them"]
         } else {
             &[
                 "free the blocks that pin segments (memtrace frag names them), or allocate them first, as one tensor",
                 "expandable_segments:True may not help, because nearly every 20 MiB holds a live block: memtrace tune replays it",
             ]
         }
+    }
+
+    /// Returns true if expandable segments are on.
+    fn has_expandable(&self) -> bool {
+        self.trace.meta.allocator.option("expandable_segments") == Some("True")
+    }
+
+    /// Returns true if expandable segments would make room for the request. They can return each whole page of
+    /// a hole to the device, but not a page with a live block.
+    fn can_expand(&self) -> bool {
+        let pages: i64 = self.holes.iter().map(|hole| hole / PAGE * PAGE).sum();
+        pages + self.facts.room >= self.facts.request
     }
 
     /// Returns the remedies for a program that is too big, depending on its figures.
@@ -243,6 +248,10 @@ impl OomCase<'_> {
                     .to_owned(),
             );
         }
+        let are_holes_large = self.facts.is_rest_open() && self.facts.is_material(self.facts.cached());
+        if self.cause == Cause::TooBig && are_holes_large && !self.has_expandable() && self.can_expand() {
+            all.push(format!("{EXPANDABLE} makes room for this request{UNSURE}"));
+        }
         if self.cause == Cause::TooBig && self.facts.needed.is_none() {
             all.push(
                 "if none of these is enough: memtrace run --past-oom --phantom CARD measures what the whole run needs; \
@@ -359,10 +368,10 @@ impl OomCase<'_> {
         self.is_rest_unknown() || in_all < short / 4 * 5 || saved < self.least_saving()
     }
 
-    /// Returns false for a checkpoint of a forward in evaluation mode: without a graph, nothing is kept, and
-    /// libraries ignore a checkpoint in this mode.
+    /// Returns false for a checkpoint of a forward without a graph, which keeps no results.
     pub(super) fn suits(&self, advice: &FirstAdvice) -> bool {
-        !(self.is_evaluation && advice.option.starts_with("--checkpoint"))
+        let is_without_graph = self.phase == "forward" && !self.facts.has_autograd;
+        !(is_without_graph && advice.option.starts_with("--checkpoint"))
     }
 
     /// Returns the line for a change of `memtrace advise`, with the bytes that it saves here.
@@ -371,10 +380,16 @@ impl OomCase<'_> {
         let least = if advice.is_least { "at least " } else { "" };
         let saved = advice.saved.saturating_add(self.saved_of_rest(advice));
         let is_of_batch = !advice.option.starts_with("--batch") || facts.larger_step().is_none();
+        // What such a step allocates outside of the model does not follow the model's types.
+        let is_of_types = ["--dtype", "--autocast"].iter().any(|one| advice.option.starts_with(one));
+        let is_outside = is_of_types && self.in_script && facts.larger_step().is_some();
         let enough = match facts.needed.filter(|needed| *needed > facts.capacity) {
             Some(_) if saved < facts.short() => ", not enough alone",
             None if !is_of_batch => {
                 ", may not be enough alone: this step's extra memory may not depend on the batch"
+            }
+            None if is_outside => {
+                ", may not be enough alone: this step's extra memory is outside of the model"
             }
             None if self.is_too_little_with(advice.saved, saved) => UNSURE,
             Some(_) => ", enough",
@@ -399,7 +414,7 @@ impl OomCase<'_> {
     /// has yet to allocate.
     fn saved_of_rest(&self, advice: &FirstAdvice) -> i64 {
         let facts = &self.facts;
-        let state = facts.state_to_come + facts.adam_to_come;
+        let state = facts.state_to_come + facts.of_optimizer.bytes;
         let (of_state, of_temporaries) = match &*advice.option {
             // The optimizer has as much state as before, but steps one parameter at a time.
             "--optimizer in-backward" => (0, facts.temporaries_to_come),
@@ -432,6 +447,12 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
         Kept::Grows => (
             "it keeps something of each step",
             &["keep numbers, not tensors: .item(), or .detach().cpu(); drop old entries"],
+        ),
+        Kept::Copies => (
+            "copies of the model are kept",
+            &[
+                "keep copies on the CPU (copy.deepcopy(model).cpu(), or its state_dict() moved there), or one that is updated in place",
+            ],
         ),
         Kept::Traceback => (
             "the exception still refers to the variables of the failed attempt",

@@ -41,9 +41,14 @@ def module_is_called(module) -> None:
         forward_begins_step()
 
 
-def root_was_called(root) -> None:
-    """Makes `root` the counted model if there is no live counted model. Called at each call of an outermost
-    module."""
+def root_was_called(root, calls: int) -> None:
+    """Makes `root` the counted model if there is no live counted model, or if that is a part of `root`: a
+    model may call a part of itself while it is built, such as the parametrization of a weight. Called at each
+    call of an outermost module. `calls` is the number of its calls."""
     global _counted
-    if not _trains and (_counted is None or _counted() is None):
+    if _trains:
+        return
+    counted = None if _counted is None else _counted()
+    is_part = calls == 1 and counted is not root and any(part is counted for part in root.modules())
+    if counted is None or is_part:
         _counted = weakref.ref(root)

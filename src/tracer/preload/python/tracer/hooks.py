@@ -60,6 +60,7 @@ _calls: dict[int, int] = table_by_module()
 # parameters at the last step.
 _optimizers: dict[int, tuple[weakref.ref, int, int, tuple[int, list[int]]]] = {}
 
+
 # Parameters rarely move and optimizer state is rarely recreated once training runs. So after the first FIRST
 # calls and steps, a model is tagged again at one in EVERY calls, and optimizer state at one in EVERY steps or
 # when its number of entries changes.
@@ -117,7 +118,7 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
     calls = _calls[module_id] = _calls.get(module_id, 0) + 1
     model_is_called(root_id_of(module_id))
     is_main = get_ident() == MAIN_THREAD
-    root_was_called(root)
+    root_was_called(root, calls)
     with without_torch_function():
         # The library calls `after_backward` on the main thread only.
         if not is_main and has_new_gradients():
@@ -145,7 +146,7 @@ def _root_is_called_unseen(root) -> None:
     _outermost_calls += 1
     module_id = id(root)
     calls = _calls[module_id] = _calls.get(module_id, 0) + 1
-    root_was_called(root)
+    root_was_called(root, calls)
     is_main = get_ident() == MAIN_THREAD
     is_engine_due = is_main and _is_engine_due(_outermost_calls)
     if calls <= FIRST or calls % EVERY == 0 or is_engine_due:

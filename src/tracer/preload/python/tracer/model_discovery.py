@@ -9,7 +9,8 @@ from __future__ import annotations
 from .failures import count
 from .held import tag_engines
 from .live_objects import children, live_objects, outermost_module
-from .paths import assign_paths, has_path
+from .model_facts import note_optimizer
+from .paths import assign_paths, has_path, path_of
 from .storages import is_traced, tag
 from .tags import (
     BUFFER,
@@ -99,7 +100,7 @@ def tag_everything_held() -> None:
         return
     try:
         with without_torch_function():
-            modules, optimizers = [], []
+            modules, optimizers, roots = [], [], {}
             for thing in live_objects(Module, Optimizer):
                 (modules if issubclass(type(thing), Module) else optimizers).append(thing)
             inside = {id(child) for module in modules for child in children(module)}
@@ -108,8 +109,12 @@ def tag_everything_held() -> None:
                     if not has_path(root):
                         assign_paths(root)
                     tag_model(root)
+                    roots.update((id(parameter), root) for parameter in root.parameters())
             for optimizer in optimizers:
                 parameters = parameters_of(optimizer)
+                owners = (roots[id(parameter)] for parameter in parameters if id(parameter) in roots)
+                for root in {id(owner): owner for owner in owners}.values():
+                    note_optimizer(path_of(root), optimizer)
                 add_parameters(parameters)
                 tag_gradients_of(parameters)
                 tag_state_of(optimizer)

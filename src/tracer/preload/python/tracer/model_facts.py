@@ -1,5 +1,6 @@
 """Records facts about called models that the sizes of their blocks do not show: that most of the parameters
-are not float32 or not trained, that the batch has one sample, and that the model is in evaluation mode.
+are not float32 or not trained, that the batch has one sample, that the model is in evaluation mode, and,
+after an OOM, the class of its optimizer.
 
 These are exceptions, so many programs have no such row. If a model is no longer such an exception, a further
 row says so (see src/trace/model_fact.rs).
@@ -42,3 +43,16 @@ def note_call(root, path: str, args: tuple, kwargs: dict) -> None:
     samples = {value.size(0) for value in given if value.dim() > 1}
     if samples:
         _record(path, "batch", "one" if samples == {1} else "several", "several")
+
+
+def note_optimizer(path: str, optimizer) -> None:
+    """Records the class of the optimizer of a root's parameters, and the options of its groups that add
+    state."""
+    options = []
+    for option in ("momentum", "amsgrad"):
+        values = [group.get(option) for group in optimizer.param_groups]
+        # A tensor has no truth value that may be read without a wait for the GPU.
+        if any(value for value in values if isinstance(value, (int, float))):
+            options.append(option)
+    name = type(optimizer).__name__.replace(" ", "_")
+    _record(path, "optimizer", ",".join([name, *options]), "")

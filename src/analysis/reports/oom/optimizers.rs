@@ -1,0 +1,104 @@
+//! The optimizers that a traced process found after its OOM, and the state that they will allocate.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use memtrace_trace::model_fact::ModelFact;
+use memtrace_trace::{Api, EventName};
+
+use super::cause::StateToCome;
+use crate::error::Result;
+use crate::options::Options;
+use crate::read::record::{Columns, Wanted};
+use crate::read::stream::TraceFile;
+use crate::read::symbols::SymbolTable;
+
+/// The class of the optimizer of each root.
+#[derive(Default)]
+pub(super) struct Optimizers {
+    of_root: BTreeMap<String, String>,
+}
+
+impl Optimizers {
+    /// Reads the marks of a whole trace, because they follow the row of the OOM.
+    ///
+    /// # Errors
+    /// If the trace cannot be read.
+    pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<Optimizers> {
+        let mut found = Optimizers::default();
+        let symbols = SymbolTable::default();
+        let columns = Columns::of(&["event", "api", "name"]);
+        let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, columns);
+        trace.read(wanted, options.lenient, &symbols, |row| {
+            if row.event == EventName::Mark && *symbols.get(row.api) == *Api::ModelFact.as_str() {
+                found.note(&symbols.get(row.name));
+            }
+            ControlFlow::Continue(())
+        })?;
+        Ok(found)
+    }
+
+    fn note(&mut self, mark: &str) {
+        if let Some((ModelFact::Optimizer(class), root)) = ModelFact::parse(mark) {
+            self.of_root.insert(root.to_owned(), class.to_owned());
+        }
+    }
+
+    /// Returns the state that the optimizer of a root will allocate for this many bytes of trained parameters.
+    /// Without a known optimizer, returns the state of Adam.
+    pub(super) fn state_of(&self, root: &str, trained: i64) -> StateToCome {
+        let known = self.of_root.get(root).and_then(|class| Some((class, halves_per_parameter(class)?)));
+        StateToCome {
+            bytes: trained / 2 * known.map_or(4, |(_, halves)| halves),
+            class: known.map(|(class, _)| class.clone()),
+        }
+    }
+}
+
+/// Returns the state of an optimizer in halves of its parameters' float32 bytes. Returns `None` for an unknown
+/// class. `class` ends with the options that add state, such as `SGD,momentum`.
+fn halves_per_parameter(class: &str) -> Option<i64> {
+    let (class, option) = class.split_once(',').unwrap_or((class, ""));
+    let name = class.trim_start_matches("Paged");
+    let is_small = name.ends_with("8bit");
+    let blocks = match name.trim_end_matches("8bit") {
+        "SGD" => i64::from(option.contains("momentum")),
+        "Lion" | "RMSprop" | "Adagrad" => 1,
+        "Adam" | "AdamW" | "NAdam" | "RAdam" | "Adamax" => 2 + i64::from(option.contains("amsgrad")),
+        _ => return None,
+    };
+    // Each block of an 8-bit optimizer is a quarter as large as one of float32.
+    Some(if is_small { (blocks + 1) / 2 } else { 2 * blocks })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oom_names_the_optimizer_whose_state_is_to_come() {
+        let mut found = Optimizers::default();
+        for mark in [
+            "optimizer=SGD Net",
+            "optimizer=SGD,momentum Critic",
+            "optimizer=AdamW8bit GPT",
+            "optimizer=Muon Other",
+            "mode=eval Net",
+        ] {
+            found.note(mark);
+        }
+        let state = |root: &str| {
+            let state = found.state_of(root, 400);
+            (state.bytes, state.class)
+        };
+        assert_eq!(state("Net"), (0, Some("SGD".to_owned())));
+        assert_eq!(state("Critic"), (400, Some("SGD,momentum".to_owned())));
+        assert_eq!(state("GPT"), (200, Some("AdamW8bit".to_owned())));
+        // A class whose state is unknown, and a model without an optimizer.
+        assert_eq!(state("Other"), (800, None));
+        assert_eq!(state("Unet"), (800, None));
+        assert_eq!(halves_per_parameter("Adam,amsgrad"), Some(6));
+        assert_eq!(halves_per_parameter("PagedAdamW8bit"), Some(1));
+        assert_eq!(halves_per_parameter("Lion"), Some(2));
+    }
+}
