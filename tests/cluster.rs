@@ -155,7 +155,10 @@ fn ranks_one_per_stage_come_from_the_pipeline_of_rank_0(torch: &Torch) {
     let (out, output) = Cluster { torch, world: 8, ranks: "one-per-stage", is_held: false }.run(&["pp"]);
     let stderr = text(&output.stderr);
     assert!(output.status.success(), "{stderr}");
-    assert!(stderr.contains("further stages of the pipeline of rank 0: 2, 4, 6\n"), "{stderr}");
+    assert!(
+        stderr.contains("running one rank of each other stage of rank 0's pipeline: 2, 4, 6\n"),
+        "{stderr}"
+    );
     let mut ranks: Vec<i32> = traces(out.path()).iter().map(|path| events(path).0).collect();
     ranks.sort_unstable();
     assert_eq!(ranks, [0, 2, 4, 6]);

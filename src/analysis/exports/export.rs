@@ -46,7 +46,8 @@ pub trait Export: Sync {
         false
     }
 
-    /// Returns the kind of output that the export writes.
+    /// Returns whether the export writes one file, one file for each process, or a folder, and with which
+    /// suffix.
     fn output_kind(&self, options: &Options) -> OutputKind;
 
     /// Returns the command that opens the result, in one line, in which `FILE` and `FOLDER` are placeholders
@@ -96,7 +97,8 @@ pub struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Returns the job's only process, for an export that writes one file per process.
+    /// Returns the process to export. An export that writes one file per process gets one job for each
+    /// process.
     ///
     /// # Errors
     /// When the job has no process.

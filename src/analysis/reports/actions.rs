@@ -22,7 +22,7 @@ pub(super) struct Actions;
 /// The option that selects this report.
 pub(super) const ACTIONS: Flag = Flag::switch(
     "actions",
-    "Count blocks created, changed in place and destroyed instead, by torch.profiler's categories",
+    "Instead, count the blocks created, changed in place and destroyed, by torch.profiler's categories",
 );
 
 impl Report for Actions {

@@ -30,7 +30,7 @@ pub(super) const CHANGES: &[Flag] = &[
     flag(
         "optimizer",
         "NAME",
-        "Use this optimizer: 8bit, adafactor or sgd, in-backward, or both: 8bit,in-backward",
+        "Use this optimizer (8bit, adafactor or sgd), step in the backward (in-backward), or both: 8bit,in-backward",
     ),
     flag("offload", "WHAT", "Offload to host memory: optimizer (its state and its step)"),
     flag("autocast", "TYPE", "Run the forward under torch.autocast to this type: bf16 or fp16"),

@@ -226,7 +226,9 @@ fn limit(text: &str) -> Result<GrowthLimit> {
     }
     match memtrace_trace::units::parse_bytes(text) {
         Ok(bytes) => Ok(GrowthLimit::Bytes(bytes)),
-        Err(why) => Err(Error::usage(format!("--fail-over {text}: {why}, or a share such as 2%"))),
+        Err(why) => {
+            Err(Error::usage(format!("--fail-over {text}: not a share such as 2%, and not a size: {why}")))
+        }
     }
 }
 

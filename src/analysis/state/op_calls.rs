@@ -38,7 +38,7 @@ pub struct OpCall {
     pub module: Symbol,
     /// The phase of the call.
     pub phase: Symbol,
-    /// The step of the call.
+    /// The training step in which the op was called.
     pub step: i64,
     /// The number among the calls of the same name, from 0.
     pub number: u64,

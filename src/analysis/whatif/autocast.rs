@@ -137,9 +137,9 @@ struct Types<'a> {
     /// For each module and requested size: the type of the latest such block that the module allocated in the
     /// forward.
     of_module: FxHashMap<(Symbol, i64), bool>,
-    /// For each module: the requested size of the gradient of its input. `backward_end` has the end of the
-    /// module's last backward op.
+    /// For each module: the requested size of the gradient of its input.
     input_of: FxHashMap<Symbol, i64>,
+    /// For each module: the end of its last backward op that computes in 16 bits.
     backward_end: FxHashMap<Symbol, u32>,
     /// For each called module: the bytes of the parameters and buffers that it casts. They include the
     /// weights of uncalled modules below it.

@@ -260,7 +260,7 @@ fn further_stages(stores: &RankStores, is_whole: bool) -> Vec<u32> {
         return Vec::new();
     }
     let ranks = stages.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
-    terminal::say(&format!("further stages of the pipeline of rank 0: {ranks}"));
+    terminal::say(&format!("running one rank of each other stage of rank 0's pipeline: {ranks}"));
     stages.into_iter().collect()
 }
 

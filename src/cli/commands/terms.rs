@@ -93,8 +93,8 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["peak", "peak allocated", "highest"],
-        "The highest total in the chosen part of the trace, and the moment when it was reached. Without \
-         another word, it is the peak of allocated memory.",
+        "The highest total in the chosen part of the trace, and the moment when it was reached. If no \
+         metric is named, it is the peak of allocated memory.",
     ),
     term(
         &["host peak"],

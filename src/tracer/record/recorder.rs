@@ -23,7 +23,7 @@ use crate::queue::event_queue::EventQueue;
 use crate::session::Session;
 use crate::write::{host, meta_row, output, writer};
 
-/// The recorder of a process.
+/// Queues the events of one process for the writer thread.
 pub struct Recorder {
     queue: EventQueue,
     control: &'static Control,

@@ -207,7 +207,8 @@ impl OomCase<'_> {
     /// Returns the remedy for a model that this step does not train.
     fn without(&self, model: &UntrainedModel, units: Unit) -> Option<String> {
         let UntrainedModel { root, bytes, .. } = model;
-        // What the model takes is known exactly, so this saving needs less reserve than the saving of another change.
+        // The size of the parameters is known exactly, so a saving of twice the missing memory is enough.
+        // Other changes must save at least `least_saving`.
         let least = 2 * self.facts.short_of_whole_step();
         let unsure = |saved: i64| if self.is_rest_unknown() || saved < least { UNSURE } else { "" };
         if !model.is_called {

@@ -119,7 +119,7 @@ pub(crate) fn command() -> Command {
             Arg::new("values")
                 .long("values")
                 .value_name("LIST")
-                .help("Try only these values, in order of the memory that they need: 512,1024,2048"),
+                .help("Try only these values; list them from least to most memory: 512,1024,2048"),
         )
         .arg(
             Arg::new("ask")

@@ -130,7 +130,7 @@ pub(super) fn check_names(runs: impl IntoIterator<Item = String>) -> Result<()> 
         let name = folder_name(&run);
         // A file name on Linux has at most 255 bytes. The other names have a meaning in the output folder.
         if [".", "..", TRIALS_FILE].contains(&name.as_str()) || name.len() > 255 {
-            bail!("the value `{run}` cannot be the name of a folder; put another text in place of {{}}");
+            bail!("the value `{run}` cannot be the name of a folder; choose another value");
         }
         if let Some(other) = names.insert(name.clone(), run.clone()) {
             bail!(

@@ -154,7 +154,7 @@ impl ServerHandler for Server {
             Some(offset) => offset.as_u64().and_then(|offset| usize::try_from(offset).ok()),
         };
         let answer = match offset {
-            None => Err("offset: a number of characters from 0 on".to_owned()),
+            None => Err("offset: expected a number of characters, 0 or more".to_owned()),
             Some(offset) => tokio::select! {
                 // The child ends when its future is dropped.
                 () = context.ct.cancelled() => Err("canceled".to_owned()),

@@ -1,4 +1,4 @@
-//! The machines that an answer describes.
+//! Finds the simulated machines and cards that `nvidia-smi` shows, and measures the cards' utilization.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -221,7 +221,7 @@ impl<'a> TuneAnswer<'a> {
         }];
         if best.settings.contains("roundup_power2") {
             lines.push(
-                "Its rounding makes blocks larger, so allocated memory may be higher than reported before."
+                "Its rounding makes blocks larger, so allocated memory may be higher than in this trace."
                     .to_owned(),
             );
         }

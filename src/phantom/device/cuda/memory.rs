@@ -251,7 +251,7 @@ unsafe fn pointer_attribute(out: Out<u64>, attribute: c_int, address: usize) -> 
         PointerKind::Device { device, start, size, managed } => (device, start, size, managed),
     };
     let host = kind == PointerKind::Host;
-    // SAFETY: used for the attributes of 32 bits alone.
+    // SAFETY: `out_u32` is written only for attributes whose value has 32 bits.
     let out_u32 = unsafe { out.cast::<u32>() };
     match attribute {
         CU_POINTER_ATTRIBUTE_CONTEXT => out.give(context_handle(device) as u64),

@@ -1,8 +1,9 @@
 //! The distribution of a communicator's ranks over machines.
 //!
-//! NCCL learns the distribution from the other ranks. Stand-ins cannot answer, so the information comes from
-//! PyTorch's groups. Each group is announced with its name and the number of its ranks on this machine. The
-//! keys in this rank's store show which group shared the id of a communicator.
+//! NCCL asks the other ranks for the distribution. Stand-ins cannot answer, so it is taken from PyTorch's
+//! process groups: `memtrace_phantom_place_group` receives the name of each group and the number of its ranks
+//! on this machine. In this rank's store, the key that holds the id of a communicator contains the name of its
+//! group.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};

@@ -256,8 +256,8 @@ unsafe fn has_no_values(tensor: TensorPlace) -> bool {
         && host_pages::contains(data)
 }
 
-/// Returns true if an elementwise loop writes only tensors without values. A loop of several outputs, as in a
-/// sort, may also write indices.
+/// Returns true if all outputs of an elementwise loop are in ranges without values ([`host_pages`]). A loop
+/// with several outputs may write indices in addition to values, as in a sort, so every output is checked.
 ///
 /// # Safety
 /// `iterator` is a live `TensorIteratorBase`.
