@@ -248,7 +248,8 @@ impl Layout {
         let mut blocks = blocks.into_iter().peekable();
         let mut segments = Vec::new();
         for ((_, addr), range) in self.segments.range((ordinal, i64::MIN)..=(ordinal, i64::MAX)) {
-            let end = addr + range.bytes;
+            // The numbers of a damaged trace may be any.
+            let end = addr.saturating_add(range.bytes.max(0));
             while blocks.next_if(|block| block.addr < *addr).is_some() {}
             let mut inside = Vec::new();
             while let Some(block) = blocks.next_if(|block| block.addr < end) {
@@ -264,9 +265,9 @@ impl Layout {
             let mut from = *addr;
             for (start, bytes) in used {
                 if start > from {
-                    holes.push(start - from);
+                    holes.push(start.saturating_sub(from));
                 }
-                from = from.max(start + bytes);
+                from = from.max(start.saturating_add(bytes));
             }
             let SegmentRange { bytes, expandable, stream, pool } = *range;
             segments.push(Segment {
