@@ -107,7 +107,8 @@ pub(crate) struct Fragmentation {
     pub(crate) requested: i64,
     /// Bytes freed but still in use by a stream.
     pub(crate) pending: i64,
-    /// Bytes in segments without a block that is live or that a stream still uses, which `empty_cache` returns to the device.
+    /// Bytes in segments without a block that is live or that a stream still uses. `empty_cache` returns them
+    /// to the device.
     pub(crate) empty: i64,
     empty_segments: u64,
     /// Bytes of holes in segments with live blocks.

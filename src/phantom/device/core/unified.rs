@@ -1,8 +1,9 @@
 //! The host's use of a memory that the device shares with the machine ([`memtrace_cards::Unified`]).
 //!
 //! The simulated machine runs the programs that use its device, and the processes that they started. The
-//! kernel's counts of these processes give their host memory. The page cache of the machine that runs
-//! the simulation counts as the page cache of the simulated machine. It takes free memory, but no allocation fails because of it.
+//! kernel's counts of these processes give their host memory. The page cache of the machine that runs the
+//! simulation counts as the page cache of the simulated machine. It takes free memory, but no allocation fails
+//! because of it.
 
 use std::path::Path;
 use std::sync::Mutex;

@@ -117,13 +117,13 @@ const fn terminated(text: &'static str) -> &'static CStr {
     }
 }
 
-/// Returns seven words, of which the first are `words`.
+/// Returns `words`, padded with zeros to seven words.
 #[cfg(target_arch = "aarch64")]
 fn placed_words<const N: usize>(words: [usize; N]) -> [usize; 7] {
     std::array::from_fn(|index| words.get(index).copied().unwrap_or(0))
 }
 
-/// Calls `function` with the place of its result in x8 and six arguments. Returns nothing of use.
+/// Calls `function` with the place of its result in x8 and six arguments. The returned word has no meaning.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn call_placed(
