@@ -209,6 +209,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "set",
     "shard",
     "size",
+    "smallest",
     "steps",
     "title",
     "to",

@@ -459,6 +459,44 @@ fn fit_ends_all_processes_of_its_runs_on_a_signal() {
     assert!(!folder.path().join("out/h100-80g").exists() && !folder.path().join("out/a100-40g").exists());
 }
 
+/// A program that needs less memory with a larger value: 40 blocks of 50 MiB, of which some are swapped out.
+#[test]
+fn fit_smallest_finds_the_fewest_blocks_to_swap() {
+    let folder = TempDir::new().unwrap();
+    let program = folder.path().join("swap.py");
+    let code = format!(
+        "import runpy, sys\nsys.argv = ['plain_calls.py', str(50 * (40 - int(sys.argv[1])) + 1)]\n\
+         runpy.run_path({:?}, run_name='__main__')\n",
+        script("plain_calls.py")
+    );
+    std::fs::write(&program, code).unwrap();
+    let program = program.to_str().unwrap();
+    for (values, shown) in [("--min 0 --max 40", "20"), ("--values 0,8,16,24,32", "24")] {
+        let mut arguments = vec!["--smallest", "-o", "out", "--json"];
+        arguments.extend(values.split(' '));
+        arguments.extend(["--", "python3", program, "{}"]);
+        let fit = Fit::of(&arguments);
+        let json = fit.json();
+        assert_eq!(
+            (fit.status(), json["fits"].as_str(), json["wanted"].as_str()),
+            (0, Some(shown), Some("smallest")),
+            "{json:#}"
+        );
+        assert!(json["trials"].as_array().unwrap().len() <= 9, "{json:#}");
+    }
+    for (values, part) in [
+        ("--smallest", "give --max"),
+        ("--smallest --min 1 --max 99999", "use --multiple-of"),
+        ("--smallest --values a,b", "needs numbers in --values"),
+        ("--min 0", "--min 0 is only for --smallest"),
+    ] {
+        let mut arguments: Vec<&str> = values.split(' ').collect();
+        arguments.extend(["--", "python3", program, "{}"]);
+        let fit = Fit::of(&arguments);
+        assert_eq!((fit.status(), fit.stderr().contains(part)), (2, true), "{values}: {}", fit.stderr());
+    }
+}
+
 #[test]
 fn fit_ask_prints_a_figure_of_the_program_for_each_card_and_value() {
     let calls = script("plain_calls.py");

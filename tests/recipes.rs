@@ -11,7 +11,7 @@ use tempfile::TempDir;
 #[path = "common/torch.rs"]
 #[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{Torch, memtrace, text};
+use harness::{Torch, cache, memtrace, missing, text};
 
 /// Returns the `config.json` of a model that a CPU trains in seconds.
 fn tiny() -> Value {
@@ -28,6 +28,8 @@ fn fit(torch: &Torch, folder: &Path, config: &Value, arguments: &str) -> Output 
     let path = format!("{}:{}", torch.python.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let mut command = memtrace();
     command.arg("fit").args(arguments.split(' ')).current_dir(folder).env("PATH", path);
+    // Torch's own cache is not a leftover of memtrace.
+    command.env("TORCHINDUCTOR_CACHE_DIR", env!("CARGO_TARGET_TMPDIR"));
     command.env("HF_HUB_OFFLINE", "1").env("TMPDIR", folder).output().unwrap()
 }
 
@@ -161,4 +163,118 @@ fn fit_recipe_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing() {
             assert_eq!((left, stderr.contains("Traceback")), (1, false), "{arguments}: {stderr}");
         }
     });
+}
+
+/// Returns the python with trl, diffusers and timm that `scripts/env programs` installs. If it is missing,
+/// the caller must skip its test.
+fn programs() -> Option<Torch> {
+    let python = cache().join("programs-base/bin/python");
+    if python.exists() {
+        return Some(Torch { version: "2.11.0".to_owned(), python });
+    }
+    missing("the libraries are not installed: run scripts/env programs");
+    None
+}
+
+fn tiny_unet() -> Value {
+    json!({
+        "_class_name": "UNet2DConditionModel", "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 32, "attention_head_dim": [2, 4], "block_out_channels": [32, 64],
+        "cross_attention_dim": 64, "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"],
+        "in_channels": 4, "layers_per_block": 1, "out_channels": 4, "norm_num_groups": 8,
+        "projection_class_embeddings_input_dim": 256, "sample_size": 16,
+        "transformer_layers_per_block": [1, 1], "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
+        "use_linear_projection": true
+    })
+}
+
+fn tiny_flux() -> Value {
+    json!({
+        "_class_name": "FluxTransformer2DModel", "attention_head_dim": 16, "guidance_embeds": true,
+        "in_channels": 64, "joint_attention_dim": 32, "num_attention_heads": 2, "num_layers": 1,
+        "num_single_layers": 1, "patch_size": 1, "pooled_projection_dim": 32, "axes_dims_rope": [4, 6, 6]
+    })
+}
+
+/// Runs a recipe with one batch on a simulated card, and then the written script alone on the CPU, which must
+/// train.
+fn trains(config: &Value, recipe: &str, own: &str) {
+    let Some(torch) = programs() else { return };
+    let folder = TempDir::new().unwrap();
+    let arguments = format!("--recipe {recipe} {own} --max 1 -o out --json --write train.py");
+    let output = fit(&torch, folder.path(), config, &arguments);
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let stderr = text(&output.stderr);
+    assert_eq!(
+        (output.status.code(), &answer["fits"]),
+        (Some(0), &json!("1")),
+        "{recipe}: {stderr}{answer:#}"
+    );
+    let trial = &answer["trials"][0];
+    assert!(trial["peak_allocated_bytes"].as_i64() > Some(0), "{answer:#}");
+    assert!(trial["peak_host_bytes"].as_i64() > Some(10 << 20), "{answer:#}");
+
+    let mut script = std::process::Command::new(&torch.python);
+    let model = if recipe == "vision" { "resnet18" } else { "." };
+    script.args(["train.py", "--random", "--model", model, "--steps", "2"]).current_dir(&folder);
+    let output = script.env("HF_HUB_OFFLINE", "1").output().unwrap();
+    let told = text(&output.stdout);
+    assert!(output.status.success(), "{recipe}: {}", text(&output.stderr));
+    assert!(told.matches("loss").count() >= 2, "{recipe}: {told}");
+    let mut left: Vec<String> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| !name.starts_with("memtrace-libcuda"))
+        .collect();
+    left.sort();
+    assert_eq!(left, ["config.json", "out", "train.py"], "{recipe}");
+}
+
+#[test]
+fn fit_recipe_dpo_writes_a_script_that_trains() {
+    trains(&tiny(), "dpo", "--model . --seq 64 --phantom rtx4060");
+}
+
+#[test]
+fn fit_recipe_grpo_writes_a_script_that_trains() {
+    trains(&tiny(), "grpo", "--model . --seq 64 --phantom rtx4060 --set generations=2");
+}
+
+#[test]
+fn fit_recipe_pretrain_runs_a_rank_and_writes_a_script_that_trains() {
+    trains(&tiny(), "pretrain", "--model . --seq 64 --phantom 8xt4 --ranks 0");
+}
+
+#[test]
+fn fit_recipe_diffusion_trains_sdxl_and_flux() {
+    trains(&tiny_unet(), "diffusion", "--model . --size 64 --phantom t4");
+    trains(&tiny_flux(), "diffusion", "--model . --size 64 --phantom t4");
+}
+
+#[test]
+fn fit_recipe_vision_writes_a_script_that_trains() {
+    trains(&tiny(), "vision", "--model resnet18 --size 64 --phantom t4");
+}
+
+#[test]
+fn fit_recipe_refuses_models_and_cards_of_other_recipes_in_one_line() {
+    let Some(torch) = programs() else { return };
+    for (config, arguments, part) in [
+        (&tiny(), "--recipe diffusion --model .", "trains UNet2DConditionModel and FluxTransformer2DModel"),
+        (&tiny_unet(), "--recipe diffusion --model . --size 100", "multiples of 16 pixels"),
+        (&tiny_unet(), "--recipe lora --model .", "has no model type None"),
+        (&tiny(), "--recipe vision --model resnet81", "timm has no such model; similar names: resnet18"),
+        (&tiny(), "--recipe serve --model .", "needs vllm: "),
+        (&tiny(), "--recipe zero --model .", "needs deepspeed: "),
+        (&tiny(), "--recipe pretrain --model . --phantom 8xt4", "add --ranks 0"),
+        (&tiny(), "--recipe dpo --model . --phantom 8xt4", "uses one GPU"),
+        (&tiny(), "--recipe pretrain --model . --phantom {}xt4 --ranks 0", "--phantom {gpus}xt4 --gpus 8,16"),
+    ] {
+        let card = if arguments.contains("--phantom") { "" } else { " --phantom t4" };
+        let folder = TempDir::new().unwrap();
+        let output = fit(&torch, folder.path(), config, &format!("{arguments}{card}"));
+        let stderr = text(&output.stderr);
+        assert_eq!((output.status.code(), stderr.contains(part)), (Some(2), true), "{arguments}: {stderr}");
+        assert_eq!((fs::read_dir(&folder).unwrap().count(), stderr.lines().count()), (1, 1), "{stderr}");
+    }
 }

@@ -87,7 +87,7 @@ pub(super) const TERMS: &[Term] = &[
         "The largest request that a segment's free memory can serve without a new segment.",
     ),
     term(
-        &["largest value", "largest batch", "does not fit", "fewest gpus", "too few"],
+        &["largest value", "smallest value", "largest batch", "does not fit", "fewest gpus", "too few"],
         "The limits that `memtrace fit` found: the last value or number of GPUs with which the program fits, and the \
          first with which it does not.",
     ),
@@ -222,6 +222,15 @@ pub(super) const TERMS: &[Term] = &[
                      a row.",
     ),
     term(&["tokens"], "The length of a sequence in a row of `memtrace fit --recipe`."),
+    term(&["pixels"], "The width and height of an image in a row of `memtrace fit --recipe`."),
+    term(
+        &["kv cache tokens"],
+        "The number of tokens of all requests together for which a server has a cache.",
+    ),
+    term(
+        &["peak host"],
+        "The highest memory of a program on the host, of all its processes. With `--ranks`, of all ranks of a node.",
+    ),
     term(
         &["largest part"],
         "The category with the most memory at the peak, and its share of allocated memory.",

@@ -32,6 +32,8 @@ pub(super) struct Answer<'a> {
     pub(super) disorder: Option<String>,
     /// True if the user set the last value, with `--max`, `--values` or `--gpus`.
     pub(super) last_is_given: bool,
+    /// True if the smallest value that fits was wanted (`--smallest`).
+    pub(super) wants_smallest: bool,
     /// The free memory at the start; `None` without a simulated GPU.
     pub(super) free_at_start: Option<FreeAtStart>,
     /// The reason why the search ended without an answer; `None` if it has an answer.
@@ -60,6 +62,7 @@ impl<'a> Answer<'a> {
             }),
             disorder: lane.disorder(),
             last_is_given: plan.last_is_given,
+            wants_smallest: plan.wants_smallest,
             free_at_start: lane.row.free_at_start,
             stopped: lane.stopped.clone(),
         }
@@ -98,7 +101,11 @@ impl<'a> Answer<'a> {
                 "note: it fits only because the allocator emptied its cache {}, which is slow on a real device; \
                  a slightly {} avoids that",
                 counted(retries.max(0).cast_unsigned(), "time"),
-                if self.are_gpus { "larger number of GPUs" } else { "smaller value" }
+                match (self.are_gpus, self.wants_smallest) {
+                    (true, _) => "larger number of GPUs",
+                    (false, true) => "larger value",
+                    (false, false) => "smaller value",
+                }
             ));
         }
         let absent = self.device().map_or(0, |peak| peak.absent_ranks);
@@ -286,14 +293,19 @@ impl<'a> Answer<'a> {
             (Some(fits), None) => page.line([
                 Cell::new(fits.value.clone(), Style::Strong),
                 format!(
-                    " fits, the largest value {}",
+                    " fits, the {} value {}",
+                    if self.wants_smallest { "smallest" } else { "largest" },
                     if self.last_is_given { "that you gave" } else { "tried" }
                 )
                 .into(),
             ]),
             (None, Some(too_big)) => {
                 page.line([Cell::new(
-                    format!("even {}, the smallest value, does not fit", too_big.value),
+                    format!(
+                        "even {}, the {} value, does not fit",
+                        too_big.value,
+                        if self.wants_smallest { "largest" } else { "smallest" }
+                    ),
                     Style::Alarm,
                 )]);
             }
@@ -362,7 +374,11 @@ impl<'a> Answer<'a> {
         json!({
             "report": "fit",
             "command": self.command,
-            "wanted": if self.are_gpus { "gpus" } else { "value" },
+            "wanted": match (self.are_gpus, self.wants_smallest) {
+                (true, _) => "gpus",
+                (false, true) => "smallest",
+                (false, false) => "value",
+            },
             "phantom": self.device().is_some_and(|peak| peak.phantom),
             "device": self.device().map(|peak| peak.device.clone()),
             "capacity_bytes": self.device().map_or(0, |peak| peak.capacity),

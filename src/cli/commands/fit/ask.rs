@@ -1,6 +1,7 @@
 //! `memtrace fit --ask`: prints a table of a figure that the program prints, for each card and value.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
 use std::process::ExitCode;
@@ -15,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::places::{self, Filling, VALUE, entries};
 use super::plan::{program, words_and_cards};
+use super::recipe;
 use super::runs::Runs;
 use super::trial::{Attempt, Trial, TrialOutcome, check_names};
 use crate::child_env::PhantomArgs;
@@ -40,20 +42,52 @@ fn figure(pattern: &Regex, trial: &Trial) -> Option<String> {
     })
 }
 
+/// What is asked of each run.
+pub(super) struct Question<'a> {
+    pattern: String,
+    words: Vec<OsString>,
+    /// The values of `{}` in the program; one empty text if it has no `{}`.
+    values: Vec<String>,
+    /// The recipe of a server, whose options are printed after the table.
+    server: Option<&'a recipe::Request>,
+}
+
+impl<'a> Question<'a> {
+    /// Returns the question of `--ask` to the program of the command line.
+    ///
+    /// # Errors
+    /// When the program has a placeholder without values, or values without a placeholder.
+    pub(super) fn new(matches: &ArgMatches, pattern: &str) -> Result<Question<'a>> {
+        let words = program(matches);
+        let values = match matches.get_one::<String>("values") {
+            Some(list) => entries(list),
+            None => vec![String::new()],
+        };
+        if places::has(&words, VALUE) != matches.contains_id("values") || values.is_empty() {
+            bail!("with --ask, give both {{}} in the command and --values, or neither");
+        }
+        Ok(Question { pattern: pattern.to_owned(), words, values, server: None })
+    }
+
+    /// Returns the question to a server: how many tokens its cache holds, at each length.
+    pub(super) fn of_server(recipe: &'a recipe::Request) -> Question<'a> {
+        Question {
+            pattern: "KV cache: ([0-9]+) tokens".to_owned(),
+            words: recipe.words.clone(),
+            values: recipe.lengths.iter().map(u64::to_string).collect(),
+            server: Some(recipe),
+        }
+    }
+}
+
 /// Runs the program once for each card and value, and prints the figures.
 ///
 /// # Errors
 /// When the request is invalid, or the program cannot be run.
-pub(super) fn run(matches: &ArgMatches, pattern: &str) -> Result<ExitCode> {
-    let pattern = Regex::new(pattern).map_err(|error| anyhow!("--ask {pattern}: {error}"))?;
-    let (words, cards, _) = words_and_cards(matches, program(matches))?;
-    let values = match matches.get_one::<String>("values") {
-        Some(list) => entries(list),
-        None => vec![String::new()],
-    };
-    if places::has(&words, VALUE) != matches.contains_id("values") || values.is_empty() {
-        bail!("with --ask, give both {{}} in the command and --values, or neither");
-    }
+pub(super) fn run(matches: &ArgMatches, question: Question<'_>) -> Result<ExitCode> {
+    let Question { pattern, words, values, server } = question;
+    let pattern = Regex::new(&pattern).map_err(|error| anyhow!("--ask {pattern}: {error}"))?;
+    let (words, cards, _) = words_and_cards(matches, words)?;
     let mut most_gpus = 1;
     for card in &cards {
         most_gpus = PhantomArgs::of_card(matches, card)?.count().max(most_gpus);
@@ -97,24 +131,36 @@ pub(super) fn run(matches: &ArgMatches, pattern: &str) -> Result<ExitCode> {
     }
     let mut stdout = std::io::stdout().lock();
     if matches.get_flag("json") {
-        let rows: Vec<Value> = answers.iter().map(json_of).collect();
+        let rows: Vec<Value> = answers.iter().map(|answer| json_of(answer, server)).collect();
         let answer = json!({ "report": "fit", "asked": pattern.as_str(), "runs": rows });
         stdout.write_all(terminal::json_text(&answer).as_bytes())?;
     } else {
-        stdout.write_all(text_of(&answers).as_bytes())?;
+        stdout.write_all(text_of(&answers, server).as_bytes())?;
     }
     stdout.flush()?;
     let all = answers.iter().all(|answer| answer.figure.is_some());
     Ok(ended.status(if all { ExitCode::SUCCESS } else { ExitCode::from(1) }))
 }
 
-fn text_of(answers: &[Answered]) -> String {
+/// Returns the options of a server for the length of a run, if the run printed its cache's tokens, or the
+/// largest length that vLLM says would fit.
+fn flags(answer: &Answered, server: &recipe::Request) -> Option<String> {
+    let length = answer.trial.candidate.parse().ok()?;
+    if let Some(tokens) = answer.figure.as_ref().and_then(|figure| figure.parse().ok()) {
+        return Some(server.flags(length, tokens));
+    }
+    let pattern = Regex::new("estimated maximum model length is ([0-9]+)").ok()?;
+    let longest = figure(&pattern, &answer.trial)?;
+    Some(format!("{length} tokens do not fit: --max-model-len {longest} does, says vLLM"))
+}
+
+fn text_of(answers: &[Answered], server: Option<&recipe::Request>) -> String {
     let stdout = std::io::stdout();
     let mut page = Printer::new(terminal::use_colour("auto", &stdout), terminal::width(&stdout));
     let mut table = Table::new(&[
         ("card", Side::Left),
-        ("value", Side::Right),
-        ("figure", Side::Right),
+        (if server.is_some() { "tokens" } else { "value" }, Side::Right),
+        (if server.is_some() { "KV cache tokens" } else { "figure" }, Side::Right),
         ("", Side::Left),
         ("device used", Side::Right),
         ("of device", Side::Right),
@@ -134,6 +180,14 @@ fn text_of(answers: &[Answered]) -> String {
         ]);
     }
     page.table(&table);
+    if let Some(server) = server {
+        page.gap();
+        for answer in answers {
+            if let Some(flags) = flags(answer, server) {
+                page.plain(format!("{}: {flags}", answer.card));
+            }
+        }
+    }
     for Answered { trial, .. } in answers.iter().filter(|answer| answer.figure.is_none()) {
         page.gap();
         page.plain(format!("the output of this run is in {}", trial.folder.display()));
@@ -147,10 +201,10 @@ fn text_of(answers: &[Answered]) -> String {
     page.text().to_owned()
 }
 
-fn json_of(answer: &Answered) -> Value {
+fn json_of(answer: &Answered, server: Option<&recipe::Request>) -> Value {
     let Answered { card, trial, figure } = answer;
     let peak = &trial.peak;
-    json!({
+    let mut row = json!({
         "card": card,
         "value": trial.candidate,
         "figure": figure,
@@ -163,5 +217,9 @@ fn json_of(answer: &Answered) -> Value {
         "processes": peak.processes,
         "seconds": trial.took.as_secs_f64(),
         "folder": trial.folder.display().to_string(),
-    })
+    });
+    if let Some((fields, server)) = row.as_object_mut().zip(server) {
+        fields.insert("flags".to_owned(), flags(answer, server).into());
+    }
+    row
 }

@@ -9,7 +9,7 @@
 //! - [`plan`]: the request: its searches and their runs; [`values`]: the candidates of a search.
 //! - [`search`] and [`guess`]: the next candidates; [`searches`]: the candidates of all cards and numbers of GPUs.
 //! - [`trial`], [`process_tree`], [`runs`]: a run, its processes, and runs side by side.
-//! - [`recipe`]: `--recipe`, a script for a model that the user names.
+//! - [`recipe`], [`recipes`]: `--recipe`, a script for a model that the user names.
 //! - [`answer`], [`table`]: what is printed for one search and for several; [`ask`]: `--ask`.
 
 mod answer;
@@ -19,6 +19,7 @@ mod places;
 mod plan;
 mod process_tree;
 mod recipe;
+mod recipes;
 mod runs;
 mod search;
 mod searches;
@@ -31,7 +32,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memtrace_trace::units::parse_bytes;
 
 use crate::{args, terminal};
@@ -57,6 +58,7 @@ pub(crate) fn command() -> Command {
   memtrace fit --phantom h100-80g -- python train.py --batch {}
   memtrace fit --phantom {}xh100-80g -- torchrun --nproc-per-node {} train.py
   memtrace fit --recipe qlora --model Qwen/Qwen3-8B --phantom rtx4090,l4 --seq 2048,4096
+  memtrace fit --phantom rtx4090 --smallest --min 0 --max 40 -- python train.py --blocks-to-swap {}
   memtrace fit --phantom {gpus}xh100-80g --gpus 16,32,64 --ranks 0 -- torchrun --nnodes {nodes} \
              --nproc-per-node {per-node} train.py --batch {}
 
@@ -102,7 +104,10 @@ pub(crate) fn command() -> Command {
                      cores and memory allow]",
                 ),
         )
-        .arg(number("min", "The smallest value, or number of GPUs, to try [default: 1]"))
+        .arg(
+            number("min", "The smallest value, or number of GPUs, to try [default: 1]")
+                .value_parser(value_parser!(u64).range(0..=1 << 40)),
+        )
         .arg(number("max", "The largest value, or number of GPUs, to try"))
         .arg(number("multiple-of", "Try only multiples of N; for GPUs, N times powers of two"))
         .arg(
@@ -120,6 +125,16 @@ pub(crate) fn command() -> Command {
                 .long("values")
                 .value_name("LIST")
                 .help("Try only these values; list them from least to most memory: 512,1024,2048"),
+        )
+        .arg(
+            Arg::new("smallest")
+                .long("smallest")
+                .action(ArgAction::SetTrue)
+                .conflicts_with_all(["ask", "recipe", "gpus"])
+                .help(
+                    "Find the smallest value that fits, for a value that saves memory: blocks to swap, layers to \
+                     offload, steps of accumulation. Needs --max or --values",
+                ),
         )
         .arg(
             Arg::new("ask")
@@ -165,9 +180,12 @@ fn percent(text: &str) -> Result<f64, String> {
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     args::end_with_parent(matches)?;
     if let Some(pattern) = matches.get_one::<String>("ask") {
-        return ask::run(matches, pattern);
+        return ask::run(matches, ask::Question::new(matches, pattern)?);
     }
     let recipe = recipe::Request::new(matches)?;
+    if let Some(recipe) = recipe.as_ref().filter(|recipe| recipe.is_server()) {
+        return ask::run(matches, ask::Question::of_server(recipe));
+    }
     let plan = Plan::new(matches, recipe.as_ref())?;
     for line in &plan.left_out {
         terminal::say(line);
@@ -208,9 +226,10 @@ fn write_script(recipe: &recipe::Request, file: &Path, searches: &Searches<'_>) 
     };
     recipe.write(file, &trial.candidate, length)?;
     terminal::say(&format!(
-        "wrote {}: batch {}, {length} tokens, as on {}",
+        "wrote {}: batch {}, {length} {}, as on {}",
         file.display(),
         trial.candidate,
+        recipe.unit(),
         trial.peak.device
     ));
     Ok(())

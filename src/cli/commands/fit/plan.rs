@@ -9,12 +9,10 @@ use clap::parser::ValueSource;
 use super::places::{self, Filling, GPUS, NODES, PER_NODE, VALUE, cards, entries};
 use super::recipe;
 use super::trial::{Attempt, check_names};
-use super::values::Values;
+use super::values::{Values, values};
 use crate::child_env::{FreeAtStart, PhantomArgs};
 use crate::cluster::job::Job;
 
-/// The largest number to try without `--max`.
-const LARGEST: usize = 1 << 20;
 /// The largest number of GPUs to try without `--max` if every rank runs: one node.
 const NODE: u64 = 8;
 /// The largest number of GPUs to try without `--max` if only some ranks run (`--ranks`).
@@ -65,8 +63,13 @@ pub(super) struct Plan {
     pub(super) last_is_given: bool,
     /// True if `--values` gives the columns of a table.
     pub(super) is_grid: bool,
-    /// The sequence lengths of a recipe; empty without a recipe.
+    /// The sequence lengths, or sizes of images, of a recipe; empty without a recipe.
     lengths: Vec<u64>,
+    /// The unit of the lengths, in the plural.
+    pub(super) length_unit: &'static str,
+    /// True if the smallest value that fits is wanted, because memory shrinks as the value grows
+    /// (`--smallest`). The values are then in descending order.
+    pub(super) wants_smallest: bool,
     /// A message for each card with numbers of GPUs that are not tried, because they are not possible.
     pub(super) left_out: Vec<String>,
 }
@@ -91,6 +94,9 @@ impl Plan {
                  python train.py --batch {{}}; or name several cards: --phantom a100-40g,h100-80g"
             );
         }
+        if matches.get_flag("smallest") && wanted != Wanted::Value {
+            bail!("--smallest needs {{}} in the command, such as --blocks-to-swap {{}}");
+        }
         let mut plan = Plan {
             words,
             wanted,
@@ -101,6 +107,8 @@ impl Plan {
                 || wanted == Wanted::Gpus && matches.contains_id("gpus"),
             is_grid: wanted == Wanted::Value && place.is_some() && matches.contains_id("values"),
             lengths: recipe.map(|recipe| recipe.lengths.clone()).unwrap_or_default(),
+            length_unit: recipe.map_or("tokens", recipe::Request::unit),
+            wants_smallest: matches.get_flag("smallest"),
             left_out: Vec::new(),
         };
         plan.rows = match wanted {
@@ -429,25 +437,6 @@ fn powers_of_two(matches: &ArgMatches) -> Result<Vec<u64>> {
     let mut numbers: Vec<u64> = all.take_while(|gpus| *gpus <= most.min(MOST_GPUS)).collect();
     numbers.reverse();
     Ok(numbers)
-}
-
-/// Returns the values of `{}` in the command.
-fn values(matches: &ArgMatches) -> Result<Values> {
-    if let Some(list) = matches.get_one::<String>("values") {
-        let list = entries(list);
-        if list.is_empty() {
-            bail!("--values names no value; for example: --values 512,1024,2048");
-        }
-        return Ok(Values::List(list));
-    }
-    let number = |name| matches.get_one::<u64>(name).map(|number| *number as usize);
-    let step = number("multiple-of").unwrap_or(1).max(1);
-    let first = number("min").unwrap_or(step).next_multiple_of(step);
-    let most = number("max").unwrap_or(LARGEST.max(first));
-    if most < first {
-        bail!("--max {most} is smaller than the first value, {first}");
-    }
-    Ok(Values::Numbers { first, step, last: (most - first) / step })
 }
 
 #[cfg(test)]

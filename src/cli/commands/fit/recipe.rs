@@ -14,59 +14,16 @@ use memtrace_util::names::distance;
 use serde_json::{Map, Value};
 
 use super::places::{LENGTH, VALUE, entries};
+use super::recipes::{RECIPES, Recipe};
 use crate::child_env::{Scratch, run_id};
 
-const TRAIN: &str = include_str!("recipes/train.py");
-const INFER: &str = include_str!("recipes/infer.py");
 const CHECK: &str = include_str!("recipes/check.py");
 /// The `config.json` of models, by their name on the Hugging Face hub, from whose pages they come.
 const MODELS: &str = include_str!("recipes/models.json");
 /// The constants that other options set.
-const RESERVED: [&str; 4] = ["MODEL", "BATCH", "SEQ", "TRUST_REMOTE_CODE"];
+const RESERVED: [&str; 6] = ["MODEL", "SUBFOLDER", "BATCH", "SEQ", "SIZE", "TRUST_REMOTE_CODE"];
 /// The heading of the options in the help.
 const HEADING: &str = "Recipes (a script for a model that you name; no weights are read)";
-
-/// A recipe.
-struct Recipe {
-    name: &'static str,
-    title: &'static str,
-    script: &'static str,
-    /// The packages that the script imports.
-    packages: &'static [&'static str],
-    /// The number of steps in a run of the search. With two steps, the peak includes the optimizer's state.
-    steps: &'static str,
-}
-
-const RECIPES: [Recipe; 4] = [
-    Recipe {
-        name: "full",
-        title: "Full fine-tuning",
-        script: TRAIN,
-        packages: &["torch", "transformers", "accelerate"],
-        steps: "2",
-    },
-    Recipe {
-        name: "lora",
-        title: "LoRA fine-tuning",
-        script: TRAIN,
-        packages: &["torch", "transformers", "accelerate", "peft"],
-        steps: "2",
-    },
-    Recipe {
-        name: "qlora",
-        title: "QLoRA fine-tuning (NF4)",
-        script: TRAIN,
-        packages: &["torch", "transformers", "accelerate", "peft", "bitsandbytes"],
-        steps: "2",
-    },
-    Recipe {
-        name: "infer",
-        title: "Generation",
-        script: INFER,
-        packages: &["torch", "transformers", "accelerate"],
-        steps: "8",
-    },
-];
 
 /// Returns the options of `fit` for recipes.
 pub(super) fn arguments() -> impl Iterator<Item = Arg> {
@@ -78,9 +35,19 @@ pub(super) fn arguments() -> impl Iterator<Item = Arg> {
         option("recipe", "NAME", "Run this script instead of your own program, and find the largest batch")
             .value_parser(clap::builder::PossibleValuesParser::new(names))
             .requires("model")
-            .conflicts_with_all(["command", "ask", "gpus", "ranks"]),
-        option("model", "MODEL", "A config.json, its folder, or a name such as Qwen/Qwen3-8B"),
-        option("seq", "LIST", "Sequence lengths in tokens, one row each, such as 2048,8192 [default: 2048]"),
+            .conflicts_with_all(["command", "ask"]),
+        option(
+            "model",
+            "MODEL",
+            "A config.json, its folder, or a name such as Qwen/Qwen3-8B; for vision, timm's name",
+        ),
+        option(
+            "seq",
+            "LIST",
+            "Sequence lengths in tokens, or widths of images in pixels, one row each, such as 2048,8192 \
+             [default: 2048; diffusion 1024; vision 224]",
+        )
+        .visible_alias("size"),
         option("set", "KEY=VALUE", "Change a setting of the recipe, such as rank=64 (repeatable)")
             .action(ArgAction::Append),
         option("write", "FILE", "Write the script that was run, with the batch that fits, for a real GPU")
@@ -97,6 +64,9 @@ pub(super) fn arguments() -> impl Iterator<Item = Arg> {
 
 /// A recipe for a model, ready to run.
 pub(super) struct Request {
+    recipe: &'static Recipe,
+    /// The model's name in the script.
+    model: String,
     /// The program and its arguments, with [`VALUE`] and [`LENGTH`] for the batch and the length.
     pub(super) words: Vec<OsString>,
     pub(super) lengths: Vec<u64>,
@@ -119,8 +89,11 @@ impl Request {
             bail!("--write {}: File exists; name a new one", file.display());
         }
         let trusts = matches.get_flag("trust-remote-code");
-        let lengths = lengths(matches.get_one::<String>("seq").map_or("2048", String::as_str))?;
-        let bundled: Map<String, Value> = serde_json::from_str(MODELS)?;
+        let card = matches.get_one::<String>("phantom").map_or("", String::as_str);
+        check_ranks(recipe, card, matches.contains_id("ranks"))?;
+        let lengths = lengths(matches.get_one::<String>("seq").map_or(recipe.length, String::as_str))?;
+        let mut bundled: Map<String, Value> = serde_json::from_str(MODELS)?;
+        bundled.retain(|_, config| recipe.suits(config));
         let found = if Path::new(model).exists() { None } else { find(&bundled, model) };
         let shown = found.map_or(model.as_str(), |(name, _)| name.as_str());
         let mut script = lines_of(recipe);
@@ -137,12 +110,12 @@ impl Request {
 
         let scratch = Scratch::new(&run_id())?;
         let (file, folder) = (scratch.folder.join("recipe.py"), scratch.folder.join("model"));
-        fs::write(&file, &script)?;
         let given = match found {
             Some((_, config)) => {
                 let own = scratch.folder.join("bundled");
-                fs::create_dir(&own)?;
-                fs::write(own.join("config.json"), config.to_string())?;
+                let part = own.join(folder_in_pipeline(config));
+                fs::create_dir_all(&part)?;
+                fs::write(part.join("config.json"), config.to_string())?;
                 own.to_string_lossy().into_owned()
             }
             None => model.clone(),
@@ -153,6 +126,7 @@ impl Request {
             .args(["-c", CHECK, &given])
             .arg(&folder)
             .args([longest.as_str(), if trusts { "1" } else { "0" }])
+            .args([recipe.library, "torch", recipe.library])
             .args(recipe.packages)
             .stdin(Stdio::null())
             .output()
@@ -165,12 +139,60 @@ impl Request {
                 if known { format!("; memtrace has {}", nearest(&bundled, model)) } else { String::new() };
             bail!("{why}{near}");
         }
+        // For a pipeline of diffusers, the check prints the folder with the model's configuration.
+        let part = String::from_utf8_lossy(&output.stdout).lines().last().unwrap_or_default().to_owned();
+        script = with(&script, "SUBFOLDER", &quoted(&part));
+        fs::write(&file, &script)?;
         let mut words: Vec<OsString> = vec![python.into(), file.into()];
-        words.extend(
-            ["--random", "--steps", recipe.steps, "--batch", VALUE, "--seq", LENGTH].map(OsString::from),
+        // `serve` is asked for one number at each length, and vLLM fills the card at any batch.
+        let (batch, length) = if recipe.name == "serve" { (None, VALUE) } else { (Some(VALUE), LENGTH) };
+        words.extend(["--random", recipe.length_option(), length].map(OsString::from));
+        words.extend(batch.into_iter().flat_map(|batch| ["--batch".into(), batch.into()]));
+        if !recipe.steps.is_empty() {
+            words.extend(["--steps", recipe.steps].map(OsString::from));
+        }
+        let model = if recipe.library == "timm" { given.into() } else { folder.into_os_string() };
+        words.extend(["--model".into(), model]);
+        Ok(Some(Request { recipe, model: shown.to_owned(), words, lengths, script, _scratch: scratch }))
+    }
+
+    /// Returns true if the recipe starts a server, which is asked how much it holds.
+    pub(super) fn is_server(&self) -> bool {
+        self.recipe.name == "serve"
+    }
+
+    /// Returns vLLM's options for a length at which it has a cache of `tokens` tokens.
+    pub(super) fn flags(&self, length: u64, tokens: u64) -> String {
+        let setting = |name: &str| {
+            let value = settings(&self.script).into_iter().find(|(key, _)| *key == name);
+            value.map_or("", |(_, value)| value.trim_matches('"')).to_owned()
+        };
+        let requests = (tokens / length.max(1)).clamp(1, 256);
+        let mut flags = format!(
+            "vllm serve {} --gpu-memory-utilization {} --max-model-len {length} --max-num-seqs {requests}",
+            self.model,
+            setting("UTILIZATION")
         );
-        words.extend(["--model".into(), folder.into_os_string()]);
-        Ok(Some(Request { words, lengths, script, _scratch: scratch }))
+        for (name, option, usual) in [
+            ("GPUS", "--tensor-parallel-size", "1"),
+            ("DTYPE", "--dtype", "auto"),
+            ("QUANTIZATION", "--quantization", ""),
+            ("CACHE_DTYPE", "--kv-cache-dtype", "auto"),
+            ("CPU_OFFLOAD_GB", "--cpu-offload-gb", "0.0"),
+        ] {
+            if setting(name) != usual {
+                flags.push_str(&format!(" {option} {}", setting(name)));
+            }
+        }
+        if setting("EAGER") == "True" {
+            flags.push_str(" --enforce-eager");
+        }
+        flags
+    }
+
+    /// Returns the unit of the lengths, in the plural.
+    pub(super) fn unit(&self) -> &'static str {
+        if self.recipe.is_of_images() { "pixels" } else { "tokens" }
     }
 
     /// Writes the script with a batch and a length.
@@ -178,11 +200,46 @@ impl Request {
     /// # Errors
     /// When the file exists, or cannot be written.
     pub(super) fn write(&self, file: &Path, batch: &str, length: u64) -> Result<()> {
-        let script = with(&with(&self.script, "BATCH", batch), "SEQ", &length.to_string());
+        let name = self.recipe.length_option().trim_start_matches('-').to_uppercase();
+        let script = with(&with(&self.script, "BATCH", batch), &name, &length.to_string());
         let mut new = fs::File::create_new(file).with_context(|| format!("--write {}", file.display()))?;
         std::io::Write::write_all(&mut new, script.as_bytes())?;
         Ok(())
     }
+}
+
+/// Returns the folder of a pipeline of diffusers that has this configuration, or an empty text for other
+/// models.
+fn folder_in_pipeline(config: &Value) -> &'static str {
+    match config["_class_name"].as_str() {
+        Some(class) if class.starts_with("UNet") => "unet",
+        Some(_) => "transformer",
+        None => "",
+    }
+}
+
+/// Checks that a job of several GPUs runs its ranks, and that other recipes have one GPU.
+fn check_ranks(recipe: &Recipe, card: &str, has_ranks: bool) -> Result<()> {
+    let name = recipe.name;
+    let has_count = card.starts_with('{')
+        || card
+            .split_once(['x', 'X'])
+            .is_some_and(|(count, _)| count.parse().is_ok_and(|count: u64| count > 1));
+    if let Some(rest) = card.strip_prefix(VALUE) {
+        bail!(
+            "--phantom {card}: with a recipe, {{}} is the batch; for a row for each number of GPUs, write \
+             --phantom {}{} --gpus 8,16",
+            super::places::GPUS,
+            rest
+        );
+    }
+    if recipe.has_ranks() && has_count && !has_ranks {
+        bail!("--recipe {name} has a process for each GPU: add --ranks 0");
+    }
+    if !recipe.has_ranks() && (has_ranks || has_count && name != "serve") {
+        bail!("--recipe {name} uses one GPU; for several GPUs, use the recipes pretrain and zero");
+    }
+    Ok(())
 }
 
 /// Returns the script of a recipe without the lines of other recipes.
@@ -192,10 +249,11 @@ fn lines_of(recipe: &Recipe) -> String {
     for line in recipe.script.lines() {
         // In the template, an empty line precedes the marker, because Python's formatter requires one after
         // imports. The script has no marker, so remove this line, too.
-        if line == "# []" && is_kept && text.ends_with("\n\n") {
+        let marker = line.trim_start();
+        if marker == "# []" && is_kept && text.ends_with("\n\n") {
             text.pop();
         }
-        if let Some(names) = line.strip_prefix("# [").and_then(|rest| rest.strip_suffix(']')) {
+        if let Some(names) = marker.strip_prefix("# [").and_then(|rest| rest.strip_suffix(']')) {
             is_kept = names.is_empty() || names.split(' ').any(|name| name == recipe.name);
         } else if is_kept {
             text.push_str(line);
@@ -331,10 +389,13 @@ mod tests {
     fn a_script_of_a_recipe_has_its_own_lines_alone_and_is_short() {
         for recipe in &RECIPES {
             let script = lines_of(recipe);
-            assert!(!script.contains("\n# ["), "{}", recipe.name);
+            assert!(!script.contains("# ["), "{}", recipe.name);
             assert!(script.lines().count() < 80, "{}: {}", recipe.name, script.lines().count());
-            assert_eq!(script.contains("peft"), recipe.packages.contains(&"peft"), "{}", recipe.name);
-            assert_eq!(script.contains("bitsandbytes"), recipe.packages.contains(&"bitsandbytes"));
+            for package in ["peft", "bitsandbytes", "trl", "deepspeed"] {
+                let is_listed = recipe.packages.contains(&package);
+                assert_eq!(script.contains(package), is_listed, "{} {package}", recipe.name);
+            }
+            assert!(script.contains(&format!("import {}\n", recipe.library)), "{}", recipe.name);
         }
     }
 

@@ -97,7 +97,7 @@ impl<'a> Lane<'a> {
             ),
             Values::List(_) => format!(
                 "memory does not grow with the value here: {fits_text} fits, but {too_big_text}, which \
-                 comes first in --values, does not; order the values by the memory that they need"
+                 comes first, does not; order --values by the memory that they need"
             ),
         })
     }

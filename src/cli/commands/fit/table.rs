@@ -49,7 +49,7 @@ fn is_begun(lane: &Lane<'_>) -> bool {
 fn name(plan: &Plan, lane: &Lane<'_>) -> String {
     let card = plan.card_of(lane.row);
     let name = lane.row.gpus.map_or_else(|| card.to_owned(), |gpus| format!("{gpus}x{card}"));
-    lane.row.length.map_or_else(|| name.clone(), |length| format!("{name} at {length} tokens"))
+    lane.row.length.map_or_else(|| name.clone(), |length| format!("{name} at {length} {}", plan.length_unit))
 }
 
 /// Prints a row for each search, with the limit that it found.
@@ -58,6 +58,7 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     let by_length = lanes.iter().any(|lane| lane.row.length.is_some());
     let (limit, other) = match plan.wanted {
         Wanted::Value if by_length => ("largest batch", "does not fit"),
+        Wanted::Value if plan.wants_smallest => ("smallest value", "does not fit"),
         Wanted::Value => ("largest value", "does not fit"),
         Wanted::Gpus => ("fewest GPUs", "too few"),
         Wanted::YesOrNo => ("", ""),
@@ -67,7 +68,7 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
         columns.push(("GPUs", Side::Right));
     }
     if by_length {
-        columns.push(("tokens", Side::Right));
+        columns.push((plan.length_unit, Side::Right));
     }
     columns.push((limit, Side::Right));
     if !other.is_empty() {
@@ -75,7 +76,7 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     }
     columns.extend([("peak allocated", Side::Right), ("reserved", Side::Right), ("of device", Side::Right)]);
     if by_length {
-        columns.extend([("free", Side::Right), ("largest part", Side::Left)]);
+        columns.extend([("free", Side::Right), ("peak host", Side::Right), ("largest part", Side::Left)]);
     }
     columns.extend([("runs", Side::Right), ("took", Side::Right)]);
     let mut table = Table::new(&columns);
@@ -104,6 +105,7 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
         row.push(peak.map_or("-".to_owned(), |peak| percent(share(peak.used, peak.capacity))).into());
         if by_length {
             row.push(peak.map_or("-".to_owned(), |peak| show((peak.capacity - peak.used).max(0))).into());
+            row.push(peak.map_or("-".to_owned(), |peak| show(peak.host)).into());
             let part = peak.and_then(|peak| peak.by_category.first().map(|part| (part, peak.allocated)));
             let part = part.map(|((name, bytes), all)| format!("{name} {}", percent(share(*bytes, all))));
             row.push(part.unwrap_or("-".to_owned()).into());
@@ -204,6 +206,7 @@ pub(super) fn json(plan: &Plan, lanes: &[Lane<'_>]) -> Value {
         })
         .collect();
     let wanted = match plan.wanted {
+        Wanted::Value if plan.wants_smallest => "smallest",
         Wanted::Value => "value",
         Wanted::Gpus => "gpus",
         Wanted::YesOrNo => "fits",

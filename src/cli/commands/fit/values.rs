@@ -1,5 +1,15 @@
 //! The candidates of a search, by index. Each needs at least as much memory as the candidate before it.
 
+use anyhow::{Result, bail};
+use clap::ArgMatches;
+
+use super::places::entries;
+
+/// The largest number to try without `--max`.
+const LARGEST: usize = 1 << 20;
+/// The maximum number of values that `--smallest` tries without `--values`.
+const MOST_LISTED: usize = 10_000;
+
 /// The candidates of one search.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Values {
@@ -85,6 +95,50 @@ impl Values {
 fn numbers(list: &[String]) -> Option<Vec<f64>> {
     let numbers: Option<Vec<f64>> = list.iter().map(|entry| entry.parse().ok()).collect();
     numbers.filter(|numbers| numbers.is_sorted() && numbers.iter().all(|number| number.is_finite()))
+}
+
+/// Returns the values of `--values`, the largest first.
+fn descending(list: Vec<String>) -> Result<Values> {
+    let number = |word: &String| word.parse::<f64>().ok().filter(|number| number.is_finite());
+    let numbers: Option<Vec<f64>> = list.iter().map(number).collect();
+    let Some(numbers) = numbers else { bail!("--smallest needs numbers in --values, such as 0,8,16,24") };
+    let mut sorted: Vec<(f64, String)> = numbers.into_iter().zip(list).collect();
+    sorted.sort_by(|one, other| other.0.total_cmp(&one.0));
+    Ok(Values::List(sorted.into_iter().map(|(_, word)| word).collect()))
+}
+
+/// Returns the values of `{}` in the command.
+pub(super) fn values(matches: &ArgMatches) -> Result<Values> {
+    if let Some(list) = matches.get_one::<String>("values") {
+        let list = entries(list);
+        if list.is_empty() {
+            bail!("--values names no value; for example: --values 512,1024,2048");
+        }
+        return if matches.get_flag("smallest") { descending(list) } else { Ok(Values::List(list)) };
+    }
+    let number = |name| matches.get_one::<u64>(name).map(|number| *number as usize);
+    let step = number("multiple-of").unwrap_or(1).max(1);
+    let first = number("min").unwrap_or(step).next_multiple_of(step);
+    let most = number("max").unwrap_or(LARGEST.max(first));
+    if most < first {
+        bail!("--max {most} is smaller than the first value, {first}");
+    }
+    if matches.get_flag("smallest") {
+        if number("max").is_none() {
+            bail!(
+                "--smallest begins with the largest value: give --max, such as the number of layers, or --values"
+            );
+        }
+        if (most - first) / step >= MOST_LISTED {
+            bail!("--smallest: {first} to {most} are more than {MOST_LISTED} values; use --multiple-of");
+        }
+        let index_to_text = |index: usize| (first + step * index).to_string();
+        return Ok(Values::List((0..=(most - first) / step).rev().map(index_to_text).collect()));
+    }
+    if first == 0 {
+        bail!("--min 0 is only for --smallest");
+    }
+    Ok(Values::Numbers { first, step, last: (most - first) / step })
 }
 
 #[cfg(test)]

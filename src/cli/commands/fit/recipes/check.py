@@ -1,21 +1,68 @@
 """Checks a request of `memtrace fit --recipe` in the user's Python.
 
-The arguments are MODEL FOLDER LENGTH TRUST PACKAGE... Writes the model's config.json into FOLDER. If the
-request cannot be met, prints the reason and exits with 2.
+The arguments are MODEL FOLDER LENGTH TRUST LIBRARY PACKAGE... LIBRARY builds the model: transformers,
+diffusers, timm, or vllm, which reads configurations with transformers. Writes the model's config.json into
+FOLDER, unless the model is timm's. If the request cannot be met, prints the reason and exits with 2.
 """
 
+import difflib
 import importlib.util
 import json
 import os
 import shutil
 import sys
 
-model, folder, length, trust, *packages = sys.argv[1:]
+model, folder, length, trust, library, *packages = sys.argv[1:]
 
 
 def refuse(why):
     print(why, file=sys.stderr)
     sys.exit(2)
+
+
+def first_line(error):
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def write(facts, place=""):
+    os.makedirs(os.path.join(folder, place), exist_ok=True)
+    with open(os.path.join(folder, place, "config.json"), "w") as file:
+        json.dump(facts, file)
+
+
+def check_timm():
+    import timm
+
+    if not timm.is_model(model):
+        near = difflib.get_close_matches(model, timm.list_models(), 3)
+        refuse(f"--model {model}: timm has no such model; similar names: {', '.join(near) or 'none'}")
+
+
+def check_diffusers():
+    """Finds the UNet or the transformer of a pipeline, or alone, and prints the name of its folder."""
+    import diffusers
+
+    why = None
+    for place in ("unet", "transformer", ""):
+        try:
+            facts = diffusers.UNet2DConditionModel.load_config(model, subfolder=place)
+            break
+        except Exception as error:
+            why = why or error
+    else:
+        refuse(f"--model {model}: no config.json was found or read: {first_line(why)}")
+    name = str(facts.get("_class_name"))
+    if name not in ("UNet2DConditionModel", "FluxTransformer2DModel"):
+        refuse(
+            f"--model {model}: the recipe trains UNet2DConditionModel and FluxTransformer2DModel, not {name}"
+        )
+    if name == "UNet2DConditionModel" and facts.get("addition_embed_type") != "text_time":
+        refuse(f"--model {model}: the recipe trains UNets of SDXL, which this configuration is not")
+    if int(length) % 16:
+        refuse(f"--size {length}: the width and height are multiples of 16 pixels")
+    write(facts, place)
+    print(place)
 
 
 missing = [name for name in packages if importlib.util.find_spec(name) is None]
@@ -25,18 +72,21 @@ if missing:
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
+if os.path.basename(model) == "config.json" and os.path.isfile(model):
+    model = os.path.dirname(os.path.abspath(model))
+if library in ("timm", "diffusers"):
+    check_timm() if library == "timm" else check_diffusers()
+    sys.exit()
+
 import transformers  # noqa: E402
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig  # noqa: E402
 
-if os.path.isfile(model):
-    model = os.path.dirname(os.path.abspath(model)) if os.path.basename(model) == "config.json" else model
 if os.path.isdir(model) and not os.path.isfile(os.path.join(model, "config.json")):
     refuse(f"--model {model}: the folder has no config.json")
 try:
     facts, _ = PretrainedConfig.get_config_dict(model)
 except Exception as error:
-    last = str(error).strip().splitlines()
-    refuse(f"--model {model}: no config.json was found or read: {last[0] if last else type(error).__name__}")
+    refuse(f"--model {model}: no config.json was found or read: {first_line(error)}")
 kind = facts.get("model_type")
 if not facts:
     refuse(f"--model {model}: no config.json was found as a file, in the cache or on the hub")
@@ -50,17 +100,14 @@ if kind not in CONFIG_MAPPING and "auto_map" not in facts:
 try:
     config = AutoConfig.from_pretrained(model, trust_remote_code=trust == "1")
 except Exception as error:
-    refuse(f"--model {model}: {str(error).strip().splitlines()[0]}")
+    refuse(f"--model {model}: {first_line(error)}")
 text = config.get_text_config()
 most = getattr(text, "max_position_embeddings", None)
 if isinstance(most, int) and int(length) > most:
     refuse(f"--seq {length}: the model's limit is {most} tokens (max_position_embeddings)")
-os.makedirs(folder, exist_ok=True)
-if os.path.isdir(model):
+write(facts)
+if os.path.isdir(model) and trust == "1":
     # A configuration with its own code needs the Python files in its folder.
     for name in os.listdir(model):
-        if name == "config.json" or trust == "1" and name.endswith(".py"):
+        if name.endswith(".py"):
             shutil.copy(os.path.join(model, name), folder)
-else:
-    with open(os.path.join(folder, "config.json"), "w") as file:
-        json.dump(facts, file)

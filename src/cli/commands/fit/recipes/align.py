@@ -1,0 +1,93 @@
+"""TITLE
+
+python train.py --data rows.jsonl   trains MODEL. A line is {"prompt": ...}; DPO needs "chosen" and "rejected"
+python train.py --random            the same with random weights and tokens: only config.json is read
+"""
+
+import argparse
+import random
+
+import datasets
+import peft
+import tokenizers
+import torch
+import transformers
+import trl
+
+MODEL = "a name on the Hugging Face hub, or a folder"
+BATCH = 1
+SEQ = 2048
+RANK = 16
+TARGETS = "all-linear"
+# [grpo]
+GENERATIONS = 8
+COMPLETION = 256
+# []
+OPTIMIZER = "adamw_torch"
+LEARNING_RATE = 0.0001
+CHECKPOINTING = True
+ATTENTION = "sdpa"
+DTYPE = "bfloat16"
+TRUST_REMOTE_CODE = False
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", default=MODEL)
+parser.add_argument("--batch", type=int, default=BATCH, help="rows of the data")
+parser.add_argument("--seq", type=int, default=SEQ, help="prompt and answer")
+parser.add_argument("--steps", type=int, default=100)
+parser.add_argument("--data", help="a file with lines of JSON")
+parser.add_argument("--random", action="store_true")
+args = parser.parse_args()
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dtype = getattr(torch, DTYPE)
+auto, trust = transformers.AutoModelForCausalLM, TRUST_REMOTE_CODE
+config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=trust)
+options = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION, "device_map": {"": device}}
+if args.random:
+    with torch.device("meta"):
+        empty = auto.from_config(config, dtype=dtype, trust_remote_code=trust)
+    fill = torch.empty if device == "cuda" else lambda shape, dtype: torch.randn(shape, dtype=dtype) * 0.05
+    weights = {name: fill(tensor.shape, dtype=tensor.dtype) for name, tensor in empty.named_parameters()}
+    model = type(empty).from_pretrained(None, state_dict=weights, **options)
+    words = {"<end>": 0, **{str(token): token for token in range(1, config.get_text_config().vocab_size)}}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<end>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
+else:
+    model = auto.from_pretrained(args.model, trust_remote_code=trust, **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
+adapters = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
+# [dpo]
+answer = args.seq // 2
+own = {"per_device_train_batch_size": args.batch, "max_length": args.seq}
+# []
+# [grpo]
+answer = min(COMPLETION, args.seq // 2)
+own = {"per_device_train_batch_size": args.batch * GENERATIONS, "num_generations": GENERATIONS}
+# The answers of random weights must not end early.
+own |= {"max_completion_length": answer, "generation_kwargs": {"min_new_tokens": args.random * answer}}
+# []
+if args.data:
+    rows = datasets.load_dataset("json", data_files=args.data, split="train")
+else:
+    text = lambda count: " ".join(str(random.randrange(1, len(tokenizer))) for _ in range(count))
+    # DPO adds a token at the end of each answer.
+    lengths = {"prompt": args.seq - answer, "chosen": answer - 1, "rejected": answer - 1}
+    rows = datasets.Dataset.from_list([{name: " " + text(lengths[name]) for name in lengths}] * args.batch)
+own |= {"output_dir": "." if args.random else "trained", "save_strategy": "no", "report_to": "none"}
+own |= {"logging_steps": 1, "max_steps": args.steps, "learning_rate": LEARNING_RATE, "optim": OPTIMIZER}
+own |= {"gradient_checkpointing": CHECKPOINTING, "use_cpu": device == "cpu"}
+# [dpo]
+trainer = trl.DPOTrainer(
+    model, None, trl.DPOConfig(**own), train_dataset=rows, processing_class=tokenizer, peft_config=adapters
+)
+# []
+# [grpo]
+# This reward prefers short answers. Write your own.
+reward = lambda completions, **columns: [-len(completion) / answer for completion in completions]
+settings = trl.GRPOConfig(**own)
+trainer = trl.GRPOTrainer(model, reward, settings, rows, processing_class=tokenizer, peft_config=adapters)
+# []
+trainer.train()
+if not args.random:
+    trainer.save_model()

@@ -1,0 +1,79 @@
+"""TITLE
+
+python train.py --data rows.pt   trains MODEL on torch.save's list of {"latents", "text", "pooled"}
+python train.py --random         the same with random weights and rows: only config.json is read
+"""
+
+import argparse
+import pydoc
+
+import diffusers
+import peft
+import torch
+
+MODEL = "a name on the Hugging Face hub, or a folder"
+SUBFOLDER = ""
+BATCH = 1
+SIZE = 1024
+RANK = 16
+TARGETS = "to_q,to_k,to_v,to_out.0"
+OPTIMIZER = "torch.optim.AdamW"
+LEARNING_RATE = 0.0001
+CHECKPOINTING = True
+DTYPE = "bfloat16"
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", default=MODEL)
+parser.add_argument("--batch", type=int, default=BATCH)
+parser.add_argument("--size", type=int, default=SIZE, help="width and height of an image in pixels")
+parser.add_argument("--steps", type=int, default=100)
+parser.add_argument("--data")
+parser.add_argument("--random", action="store_true")
+args = parser.parse_args()
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dtype = getattr(torch, DTYPE)
+facts = diffusers.UNet2DConditionModel.load_config(args.model, subfolder=SUBFOLDER)
+kind, is_flux = getattr(diffusers, facts["_class_name"]), "joint_attention_dim" in facts
+if args.random:
+    torch.set_default_dtype(dtype)
+    with torch.device(device):
+        model = kind.from_config(facts)
+    torch.set_default_dtype(torch.float32)
+else:
+    model = kind.from_pretrained(args.model, subfolder=SUBFOLDER, torch_dtype=dtype).to(device)
+model.train().requires_grad_(False)
+model.add_adapter(peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=TARGETS.split(",")))
+diffusers.training_utils.cast_training_params(model)
+if CHECKPOINTING:
+    model.enable_gradient_checkpointing()
+optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
+config, side, tokens = model.config, args.size // 8, 512 if is_flux else 77
+if is_flux:
+    shape, width, pooled = (side**2 // 4, 64), config.joint_attention_dim, config.pooled_projection_dim
+    places = torch.cartesian_prod(*(torch.arange(n, device=device) for n in (1, side // 2, side // 2)))
+else:  # SDXL adds six numbers about the image to the embedding of the text.
+    shape, width = (config.in_channels, side, side), config.cross_attention_dim
+    pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
+    image = torch.tensor([[args.size, args.size, 0, 0, args.size, args.size]] * args.batch, device=device)
+    betas = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
+sizes = {"latents": shape, "text": (tokens, width), "pooled": (pooled,)}
+rows = torch.load(args.data) if args.data else [{name: torch.randn(sizes[name]) for name in sizes}]
+for step in range(args.steps):
+    chosen = [rows[(step * args.batch + index) % len(rows)] for index in range(args.batch)]
+    clean, text, pooled = (torch.stack([row[name] for row in chosen]).to(device, dtype) for name in sizes)
+    noise, times = torch.randn_like(clean), torch.rand(args.batch, device=device)
+    with torch.autocast(device, torch.bfloat16):
+        if is_flux:
+            noisy, wanted = torch.lerp(clean, noise, times.to(dtype).view(-1, 1, 1)), noise - clean
+            guidance = torch.ones_like(times) if config.guidance_embeds else None
+            found = model(noisy, text, pooled, times, places, places[:1].expand(tokens, 3), guidance).sample
+        else:
+            steps, wanted, added = (times * 1000).long(), noise, {"text_embeds": pooled, "time_ids": image}
+            noisy = diffusers.DDPMScheduler(**betas).add_noise(clean, noise, steps)
+            found = model(noisy, steps, text, added_cond_kwargs=added).sample
+    loss = torch.nn.functional.mse_loss(found.float(), wanted.float())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {step}: loss {loss.item():.3f}", flush=True)
+if not args.random:
+    model.save_lora_adapter("trained")

@@ -1,0 +1,105 @@
+"""TITLE
+
+torchrun --nproc-per-node GPUS train.py --data tokens.bin   trains a new MODEL on 32-bit token ids
+torchrun --nproc-per-node GPUS train.py --random            the same on random tokens
+"""
+
+import argparse
+import os
+import pydoc
+
+# [zero]
+import deepspeed
+
+# []
+import torch
+import transformers
+
+MODEL = "a name on the Hugging Face hub, or a folder"
+BATCH = 1
+SEQ = 2048
+OPTIMIZER = "torch.optim.AdamW"
+LEARNING_RATE = 0.0003
+CHECKPOINTING = True
+ATTENTION = "sdpa"
+CPU_OFFLOAD = False
+# [zero]
+STAGE = 3
+# []
+# [pretrain]
+RESHARD = True
+# []
+TRUST_REMOTE_CODE = False
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", default=MODEL)
+parser.add_argument("--batch", type=int, default=BATCH, help="of each GPU")
+parser.add_argument("--seq", type=int, default=SEQ)
+parser.add_argument("--steps", type=int, default=100)
+parser.add_argument("--data", help="a file of 32-bit token ids")
+parser.add_argument("--random", action="store_true")
+args = parser.parse_args()
+
+if "RANK" not in os.environ:
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="29511")
+device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
+if torch.cuda.is_available():
+    torch.cuda.set_device(device)
+config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=TRUST_REMOTE_CODE)
+options = {"dtype": torch.float32, "attn_implementation": ATTENTION, "trust_remote_code": TRUST_REMOTE_CODE}
+# [pretrain]
+torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+with torch.device("meta"):
+    model = transformers.AutoModelForCausalLM.from_config(config, **options)
+fsdp = torch.distributed.fsdp
+kinds = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+shard = {"mp_policy": fsdp.MixedPrecisionPolicy(**kinds), "reshard_after_forward": RESHARD}
+if CPU_OFFLOAD:
+    shard["offload_policy"] = fsdp.CPUOffloadPolicy()
+blocks = max((list(part) for part in model.modules() if isinstance(part, torch.nn.ModuleList)), key=len)
+for part in [*blocks, model]:
+    fsdp.fully_shard(part, **shard)
+model.to_empty(device="cpu" if CPU_OFFLOAD else device)
+model.init_weights()
+optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
+# []
+# [zero]
+deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo")
+offload = {"device": "cpu" if CPU_OFFLOAD else "none"}
+settings = {
+    "train_micro_batch_size_per_gpu": args.batch,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": STAGE, "offload_optimizer": offload},
+}
+if STAGE == 3:
+    settings["zero_optimization"]["offload_param"] = offload
+with deepspeed.zero.Init(config_dict_or_path=settings, enabled=STAGE == 3):
+    model = transformers.AutoModelForCausalLM.from_config(config, **options)
+optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
+model, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+# []
+if CHECKPOINTING:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+model.train()
+
+shape = (-1, args.batch, args.seq)
+tokens = torch.randint(config.get_text_config().vocab_size, (args.batch * args.seq,), dtype=torch.int32)
+if args.data:
+    tokens = torch.from_file(args.data, size=os.path.getsize(args.data) // 4, dtype=torch.int32)
+rows = tokens[: len(tokens) // (args.batch * args.seq) * args.batch * args.seq].view(shape)
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+for step in range(args.steps):
+    batch = rows[(step * world + rank) % len(rows)].long().to(device)
+    loss = model(input_ids=batch, labels=batch).loss
+    # [pretrain]
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    # []
+    # [zero]
+    model.backward(loss)
+    model.step()
+    # []
+    if rank == 0:
+        print(f"step {step}: loss {loss.item():.3f}", flush=True)
+torch.distributed.destroy_process_group()

@@ -1,0 +1,61 @@
+"""TITLE
+
+python train.py --data folder   trains MODEL on images in a folder for each class (needs torchvision)
+python train.py --random        the same with random weights and images
+"""
+
+import argparse
+import itertools
+import pydoc
+
+import timm
+import torch
+
+MODEL = "a name from timm.list_models()"
+BATCH = 1
+SIZE = 224
+CLASSES = 1000
+OPTIMIZER = "torch.optim.AdamW"
+LEARNING_RATE = 0.001
+CHECKPOINTING = False
+DTYPE = "float32"
+AUTOCAST = True
+CHANNELS_LAST = True
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", default=MODEL)
+parser.add_argument("--batch", type=int, default=BATCH)
+parser.add_argument("--size", type=int, default=SIZE, help="width and height of an image in pixels")
+parser.add_argument("--steps", type=int, default=100)
+parser.add_argument("--data", help="a folder")
+parser.add_argument("--random", action="store_true")
+args = parser.parse_args()
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+# Some models can only take images of the size that they are built for.
+fixed = {"img_size": args.size} if timm.get_pretrained_cfg(args.model).fixed_input_size else {}
+with torch.device(device):
+    model = timm.create_model(args.model, pretrained=not args.random, num_classes=CLASSES, **fixed)
+layout = torch.channels_last if CHANNELS_LAST else torch.contiguous_format
+model = model.to(device, getattr(torch, DTYPE), memory_format=layout).train()
+model.set_grad_checkpointing(CHECKPOINTING)
+optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
+
+if args.data:
+    dataset = timm.data.create_dataset("", root=args.data, is_training=True)
+    dataset.transform = timm.data.create_transform(args.size, is_training=True)
+    batches = torch.utils.data.DataLoader(dataset, args.batch, shuffle=True, drop_last=True, num_workers=4)
+else:
+    images = torch.randn(args.batch, 3, args.size, args.size)
+    batches = [(images, torch.randint(CLASSES, (args.batch,)))]
+rounds = itertools.chain.from_iterable(itertools.repeat(batches))
+for step, (images, classes) in enumerate(itertools.islice(rounds, args.steps)):
+    images = images.to(device, getattr(torch, DTYPE), memory_format=layout)
+    with torch.autocast(device, torch.bfloat16, enabled=AUTOCAST):
+        loss = torch.nn.functional.cross_entropy(model(images), classes.to(device))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(f"step {step}: loss {loss.item():.3f}", flush=True)
+if not args.random:
+    torch.save(model.state_dict(), "trained.pt")
