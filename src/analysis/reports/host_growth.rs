@@ -7,13 +7,14 @@ use crate::options::Options;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::fitted_line::fit;
 use crate::state::host_memory::{HostMemory, When};
-use crate::state::moment::NamedMoment;
-use crate::state::replay::Metric;
 
 /// The minimum number of samples that remain after the warm-up; see [`WARM_UP`].
 const FEWEST: usize = 4;
 /// The first part of the samples, one in `WARM_UP`, is left out because caches fill then.
 const WARM_UP: usize = 4;
+/// If at most one sample in `LAST_PART` follows the sample with the most memory, these samples are of the
+/// program's end.
+const LAST_PART: usize = 10;
 /// Growth is ignored if it is less than this many bytes (the first number), or less than one part in this
 /// many of the process's peak resident memory (the second number).
 const LEAST: (i64, i64) = (16 << 20, 50);
@@ -52,10 +53,8 @@ pub(super) struct HostGrowth {
 impl HostGrowth {
     /// Finds the parts that grow. Returns `None` for a trace with too few samples.
     pub(super) fn new(memory: &HostMemory) -> Option<HostGrowth> {
-        // A program that ends frees its memory. The samples of this phase are left out, because they would
-        // distort the trend.
-        let highest = memory.quick_at(&NamedMoment::Peak(Metric::Used)).map_or(0, |sample| sample.when.ts_ns);
-        let end_ns = memory.last.ts_ns.max(highest);
+        let samples: Vec<_> = memory.quick.iter().map(|sample| (sample.when.ts_ns, sample.rss)).collect();
+        let end_ns = end_of_growth(&samples, memory.last.ts_ns);
         let full: Vec<_> = memory.whole().filter(|full| full.when.ts_ns <= end_ns).collect();
         let mut names: Vec<&str> =
             full.iter().flat_map(|full| full.parts.iter().map(|part| part.name.as_str())).collect();
@@ -180,6 +179,17 @@ fn within_run<T>(samples: &[T], is_before_end: impl Fn(&T) -> bool) -> &[T] {
     &samples[samples.len() / WARM_UP..]
 }
 
+/// Returns the time after which samples do not count, in ns. A program that ends frees its memory, which would
+/// distort the trend: before its last work (at `worked_ns`) if the end takes long, or after it. `samples` has
+/// times and resident bytes.
+fn end_of_growth(samples: &[(i64, i64)], worked_ns: i64) -> i64 {
+    // `max_by_key` returns the last of several equal peaks, so reverse the order to get the first.
+    let highest = samples.iter().enumerate().rev().max_by_key(|(_, (_, rss))| *rss);
+    let Some((at, (highest_ns, _))) = highest else { return worked_ns };
+    let is_end = (samples.len() - 1 - at) * LAST_PART <= samples.len();
+    if is_end { *highest_ns } else { worked_ns.max(*highest_ns) }
+}
+
 /// Returns the bytes at `ts_ns`, interpolated between the points before and after it. The points may be far
 /// apart, because a large process is sampled seldom.
 fn bytes_at(points: &[(When, i64)], ts_ns: i64) -> i64 {
@@ -219,6 +229,17 @@ mod tests {
         let when =
             |at: usize| When { ts_ns: at as i64 * 1_000_000_000, step: at as i64 * 2, ..When::default() };
         levels.iter().enumerate().map(|(at, level)| (when(at), level << 20)).collect()
+    }
+
+    #[test]
+    fn leaks_of_the_host_end_before_the_program_frees_its_memory() {
+        let rise: Vec<(i64, i64)> = (0..40).map(|at| (at, 100 + at)).collect();
+        let with = |after: &[(i64, i64)], worked| end_of_growth(&[&rise[..], after].concat(), worked);
+        // Memory falls at the end, before or after the last work.
+        assert_eq!((with(&[(40, 90), (41, 90)], 45), with(&[(40, 90), (41, 90)], 39)), (39, 39));
+        // Memory falls long before the end.
+        let after: Vec<(i64, i64)> = (40..60).map(|at| (at, 90)).collect();
+        assert_eq!((with(&after, 59), end_of_growth(&[], 7)), (59, 7));
     }
 
     #[test]

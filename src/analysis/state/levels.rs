@@ -170,6 +170,15 @@ impl DeviceLevels {
         self.unfinished = self.now;
     }
 
+    /// Continues the step that ended last.
+    fn resume_step(&mut self) {
+        if let Some(Level { peak, peak_owner, .. }) = self.steps.pop()
+            && peak > self.now.peak
+        {
+            (self.now.peak, self.now.peak_owner) = (peak, peak_owner);
+        }
+    }
+
     fn feed(&mut self, row: &Record, replay: &Replay, step: i64) {
         let Some(device) = replay.find(self.ordinal) else { return };
         let totals = &device.totals;
@@ -292,6 +301,8 @@ pub struct Levels {
     pub ended: usize,
     /// The highest step with work.
     worked: i64,
+    /// True if removed parts (`MEMTRACE_KEEP`) ended step `worked`, and no work has followed.
+    is_cut: bool,
     only: Option<i32>,
 }
 
@@ -299,7 +310,7 @@ impl Levels {
     /// Creates the levels of the device `only`, or of all GPUs.
     #[must_use]
     pub fn new(only: Option<i32>) -> Levels {
-        Levels { devices: Vec::new(), step: -1, ended: 0, worked: -1, only }
+        Levels { devices: Vec::new(), step: -1, ended: 0, worked: -1, is_cut: false, only }
     }
 
     /// Adds a row, after the replay processed it.
@@ -314,13 +325,20 @@ impl Levels {
         // A step begins with its first work, not with its first row. Other rows come between two steps: the
         // program frees what it no longer needs, and memtrace writes tags and searches for holders. At the
         // exit, Python frees everything.
-        if row.step > self.worked && is_work(row.event) {
-            if self.worked >= 0 {
-                for device in &mut self.devices {
-                    device.end_step(self.worked);
+        // What removed parts changed belongs to no step before them.
+        if row.is_behind_removed && self.worked >= 0 && !self.is_cut {
+            self.is_cut = true;
+            self.devices.iter_mut().for_each(|device| device.end_step(self.worked));
+        }
+        if row.step >= self.worked && is_work(row.event) {
+            if row.step == self.worked {
+                if self.is_cut {
+                    self.devices.iter_mut().for_each(DeviceLevels::resume_step);
                 }
+            } else if self.worked >= 0 && !self.is_cut {
+                self.devices.iter_mut().for_each(|device| device.end_step(self.worked));
             }
-            self.worked = row.step;
+            (self.worked, self.is_cut) = (row.step, false);
         }
         // The memory of a free belongs to the device of the freed block.
         let ordinal = match MemoryKind::of(row.event) {
@@ -337,5 +355,48 @@ impl Levels {
             self.devices.len() - 1
         });
         self.devices[at].feed(row, replay, step);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Window;
+    use crate::read::symbols::SymbolTable;
+
+    /// Returns each finished step with its allocated bytes. Each row is an event, a step and allocated bytes;
+    /// a meta row follows removed parts.
+    fn ends(rows: &[(EventName, i64, i64)]) -> Vec<(i64, i64)> {
+        let mut replay = Replay::new(&SymbolTable::default(), Window::default(), Metric::Allocated);
+        let mut levels = Levels::new(None);
+        let mut allocated = 0;
+        for (seq, (event, step, bytes)) in (1..).zip(rows) {
+            allocated += bytes;
+            let is_meta = *event == EventName::Meta;
+            let row = Record {
+                event: *event,
+                seq,
+                step: *step,
+                device: if is_meta { HOST } else { 0 },
+                delta_bytes: *bytes,
+                allocated_bytes: allocated,
+                alloc_id: if is_meta { 0 } else { seq },
+                is_behind_removed: is_meta && seq > 1,
+                ..Record::default()
+            };
+            replay.feed(&row);
+            levels.feed(&row, &replay);
+        }
+        levels.devices[0].steps.iter().map(|level| (level.step, level.allocated)).collect()
+    }
+
+    #[test]
+    fn memory_of_removed_parts_is_not_that_of_the_step_before_them() {
+        use EventName::{Alloc, Live, Meta};
+        let before = [(Meta, -1, 0), (Alloc, 0, 10), (Alloc, 1, 10), (Meta, -1, 0), (Live, 1, 500)];
+        let with = |after: &[_]| ends(&[&before[..], after].concat());
+        assert_eq!(with(&[(Alloc, 9, 10), (Alloc, 10, 10)]), [(0, 10), (1, 20), (9, 530)]);
+        // The removed parts began and ended in the same step.
+        assert_eq!(with(&[(Alloc, 1, 10), (Alloc, 2, 10)]), [(0, 10), (1, 530)]);
     }
 }

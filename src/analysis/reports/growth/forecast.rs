@@ -42,6 +42,20 @@ pub(super) enum Forecast {
     Grows { rate: f64, full_at: Option<i64> },
 }
 
+/// Returns true if so many steps are missing before the level at index `at` that the rise there is not the
+/// growth of one step: more than a quarter of the steps. Fewer than [`FEWEST_SLICES`] levels have no gaps.
+fn is_after_gap(levels: &[Level], from: usize, at: usize) -> bool {
+    let steps = levels[levels.len() - 1].step - levels[from].step;
+    levels.len() - from >= FEWEST_SLICES && 4 * (levels[at].step - levels[at - 1].step) > steps
+}
+
+/// Returns the index of the first level after the last gap (removed parts, or steps numbered by the program),
+/// or `from` if no gap is followed by enough levels for a forecast.
+pub(super) fn last_stretch(levels: &[Level], from: usize) -> usize {
+    let gap = (from + 1..levels.len()).rev().find(|at| is_after_gap(levels, from, *at));
+    gap.filter(|at| levels.len() - at > FEWEST_SLICES).unwrap_or(from)
+}
+
 impl Forecast {
     /// Returns [`Forecast::WithinCache`] if kept memory grows but the memory in use hides the growth, because
     /// kept memory fills cached memory. Otherwise returns `None`.
@@ -86,7 +100,9 @@ impl Forecast {
         let end = levels.len() - 1;
         let used = |at: usize| levels[at].used() as f64;
         let more = used(end) - used(from);
-        let rises = (from + 1..=end).map(|at| (at, used(at) - used(at - 1)));
+        let is_gap = |at: &usize| !by_time && is_after_gap(levels, from, *at);
+        let has_gap = (from + 1..=end).any(|at| is_gap(&at));
+        let rises = (from + 1..=end).filter(|at| !is_gap(at)).map(|at| (at, used(at) - used(at - 1)));
         let jump = rises.max_by(|a, b| a.1.total_cmp(&b.1));
         if let Some((at, rise)) = jump.filter(|(_, rise)| *rise >= JUMP * more && end - from >= FEWEST_SLICES)
         {
@@ -97,7 +113,8 @@ impl Forecast {
         if more <= 0.0 {
             return Forecast::Settled;
         }
-        if latest <= SETTLED * more {
+        // The quarters of a curve with a gap have different lengths, so only its mean growth is known.
+        if latest <= SETTLED * more && !has_gap {
             return Forecast::of_flat_end(&levels[from..], SETTLED * more);
         }
         let before = used(quarter) - used(2 * quarter - end);
@@ -106,11 +123,12 @@ impl Forecast {
             // value.
             level: (latest < before).then(|| (used(end) + latest * latest / (before - latest)) as i64),
         };
-        if latest < SLOWING * more {
+        if latest < SLOWING * more && !has_gap {
             return slowing;
         }
         let x = |at: usize| if by_time { levels[at].ts_ns as f64 / 1e9 } else { levels[at].step as f64 };
-        let points: Vec<(f64, f64)> = ((from + end) / 2..=end).map(|at| (x(at), used(at))).collect();
+        let half = if has_gap { from } else { (from + end) / 2 };
+        let points: Vec<(f64, f64)> = (half..=end).map(|at| (x(at), used(at))).collect();
         let rate = if points.len() > 2 { fit(&points).slope } else { more / (x(end) - x(from)).max(1.0) };
         if rate <= 0.0 {
             return slowing;
@@ -199,6 +217,25 @@ mod tests {
         for (parts, level) in all.iter().zip(&levels) {
             assert_eq!(parts.iter().sum::<i64>(), level.used());
         }
+    }
+
+    #[test]
+    fn growth_across_removed_parts_is_no_jump() {
+        // 10 MiB a step; steps 12 to 81 are missing.
+        let of = |after: usize| {
+            let steps: Vec<usize> = (0..12).chain(82..82 + after).collect();
+            let row = |step: &usize| [10, 20, 100 + 10 * *step as i64, 0];
+            let mut levels = levels(&steps.iter().map(row).collect::<Vec<_>>());
+            levels.iter_mut().zip(&steps).for_each(|(level, step)| level.step = *step as i64);
+            let from = last_stretch(&levels, 1);
+            let Forecast::Grows { rate, .. } = Forecast::of(&levels, from, 0, false) else {
+                panic!("{after}")
+            };
+            (from, (rate / MIB as f64).round())
+        };
+        assert_eq!(of(12), (12, 10.0));
+        // Too few levels follow the gap: the forecast uses the mean growth.
+        assert_eq!(of(4), (1, 10.0));
     }
 
     #[test]

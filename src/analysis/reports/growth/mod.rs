@@ -204,8 +204,9 @@ impl Growth {
         let all = parts_of(&levels);
         let capacity = meta.total_bytes(device.ordinal);
         let is_expandable = meta.allocator.option("expandable_segments") == Some("True");
-        let forecast = Forecast::within_cache(&levels, &all, from, by_time)
-            .unwrap_or_else(|| Forecast::of(&levels, from, capacity, by_time));
+        let latest = if by_time { from } else { forecast::last_stretch(&levels, from) };
+        let forecast = Forecast::within_cache(&levels, &all, latest, by_time)
+            .unwrap_or_else(|| Forecast::of(&levels, latest, capacity, by_time));
         let sizes = device.sizes_after(levels[from].step);
         let size_symbols = device.ops_of_single_sizes(levels[from].step, SHOWN);
         let changes = Default::default();
