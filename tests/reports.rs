@@ -369,6 +369,46 @@ fn oom_subtracts_memory_of_other_processes_from_the_free_memory() {
     assert_eq!(found["reserved_bytes"], 600 * MIB);
 }
 
+#[test]
+fn oom_has_the_host_memory_that_a_sample_after_it_shows_on_a_shared_memory() {
+    const MIB: i64 = 1 << 20;
+    let devices = vec![Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 1000 * MIB }];
+    let mut trace = TraceBuilder::new(Meta { world_size: 1, devices, ..Meta::default() });
+    trace.segment(500 * MIB);
+    let asked = 250 * MIB;
+    let oom = Row {
+        event: EventName::Oom,
+        device: 0,
+        requested_bytes: asked,
+        rounded_bytes: asked,
+        ..Row::default()
+    };
+    // The program's memory on the host grows from 100 to 180 MiB before the request. The second sample is
+    // taken after it.
+    for (free, host) in [(300, 100), (220, 180)] {
+        let [free, host] = [free, host].map(|mib| mib * MIB);
+        let name = format!("total={} free={free} others={} cache=0 host={host}", 1000 * MIB, 100 * MIB);
+        let row = Row {
+            event: EventName::Sample,
+            device: 0,
+            device_free_bytes: free,
+            name: &name,
+            ..Row::default()
+        };
+        trace.change(row, [0; 3]);
+        if host == 100 * MIB {
+            trace.change(oom, [0; 3]);
+        }
+    }
+    let folder = tempfile::TempDir::new().unwrap();
+    std::fs::write(folder.path().join("host.r0.1.csv"), trace.finish()).unwrap();
+    let input = Input::open(folder.path()).unwrap();
+    let report = reports::find("oom").unwrap();
+    let found = &report.run(&[input], &options(&[])).unwrap().json["ooms"][0].clone();
+    let [free, host, others] = ["device_free_bytes", "host_bytes", "others_bytes"].map(|key| &found[key]);
+    assert_eq!((free, host, others), (&json!(220 * MIB), &json!(180 * MIB), &json!(100 * MIB)), "{found:#}");
+}
+
 /// A block is `temporary` when it is allocated and tagged as optimizer state after the OOM. The report must
 /// show it as optimizer state.
 #[test]

@@ -211,6 +211,13 @@ pub(super) fn states_at(
     }))
 }
 
+/// Returns the host memory of the process, which shares the memory of its device, by the sample that applies
+/// at `row`.
+pub(super) fn host_at(trace: &TraceFile, options: &Options, row: &Record) -> Result<Option<i64>> {
+    let sample = DeviceSamples::of(trace, options)?.at(row.device, row.seq);
+    Ok(sample.and_then(|sample| sample.sample.host))
+}
+
 /// For each block outside torch's allocator, by `alloc_id`: the calling library, the call, and the purpose of
 /// the memory.
 type Callers = FxHashMap<i64, (Symbol, Symbol, Symbol)>;

@@ -83,6 +83,23 @@ pub(super) struct RowsBefore {
 }
 
 impl RowsBefore {
+    /// Returns true if the last sample of the device has the process's memory on the host, which is in the
+    /// device's memory, too.
+    pub(super) fn shares_host(&self, device: i32) -> bool {
+        self.foreign.iter().any(|(ordinal, .., host)| *ordinal == device && host.is_some())
+    }
+
+    /// Takes over the host memory of a later sample if it is more: the host's memory grew before the request.
+    pub(super) fn host_grew(&mut self, device: i32, later: i64) {
+        for (ordinal, foreign, _, host) in &mut self.foreign {
+            if let Some(host) = host.as_mut().filter(|_| *ordinal == device) {
+                let more = later.saturating_sub(*host).max(0);
+                *foreign = foreign.saturating_add(more);
+                *host = host.saturating_add(more);
+            }
+        }
+    }
+
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay, trace: &TraceFile) {
         let capacity = trace.meta.total_bytes(row.device);
         let device = replay.find(row.device);

@@ -20,6 +20,7 @@ use super::group_table::print_groups;
 use super::growth::growth_lines;
 use super::killed::Killed;
 use super::leaks_holders::print_retained;
+use super::ledger;
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
@@ -210,6 +211,11 @@ fn find_case<'a>(trace: &'a TraceFile, options: &Options) -> Result<Option<Found
         },
     )?;
     let (Some(replayed), Some(row)) = (replayed, seen.oom) else { return Ok(None) };
+    if seen.shares_host(row.device)
+        && let Some(host) = ledger::host_at(trace, options, &row)?
+    {
+        seen.host_grew(row.device, host);
+    }
     let searches = RetainedSearches::read(trace, options)?;
     let part = ServerPart::read(trace, options)?;
     // After the first step, the optimizer's state is allocated, so the trace shows it.
