@@ -11,7 +11,7 @@ use tempfile::TempDir;
 mod torch;
 #[path = "common/venv.rs"]
 mod venv;
-use torch::{cache, clean, text};
+use torch::{built, cache, clean, text};
 use venv::{Installed, installed};
 
 /// Returns a folder with one file of tests.
@@ -133,6 +133,34 @@ def test_wrong(): pass
     let took = said.split("the test took ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
     assert!((199.0..202.0).contains(&took.parse::<f64>().unwrap()), "{took} MiB: {said}");
     has(&said, &["FAILED test_it.py::test_large", "FAILED test_it.py::test_wrong"]);
+}
+
+#[test]
+fn budget_and_oom_name_the_test_that_took_host_memory_or_was_killed() {
+    let Some(installed) = installed() else { return };
+    let folder = TempDir::new().unwrap();
+    let code = "import os, signal
+import memtrace, torch
+def test_small(): torch.zeros(1, device='cuda')
+def test_large():
+    taken = bytearray(b'1') * (200 << 20)
+    memtrace.flush()
+def test_last():
+    if 'KILL' in os.environ: os.kill(os.getpid(), signal.SIGKILL)
+";
+    std::fs::write(folder.path().join("test_it.py"), code).unwrap();
+    std::fs::write(folder.path().join("limits.toml"), "[host]\nrss = '1m'\n").unwrap();
+    let ask = |words: &[&str]| {
+        let output = Command::new(built("memtrace")).args(words).current_dir(folder.path()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let (status, said) = pytest(installed, folder.path(), &["--memtrace=h100-80g", "--memtrace-out=whole"]);
+    assert_eq!(status, Some(0), "{said}");
+    has(&ask(&["budget", "--limits", "limits.toml", "whole"]), &["in the test test_it.py::test_large"]);
+    let mut killed = python(installed, folder.path());
+    killed.args(["-m", "pytest", "--memtrace=h100-80g", "--memtrace-out=killed"]).env("KILL", "1");
+    assert!(!killed.output().unwrap().status.success());
+    has(&ask(&["oom", "killed"]), &[", in the test test_it.py::test_last: by SIGKILL"]);
 }
 
 #[test]

@@ -94,10 +94,18 @@ def here() -> Position:
     return Position(path, size, (least, _ever_allocated()), time.time_ns())
 
 
+def _uses_gpu() -> bool:
+    """Returns True if PyTorch has initialized CUDA in this process."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
 def _ever_allocated() -> int:
     """Returns the total bytes that PyTorch's caching allocator has handed out, by its own count."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized() or torch.cuda.get_allocator_backend() != "native":
+    if not _uses_gpu():
+        return 0
+    torch = sys.modules["torch"]
+    if torch.cuda.get_allocator_backend() != "native":
         return 0
     devices = range(torch.cuda.device_count())
     return sum(torch.cuda.memory_stats(device).get("allocated_bytes.all.allocated", 0) for device in devices)
@@ -161,7 +169,9 @@ def use_between(start: Position, end: Position, others: list[tuple[Position, Pos
         raise NotMeasured(
             f"the trace has {_sizes.show(traced)} of the {_sizes.show(allocated)} that PyTorch allocated"
         )
-    use = Use(left=[(size, owners[block]) for (_, block), size in sizes.items()])
+    # The marks of the plugin are in the trace of a process without a GPU, too.
+    is_traced = bool(changes) or _uses_gpu()
+    use = Use(is_traced, left=[(size, owners[block]) for (_, block), size in sizes.items()])
     use.peaks = {device: peak for device, (peak, _) in peaks.items()}
     if not peaks:
         return use

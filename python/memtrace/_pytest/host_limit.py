@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from .. import _sizes
+from .. import _marks, _sizes
 from .limits import limit_of
 
 MEMORY = "limit_host_memory"
+TEST = "test: "
 PEAK_PROPERTY = "host_memory_peak_bytes"
 STATUS = Path("/proc/self/status")
 KINDS = {"RssAnon": "without a file", "RssFile": "of mapped files", "RssShmem": "shared"}
@@ -44,7 +45,12 @@ class HostLimit:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         if item.get_closest_marker(MEMORY) is not None:
             self._is_new, self._before = forget_peak(), status()
-        return (yield)
+        # `memtrace budget` and `oom` name the running test, also after a kill.
+        _marks.mark(TEST + item.nodeid)
+        try:
+            return (yield)
+        finally:
+            _marks.mark(TEST)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:

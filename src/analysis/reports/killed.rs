@@ -1,6 +1,8 @@
 //! Determines who ended a process that was killed or refused memory, when this happened, and what held the
 //! host's memory then.
 
+use std::fmt::Write as _;
+
 use memtrace_trace::end_row::{self, ASKED, Ending, KILLS, MACHINE_KILLS, SIGNAL};
 use serde_json::{Value, json};
 
@@ -10,6 +12,7 @@ use super::ledger::host::{HostState, part_about};
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::stream::TraceFile;
+use crate::read::symbols::Symbol;
 use crate::render::numbers::{counted, duration, step_or_dash};
 use crate::render::printer::{Cell, Printer, Style};
 use crate::state::host_memory::{Child, ChildrenSample, FullSample, HostMemory, QuickSample, Refusal, When};
@@ -176,9 +179,16 @@ impl<'a> Killed<'a> {
             all.extend(self.evidence(options));
             return all;
         };
-        let phase = self.memory.symbols.or_dash(self.when.phase);
-        let when =
-            format!("at {}, step {}, {phase}", duration(self.when.ts_ns), step_or_dash(self.when.step));
+        let symbols = &self.memory.symbols;
+        let mut when = format!(
+            "at {}, step {}, {}",
+            duration(self.when.ts_ns),
+            step_or_dash(self.when.step),
+            symbols.or_dash(self.when.phase)
+        );
+        if self.when.test != Symbol::NONE {
+            let _ = write!(when, ", in the test {}", symbols.get(self.when.test));
+        }
         all.push(match killer {
             Killer::ContainerOom => format!(
                 "killed {when}: by the kernel, because the memory of the container ran out (its count of such kills rose)"

@@ -10,6 +10,7 @@ use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::marks;
 use crate::state::moment::NamedMoment;
 use crate::state::replay::{HOST, has_current_step};
 
@@ -22,6 +23,8 @@ pub struct When {
     pub step: i64,
     /// The phase.
     pub phase: Symbol,
+    /// The running test, if the pytest plugin names it.
+    pub test: Symbol,
 }
 
 /// A sample of the memory of the process, its container and the machine, in bytes; -1 if unknown.
@@ -202,7 +205,8 @@ impl HostMemory {
         let symbols = SymbolTable::default();
         let mut memory = HostMemory::new(&symbols);
         let wanted = Wanted::all_events(Columns::of(&["seq", "ts_ns", "step", "phase"]))
-            .plus(EventName::Sample, SAMPLE);
+            .plus(EventName::Sample, SAMPLE)
+            .plus(EventName::Mark, marks::TEST_COLUMNS);
         trace.read(wanted, options.lenient, &symbols, |row| {
             memory.feed(row);
             ControlFlow::Continue(())
@@ -227,10 +231,14 @@ impl HostMemory {
                 }
             }
             EventName::Oom => self.oom_ns = Some(row.ts_ns),
+            EventName::Mark => {
+                self.last.test = marks::running_test(row, &self.symbols).unwrap_or(self.last.test);
+            }
             _ => {}
         }
         if has_current_step(row.event) && row.event != EventName::End {
-            self.last = When { ts_ns: self.last.ts_ns.max(row.ts_ns), step: row.step, phase: row.phase };
+            let ts_ns = self.last.ts_ns.max(row.ts_ns);
+            self.last = When { ts_ns, step: row.step, phase: row.phase, ..self.last };
         }
     }
 

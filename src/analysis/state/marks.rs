@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
-use crate::read::symbols::SymbolTable;
+use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::replay::has_current_step;
 
 /// The columns that [`is_mark`] and [`MarkFinder::feed`] need.
@@ -23,6 +23,22 @@ pub const COLUMNS: Columns = Columns::of(&["api", "name"]);
 pub fn is_mark(row: &Record, symbols: &SymbolTable) -> bool {
     matches!(row.event, EventName::Mark | EventName::RangeEnd)
         && [Api::Nvtx, Api::Memtrace].iter().any(|api| *symbols.get(row.api) == *api.as_str())
+}
+
+/// The start of the marks with which the pytest plugin names the running test. After a test, no name follows.
+const TEST: &str = "test:";
+
+/// The columns that [`running_test`] needs of a mark.
+pub(crate) const TEST_COLUMNS: Columns = Columns::of(&["api", "name"]);
+
+/// Returns the test of pytest that runs from this row on, if the row is the mark of a test's start or end.
+/// After the end, the test is [`Symbol::NONE`].
+pub(crate) fn running_test(row: &Record, symbols: &SymbolTable) -> Option<Symbol> {
+    if row.event != EventName::Mark || *symbols.get(row.api) != *Api::Memtrace.as_str() {
+        return None;
+    }
+    let test = symbols.get(row.name).strip_prefix(TEST)?.trim().to_owned();
+    Some(if test.is_empty() { Symbol::NONE } else { symbols.intern(&test) })
 }
 
 /// The mark that a user names: `NAME` for the last mark of this name, `NAME#3` for the third.

@@ -39,6 +39,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::{count, counted, percent, share, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::marks;
 use crate::state::replay::{HOST, Metric, Replay, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_trace};
 use limits::{Limit, LimitSubject, parse};
@@ -302,6 +303,8 @@ struct Meter<'a> {
     /// `without_category` is true if such a block also has no category.
     without_module: bool,
     without_category: bool,
+    /// The running test, if the pytest plugin names it.
+    test: Symbol,
 }
 
 impl<'a> Meter<'a> {
@@ -315,6 +318,7 @@ impl<'a> Meter<'a> {
             was_inside: true,
             without_module: false,
             without_category: false,
+            test: Symbol::NONE,
         }
     }
 
@@ -355,7 +359,7 @@ impl<'a> Meter<'a> {
             return;
         }
         let Some(rss) = host::parse(Api::ProcStatus, &replay.symbols.get(row.name)).0[0] else { return };
-        let here = Record { step: replay.step, phase: replay.phase, ..*row };
+        let here = Record { step: replay.step, phase: replay.phase, name: self.test, ..*row };
         for gauge in self.gauges.iter_mut().filter(|gauge| gauge.limit.subject == LimitSubject::Host) {
             if gauge.names.is_empty() {
                 gauge.names.push(gauge.limit.name.clone());
@@ -369,6 +373,7 @@ impl<'a> Meter<'a> {
             self.feed_host(row, replay);
             return;
         }
+        self.test = marks::running_test(row, &replay.symbols).unwrap_or(self.test);
         self.modules.insert(row.module);
         self.phases.insert(row.phase);
         if row.event.is_block() {
@@ -436,6 +441,12 @@ impl<'a> Meter<'a> {
                     format!("step {}, {}, {}", step_or_dash(at), symbols.or_dash(phase), symbols.or_dash(op))
                 },
             );
+            let at = match (gauge.limit.subject, gauge.at) {
+                (LimitSubject::Host, Some((row, _))) if row.name != Symbol::NONE => {
+                    format!("{at}, in the test {}", symbols.get(row.name))
+                }
+                _ => at,
+            };
             let is_total = matches!(gauge.limit.subject, LimitSubject::Total(_));
             let at = if gauge.names.is_empty() && !is_total { "matches nothing here".to_owned() } else { at };
             LimitResult { limit: gauge.limit.clone(), highest, highest_name, matched: gauge.names.len(), at }
