@@ -41,6 +41,15 @@ text_enum! {
         /// Reached the GPU outside every op, module, forward, backward and optimizer's step: read from a file, or
         /// copied as a storage.
         Loaded = "loaded",
+        /// A whole parameter that FSDP gathers for a forward or a backward. The rank's own part is a
+        /// `parameter`.
+        UnshardedParameter = "unsharded_param",
+        /// The gradient of a whole parameter, before FSDP reduces it. The rank's own part is a `gradient`.
+        UnshardedGradient = "unsharded_grad",
+        /// The buffer into which FSDP gathers the parts of parameters from all ranks.
+        AllGather = "all_gather",
+        /// The buffer from which FSDP sums the gradients of all ranks.
+        ReduceScatter = "reduce_scatter",
     }
 }
 
@@ -49,5 +58,16 @@ impl Category {
     #[must_use]
     pub fn is_unclaimed(self) -> bool {
         matches!(self, Category::None | Category::Script | Category::Loaded)
+    }
+
+    /// Returns the category of the same memory for an analysis that does not distinguish the buffers of FSDP:
+    /// what FSDP gathers is a parameter, and what it reduces is temporary.
+    #[must_use]
+    pub fn without_sharding(self) -> Category {
+        match self {
+            Category::UnshardedParameter | Category::AllGather => Category::Parameter,
+            Category::UnshardedGradient | Category::ReduceScatter => Category::Temporary,
+            other => other,
+        }
     }
 }

@@ -134,7 +134,8 @@ macro_rules! columns {
             }
             each() {
                 /// `parameter buffer gradient activation temporary optimizer_state input autograd_detail kv_cache
-                /// cuda_graph workspace script loaded other`
+                /// cuda_graph workspace script loaded other unsharded_param unsharded_grad all_gather
+                /// reduce_scatter`
                 category: Category = Category::None, any, owner, plain;
             }
             group(position) {

@@ -3,6 +3,7 @@
 //! The traced process interns each text, context and stack once, and records the definition of its id in the
 //! event queue. Events then refer to each by a four-byte id.
 
+use crate::Category;
 use crate::stacks::FrameKind;
 
 /// The id of a text; 0 means no text.
@@ -54,6 +55,9 @@ pub struct Context {
     pub stream: i64,
     /// Flags that affect the category; see [`Context::RECOMPUTED`] and the constants after it.
     pub flags: u8,
+    /// The category of what FSDP allocates in its own scopes; elsewhere [`Category::None`], so that the phase
+    /// and the flags decide.
+    pub category: Category,
 }
 
 impl Context {
@@ -63,8 +67,6 @@ impl Context {
     pub const IN_MODULE: u8 = 2;
     /// Set if the script named no phase, so that the phase is inferred from the state of the thread.
     pub const INFERRED_PHASE: u8 = 4;
-    /// Set for parameters that FSDP gathers for a forward or a backward.
-    pub const GATHERED: u8 = 8;
     /// Set while a stream of the process is being captured into a CUDA graph.
     pub const CAPTURED: u8 = 16;
     /// Set outside the detailed steps.

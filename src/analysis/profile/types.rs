@@ -68,17 +68,20 @@ impl Category {
     }
 
     /// Returns the profiler's category for a category of the trace. A module's buffer becomes an input,
-    /// because its data flow is the same. A category without an equivalent in the profiler, such as
+    /// because its data flow is the same, and a buffer of FSDP what it is a part of. A category without an
+    /// equivalent in the profiler, such as
     /// `kv_cache`, becomes [`Category::Unknown`].
     #[must_use]
     pub const fn of(category: TraceCategory) -> Category {
         match category {
-            TraceCategory::Parameter => Category::Parameter,
+            TraceCategory::Parameter | TraceCategory::UnshardedParameter | TraceCategory::AllGather => {
+                Category::Parameter
+            }
             TraceCategory::OptimizerState => Category::OptimizerState,
             TraceCategory::Input | TraceCategory::Buffer => Category::Input,
-            TraceCategory::Temporary => Category::Temporary,
+            TraceCategory::Temporary | TraceCategory::ReduceScatter => Category::Temporary,
             TraceCategory::Activation => Category::Activation,
-            TraceCategory::Gradient => Category::Gradient,
+            TraceCategory::Gradient | TraceCategory::UnshardedGradient => Category::Gradient,
             TraceCategory::AutogradDetail => Category::AutogradDetail,
             TraceCategory::CudaGraph => Category::Activation,
             TraceCategory::Other

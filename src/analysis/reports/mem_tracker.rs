@@ -8,8 +8,9 @@ use crate::options::Flag;
 use crate::read::symbols::Symbol;
 use crate::state::categories::Phases;
 
-/// MemTracker's reference types in its order, each with the categories of memtrace that belong to it.
-pub(super) const TYPES: &[(&str, &[Category])] = &[
+/// MemTracker's reference types in its order, each with the categories of memtrace that belong to it, and then
+/// the types of `FSDPMemTracker`.
+const TYPES: &[(&str, &[Category])] = &[
     ("Parameter", &[Category::Parameter]),
     ("Buffer", &[Category::Buffer]),
     ("Gradient", &[Category::Gradient]),
@@ -30,7 +31,13 @@ pub(super) const TYPES: &[(&str, &[Category])] = &[
             Category::Workspace,
         ],
     ),
+    ("Unsharded Param", &[Category::UnshardedParameter]),
+    ("Unsharded Grad", &[Category::UnshardedGradient]),
+    ("All Gather", &[Category::AllGather]),
+    ("Reduce Scatter", &[Category::ReduceScatter]),
 ];
+/// The index of MemTracker's type "Other", its last.
+const OTHER: usize = TYPES.len() - 5;
 
 /// The option that counts bytes as `MemTracker` does.
 pub(super) const ROUNDED: Flag =
@@ -38,6 +45,16 @@ pub(super) const ROUNDED: Flag =
 
 /// The bytes of each of [`TYPES`].
 pub(super) type Types = [i64; TYPES.len()];
+
+/// Returns the names of the types that a table of these rows shows: MemTracker's, and those of FSDP if one of
+/// the rows has memory of FSDP.
+pub(super) fn names<'a>(
+    rows: impl IntoIterator<Item = &'a Types>,
+) -> impl Iterator<Item = &'static str> + Clone {
+    let has_fsdp = rows.into_iter().any(|types| types[OTHER + 1..].iter().any(|bytes| *bytes != 0));
+    let shown = if has_fsdp { TYPES } else { &TYPES[..=OTHER] };
+    shown.iter().map(|(name, _)| *name)
+}
 
 /// Returns the index in [`TYPES`] of a block of this category that was allocated in `phase`. As in
 /// MemTracker, temporary memory of an optimizer's step counts as optimizer state.
@@ -49,7 +66,7 @@ pub(super) fn type_of(category: Category, phase: Symbol, phases: &Phases) -> usi
 }
 
 fn index_of(category: Category) -> usize {
-    TYPES.iter().position(|(_, categories)| categories.contains(&category)).unwrap_or(TYPES.len() - 1)
+    TYPES.iter().position(|(_, categories)| categories.contains(&category)).unwrap_or(OTHER)
 }
 
 /// Formats a value as MemTracker prints it, which is Python's `round(value, 2)`. A value in bytes is not

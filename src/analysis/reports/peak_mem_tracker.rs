@@ -3,7 +3,7 @@
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
-use super::mem_tracker::{ROUNDED, TYPES, Types, rounds_to_nothing, type_of, value};
+use super::mem_tracker::{ROUNDED, Types, names, rounds_to_nothing, type_of, value};
 use super::peak::AS_OF;
 use super::report::{Answer, Report, next};
 use crate::error::Result;
@@ -103,8 +103,8 @@ impl Report for PeakMemTracker {
             .iter()
             .map(|(rank, ordinal, types)| {
                 let mut value = json!({ "rank": rank, "device": ordinal });
-                for ((name, _), bytes) in TYPES.iter().zip(types) {
-                    value[*name] = (*bytes).into();
+                for (name, bytes) in names([types]).zip(types) {
+                    value[name] = (*bytes).into();
                 }
                 value["Total"] = types.iter().sum::<i64>().into();
                 value
@@ -188,11 +188,13 @@ fn print(printer: &mut Printer, devices: &[(String, Types)], units: Unit, table:
         printer.plain("No memory tracked.");
         return;
     }
+    let mut names: Vec<&str> = names(devices.iter().map(|(_, types)| types)).collect();
+    let kinds = names.len();
+    names.push("Total");
     let cells = |types: &Types| {
         let total = types.iter().sum();
-        types.iter().chain([&total]).map(|bytes| value(*bytes, units)).collect::<Vec<_>>()
+        types[..kinds].iter().chain([&total]).map(|bytes| value(*bytes, units)).collect::<Vec<_>>()
     };
-    let names: Vec<&str> = TYPES.iter().map(|(name, _)| *name).chain(["Total"]).collect();
     if table || printer.form() == Form::Csv {
         let heads: Vec<&str> = ["Device"].into_iter().chain(names).collect();
         let rows: Vec<Vec<String>> = shown

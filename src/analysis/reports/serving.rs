@@ -53,7 +53,7 @@ fn place(line: &LedgerLine) -> usize {
     let what = line.what.as_str();
     match line.group {
         "torch" => match without_mark(what.trim_start_matches("torch: ")).0 {
-            "parameter" | "buffer" => 0,
+            "parameter" | "buffer" | "unsharded_param" | "all_gather" => 0,
             "kv_cache" => KV_CACHE,
             "activation" | "temporary" | "input" | "gradient" | "autograd_detail" => 2,
             "cuda_graph" => GRAPHS,

@@ -87,6 +87,11 @@ impl Life {
     }
 }
 
+/// Returns the owner that `row` names. The predictions do not distinguish the buffers of FSDP.
+fn without_sharding(row: &Record) -> Owner {
+    Owner { category: row.category.without_sharding(), ..Owner::of(row) }
+}
+
 /// An allocation, a request that ran out of memory, or the opening row of a block that was live when a part
 /// of the trace began.
 #[derive(Clone, Copy, Debug)]
@@ -267,7 +272,7 @@ impl StepRecorder {
             EventName::Free if is_here => self.free(row),
             EventName::Tag if is_here && row.delta_bytes > 0 => {
                 if let Some(index) = self.live.get(&row.alloc_id) {
-                    self.now.lives[*index as usize].owner = Owner::of(row);
+                    self.now.lives[*index as usize].owner = without_sharding(row);
                 }
             }
             EventName::Oom if is_here => {
@@ -300,7 +305,7 @@ impl StepRecorder {
             self.now.optimizer_at.get_or_insert(at);
         }
         self.now.is_wanted |= in_window;
-        let (seq, ts_ns, owner) = (row.seq, row.ts_ns, Owner::of(row));
+        let (seq, ts_ns, owner) = (row.seq, row.ts_ns, without_sharding(row));
         let (freed_ns, requested) = (self.now.freed_ns, row.requested_bytes);
         self.now.allocations.push(Allocation {
             allocated,
@@ -327,7 +332,7 @@ impl StepRecorder {
             is_older,
             bytes: row.delta_bytes,
             requested: if row.requested_bytes >= 0 { row.requested_bytes } else { row.delta_bytes },
-            owner: Owner::of(row),
+            owner: without_sharding(row),
             born_in: row.module,
             call: NO_CALL,
             freed_by: NO_CALL,

@@ -148,7 +148,8 @@ pub(super) const TERMS: &[Term] = &[
         &["category"],
         "The use of a block. torch.profiler has these names, too: parameter, gradient, activation, \
          optimizer_state, input, temporary, autograd_detail. memtrace adds buffer, kv_cache, cuda_graph, \
-         workspace, script, loaded, other.",
+         workspace, script, loaded, other, and for FSDP unsharded_param, unsharded_grad, all_gather, \
+         reduce_scatter.",
     ),
     term(&["parameter", "parameters"], "The weights of a module."),
     term(
@@ -180,6 +181,16 @@ pub(super) const TERMS: &[Term] = &[
         "Blocks that were allocated while a CUDA graph was captured. They stay in the graph's private \
          pool, because each replay uses the same addresses.",
     ),
+    term(
+        &["unsharded_param"],
+        "A whole parameter that FSDP gathers for a forward or a backward. `parameter` is the part of the rank.",
+    ),
+    term(
+        &["unsharded_grad"],
+        "The gradient of a whole parameter, before FSDP reduces it. `gradient` is the part of the rank.",
+    ),
+    term(&["all_gather"], "The buffer into which FSDP gathers the parts of all ranks."),
+    term(&["reduce_scatter"], "The buffer from which FSDP sums the gradients of all ranks."),
     term(&["autograd_detail"], "Memory that autograd itself keeps during a backward."),
     term(
         &["input", "inputs"],

@@ -428,6 +428,7 @@ impl Payload {
                 reserved: u64::from(context.phase),
                 extra: i64::from(context.stack),
                 flags: context.flags,
+                pool: context.category.id().into(),
                 // Every other field is in use, and a definition has no time.
                 clock_ns: context.stream as u64,
                 ..event
@@ -575,6 +576,7 @@ impl Event {
                     stack: self.extra as StackId,
                     stream: self.clock_ns as i64,
                     flags: self.flags,
+                    category: Category::from_id(self.pool.into()).unwrap_or_default(),
                 },
             },
             Kind::DefineStack => Payload::DefineStack {
@@ -664,7 +666,8 @@ mod tests {
             unreported: true,
         };
         let alloc = AllocCall { call, requested: 1000, handle: 0 };
-        let context = Context { op: 1, module: 2, phase: 3, stack: 4, stream: -5, flags: 6 };
+        let category = Category::ReduceScatter;
+        let context = Context { op: 1, module: 2, phase: 3, stack: 4, stream: -5, flags: 6, category };
         vec![
             Payload::Pad,
             Payload::Block(Block {

@@ -130,7 +130,7 @@ impl Encoder {
             phase: self.own_names.text(row.phase),
             stack: row.stack_id as u32,
             stream: row.stream,
-            flags: 0,
+            ..Context::default()
         };
         self.own_names.id(context)
     }

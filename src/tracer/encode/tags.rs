@@ -49,8 +49,12 @@ impl Use {
     /// Returns true if a block keeps its current use instead of getting this one. `known` and `owner` are the
     /// block's current category and owner.
     fn yields_to(self, known: Category, owner: Owner<'_>) -> bool {
-        use Category::{Activation, Buffer, Gradient, Input, KvCache, Temporary, Workspace};
+        use Category::{Activation, Buffer, Gradient, Input, KvCache, Parameter, Temporary, Workspace};
+        use Category::{AllGather, UnshardedGradient, UnshardedParameter};
         match (self.category, self.claim) {
+            // While FSDP has gathered the parameters of a module, they are the module's parameters.
+            (Parameter, _) if matches!(known, UnshardedParameter | AllGather) => true,
+            (Gradient, _) if known == UnshardedGradient => true,
             // A model input may be memory that already has a more specific category, such as a parameter. It
             // keeps that category.
             (Input, _) => !known.is_unclaimed(),
@@ -81,8 +85,8 @@ impl Encoder {
     pub(crate) fn category_at_allocation(&self, context: u32, pool: u16) -> Category {
         use memtrace_trace::context::Context;
         let context = self.context(context);
-        if context.flags & Context::GATHERED != 0 {
-            return Category::Parameter;
+        if context.category != Category::None {
+            return context.category;
         }
         if pool > 0 && context.flags & Context::CAPTURED != 0 {
             return Category::CudaGraph;

@@ -141,8 +141,8 @@ impl Tables {
             refuse();
             let too_many = self.text(TOO_MANY).0;
             let less_of = |text: TextId| if text == 0 { 0 } else { too_many };
-            let Context { op, module, phase, stream, flags, .. } = context;
-            let less = Context { op: less_of(op), module: less_of(module), phase, stream, flags, stack: 0 };
+            let less =
+                Context { op: less_of(context.op), module: less_of(context.module), stack: 0, ..context };
             if less != context {
                 return self.context(less);
             }

@@ -27,6 +27,8 @@ import tempfile
 
 MEMTRACE, TRACES, ANSWERS, PAGE = map(pathlib.Path, sys.argv[1:])
 KINDS = ("Parameter", "Buffer", "Gradient", "Activation", "Temp", "Optstate")
+# The kinds that only FSDPMemTracker has.
+FSDP_KINDS = ("Unsharded Param", "Unsharded Grad", "All Gather", "Reduce Scatter")
 TOOLS = ("memtrace", "MemTracker", "MemoryTracker", "profiler")
 # The programs that MemTracker refuses: they call a module twice, or call it after the backward of another
 # model.
@@ -114,7 +116,7 @@ def compare_list(program, trace, theirs):
 
 def why(program, state, ours, theirs):
     """Returns the reason of a difference: `""` if the sums are equal, `?` if nothing explains it."""
-    sums = [sum(kinds.get(kind, 0) for kind in KINDS) for kinds in (ours, theirs)]
+    sums = [sum(kinds.get(kind, 0) for kind in KINDS + FSDP_KINDS) for kinds in (ours, theirs)]
     if sums[0] == sums[1]:
         return ""
     if state in ("Pre-Backward", "Post-Backward"):

@@ -616,7 +616,7 @@ def distributed():
     expect(288, module=f"{base}.inner.0.linear", category="optimizer_state", some=True)
     # Memory that FSDP gathers must count as parameters of the module for which it is gathered.
     for phase in ("forward", "backward"):
-        expect(288, module=f"{base}.inner.0", category="parameter", phase=phase, some=True)
+        expect(288, module=f"{base}.inner.0", category="unsharded_param", phase=phase, some=True)
 
     class Critic(Outer):
         def forward(self, y):
@@ -634,7 +634,7 @@ def distributed():
         model.zero_grad()
     base = "FSDPCritic" if keep else "Critic"
     for phase in ("forward", "backward"):
-        expect(392, module=f"{base}.inner.0", category="parameter", phase=phase, some=True)
+        expect(392, module=f"{base}.inner.0", category="unsharded_param", phase=phase, some=True)
     torch.distributed.destroy_process_group()
     print("done")
 

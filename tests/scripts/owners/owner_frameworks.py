@@ -134,6 +134,19 @@ class Halves(Outer):
     """The layers that FSDP shards over two ranks."""
 
 
+def flat_parameters():
+    """FSDP1 gathers into its flat parameter, and reduces the gradient of that parameter."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = Outer(356, Takes(357, 208)).cuda()
+    model.inner[0] = FullyShardedDataParallel(model.inner[0], use_orig_params=True)
+    train(FullyShardedDataParallel(model, use_orig_params=True), 208)
+    for phase in ("forward", "backward"):
+        expect(340, category="unsharded_param", phase=phase, some=True)
+    expect(340, category="unsharded_grad", phase="backward", some=True)
+    expect(170, category="gradient", phase="backward", some=True)
+
+
 def ranks():
     """Runs a rank that `torchrun` started."""
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -154,7 +167,12 @@ def ranks():
     for index in (0, 1):
         expect(144, module=f"Halves.inner.{index}.linear", category="parameter", some=True)
         for phase in ("forward", "backward"):
-            expect(288, module=f"Halves.inner.{index}", category="parameter", phase=phase, some=True)
+            expect(288, module=f"Halves.inner.{index}", category="unsharded_param", phase=phase, some=True)
+        linear = f"Halves.inner.{index}.linear"
+        expect(288, module=linear, category="unsharded_grad", phase="backward", some=True)
+        expect(290, module=f"Halves.inner.{index}", category="all_gather", phase="forward", some=True)
+        expect(290, module=f"Halves.inner.{index}", category="reduce_scatter", phase="backward", some=True)
+    flat_parameters()
     torch.distributed.destroy_process_group()
 
 

@@ -16,6 +16,10 @@ const CATEGORY = {
   other: "#8F8B66",
   script: "#B5A28C",
   loaded: "#9C755F",
+  unsharded_param: "#4A9BD1",
+  unsharded_grad: "#E58E57",
+  all_gather: "#9C7BB5",
+  reduce_scatter: "#A65B83",
   "(no category)": "#9AA0A6",
 };
 

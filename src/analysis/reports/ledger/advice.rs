@@ -58,6 +58,10 @@ pub(super) fn for_category(name: &str) -> &'static str {
     match name.trim_end_matches('*').trim() {
         "parameter" => "a smaller type (bf16), sharding (FSDP)",
         "gradient" => "zero_grad(set_to_none=True), gradients in the backward's own type",
+        "unsharded_param" | "all_gather" => "smaller units of FSDP, a smaller param_dtype",
+        "unsharded_grad" | "reduce_scatter" => {
+            "smaller units of FSDP, a smaller param_dtype and reduce_dtype"
+        }
         "optimizer_state" => "8-bit or sharded optimizer state",
         "activation" => "activation checkpointing, a smaller batch",
         "temporary" => "smaller chunks of the largest op: memtrace peak --by op",

@@ -4,7 +4,7 @@ use memtrace_trace::units::Unit;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::super::mem_tracker::{TYPES, rounds_to_nothing, value};
+use super::super::mem_tracker::{names, rounds_to_nothing, value};
 use super::memory::{self, Memory};
 use super::natural_order::natural;
 use super::snapshots::{DeviceTypes, Snapshots};
@@ -258,8 +258,8 @@ fn snapshot_json(snapshot: &DeviceTypes) -> Value {
         .iter()
         .map(|(device, types)| {
             let mut value = json!({ "Total": total(types) });
-            for ((name, _), bytes) in TYPES.iter().zip(types) {
-                value[*name] = (*bytes).into();
+            for (name, bytes) in names([types]).zip(types) {
+                value[name] = (*bytes).into();
             }
             (device_name(*device), value)
         })
@@ -281,7 +281,7 @@ fn print_states(printer: &mut Printer, stats: &ModuleStats, snapshots: &Snapshot
                     continue;
                 }
                 printer.plain(format!("Device: {}", device_name(*device)));
-                for ((name, _), bytes) in TYPES.iter().zip(types) {
+                for (name, bytes) in names([types]).zip(types) {
                     printer.plain(format!("\t{name}: {}", value(*bytes, units)));
                 }
                 printer.plain(format!("\tTotal: {}", value(total(types), units)));
@@ -295,12 +295,12 @@ fn print_table(printer: &mut Printer, path: &str, stats: &ModuleStats, snapshots
     // A CSV table has no title, so each row names the module.
     let is_csv = printer.form() == Form::Csv;
     let module = is_csv.then_some("Module");
-    let heads: Vec<&str> = module
-        .into_iter()
-        .chain(["State & Call", "Device"])
-        .chain(TYPES.iter().map(|(name, _)| *name))
-        .chain(["Total"])
-        .collect();
+    let all: Vec<DeviceTypes> =
+        stats.states.iter().flat_map(|series| &series.kept).map(|kept| snapshots.get(kept)).collect();
+    let types = names(all.iter().flatten().map(|(_, types)| types));
+    let kinds = types.clone().count();
+    let heads: Vec<&str> =
+        module.into_iter().chain(["State & Call", "Device"]).chain(types).chain(["Total"]).collect();
     let mut rows = Vec::new();
     for series in &stats.states {
         for (index, snapshot) in series.kept.iter().map(|kept| snapshots.get(kept)).enumerate() {
@@ -313,7 +313,7 @@ fn print_table(printer: &mut Printer, path: &str, stats: &ModuleStats, snapshots
                 let label = if is_csv { label.clone() } else { std::mem::take(&mut label) };
                 let mut row: Vec<String> = module.map(|_| path.to_owned()).into_iter().collect();
                 row.extend([label, device_name(*device)]);
-                row.extend(types.iter().chain([&total(types)]).map(|bytes| value(*bytes, units)));
+                row.extend(types[..kinds].iter().chain([&total(types)]).map(|bytes| value(*bytes, units)));
                 rows.push(row);
             }
         }

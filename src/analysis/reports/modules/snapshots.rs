@@ -73,7 +73,12 @@ mod tests {
     #[test]
     fn modules_snapshots_are_corrected_from_the_birth_of_a_block_on() {
         let mut snapshots = Snapshots::default();
-        let now = |bytes| DeviceTypes::from([(0, [bytes, 0, 0, 0, 0, 0, 0])]);
+        let now = |bytes| {
+            let mut types = Types::default();
+            types[0] = bytes;
+            DeviceTypes::from([(0, types)])
+        };
+        let ones = Types::default().map(|_| 1);
         let before = snapshots.take(&now(8), 4);
         let mut after = snapshots.take(&now(16), 5);
         snapshots.correct(0, 5, 0, -8);
@@ -81,8 +86,8 @@ mod tests {
         snapshots.correct(1, 5, 1, 99);
         assert_eq!(snapshots.get(&before)[&0][..2], [8, 0]);
         assert_eq!(snapshots.get(&after)[&0][..2], [8, 8]);
-        snapshots.replace(&mut after, 0, &[1; 7], 9);
-        assert_eq!(snapshots.get(&after)[&0], [1; 7]);
+        snapshots.replace(&mut after, 0, &ones, 9);
+        assert_eq!(snapshots.get(&after)[&0], ones);
         snapshots.remove(&after);
         snapshots.remove(&before);
         assert!(snapshots.bytes.is_empty());

@@ -251,7 +251,7 @@ impl LayersLeft {
                 let taken: i64 = live
                     .iter()
                     .filter(|(path, category, _)| {
-                        number(path) == Some(at) && *category != Category::Parameter
+                        number(path) == Some(at) && category.without_sharding() != Category::Parameter
                     })
                     .map(|(.., bytes)| bytes)
                     .sum();
@@ -443,7 +443,8 @@ impl<'a> OomCase<'a> {
             .min(untraced);
         let live = replayed.replay.live_on(row.device, false);
         let sum = |category: Category| -> i64 {
-            live.iter().filter(|block| block.owner.category == category).map(|block| block.bytes).sum()
+            let is_of = |block: &&Block| block.owner.category.without_sharding() == category;
+            live.iter().filter(is_of).map(|block| block.bytes).sum()
         };
         let steps = seen.steps.iter().find(|(device, ..)| *device == row.device);
         let module = replayed.symbols.get(row.module);
@@ -545,7 +546,7 @@ impl<'a> OomCase<'a> {
         let is_training = facts.has_autograd && !of_model.evaluates && sum(Category::OptimizerState) == 0;
         if facts.steps.is_empty() && row.step <= 0 && is_training && !is_script(row, replayed) {
             let is_own = |block: &&Block| {
-                block.owner.category == Category::Parameter
+                block.owner.category.without_sharding() == Category::Parameter
                     && root_of(&replayed.symbols.get(block.owner.module)) == root
             };
             let parameters: i64 = live.iter().filter(is_own).map(|block| block.bytes).sum();

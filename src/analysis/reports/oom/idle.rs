@@ -88,7 +88,7 @@ impl UntrainedModel {
         for (owner, bytes) in live {
             let path = symbols.get(owner.module);
             let found = roots.entry(root_of(&path).to_owned()).or_default();
-            match owner.category {
+            match owner.category.without_sharding() {
                 Category::Parameter | Category::Buffer => found.0 += bytes,
                 Category::Gradient | Category::OptimizerState => found.1 = true,
                 _ => {}

@@ -1,39 +1,85 @@
-//! The parameters that FSDP2 gathers before a module's forward and before its backward, and frees afterwards.
-//! In every phase, their memory counts as parameters of the module for which FSDP gathers them.
+//! The memory of FSDP: the parameters that it gathers before a forward and before a backward, and the buffers in
+//! which it gathers them and reduces gradients. FSDP names its scopes (`record_function`), and the innermost
+//! scope of an allocation gives its category and its module in every phase.
 
 use memtrace_record::intern::{TextId, with_tables};
+use memtrace_trace::Category;
 use rustc_hash::FxHashMap;
 
 use crate::attribution::context;
 use crate::runtime::fork::ForkSafe;
+use crate::runtime::thread::running_ops::FsdpScope;
 
-/// The prefix of the user scope in which FSDP gathers parameters for a forward
-/// (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, 2.6 to 2.15). A scope ends with the name of the
-/// module in its root: `FSDP::pre_forward (layers.0)`. `OTHERS` are the prefixes of the scopes that gather
-/// outside a forward.
+/// The prefix of the scope in which FSDP2 gathers parameters for a forward.
 const FORWARD: &str = "pre_forward";
-const OTHERS: [&str; 4] = ["pre_backward", "all_gather", "forward_prefetch for ", "backward_prefetch for "];
+
+/// The prefixes of FSDP2's scopes (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, 2.6 to 2.15) and
+/// the category of what it allocates there. The first match counts. A scope ends with the name of the module
+/// in its root: `FSDP::pre_forward (layers.0)`. On a single rank, FSDP2 copies the parameters without
+/// `all_gather` and `all_gather_copy_out`.
+const FSDP2: [(&str, Category); 7] = [
+    (FORWARD, Category::UnshardedParameter),
+    ("pre_backward", Category::UnshardedParameter),
+    ("all_gather_copy_out", Category::UnshardedParameter),
+    ("all_gather", Category::AllGather),
+    ("forward_prefetch for ", Category::AllGather),
+    ("backward_prefetch for ", Category::AllGather),
+    ("post_backward_reduce", Category::ReduceScatter),
+];
+
+/// The scopes of FSDP1 (torch/distributed/fsdp/_runtime_utils.py, 2.6 to 2.15). FSDP1 gathers into the
+/// unsharded parameter itself.
+const FSDP1: [(&str, Category); 7] = [
+    ("_pre_forward", Category::UnshardedParameter),
+    ("_root_pre_forward", Category::UnshardedParameter),
+    ("_pre_forward_prefetch", Category::UnshardedParameter),
+    ("_pre_backward_hook", Category::UnshardedParameter),
+    ("_pre_backward_prefetch", Category::UnshardedParameter),
+    ("_post_backward_prefetch", Category::UnshardedParameter),
+    ("_post_backward_hook", Category::ReduceScatter),
+];
 
 /// Module paths, by the module's name within its root. Filled by the scopes of forwards. A name has several
 /// paths if several models use it.
 static PATHS: ForkSafe<Option<FxHashMap<String, Vec<TextId>>>> = ForkSafe::new(None);
 
-/// Returns the module whose parameters this scope gathers: 0 if it is unknown, `None` if the scope gathers
-/// nothing. `near` is a module of the model whose backward runs, or 0; it decides between models that use the
-/// same name.
-pub(crate) fn gathered_module(scope: TextId, near: TextId) -> Option<TextId> {
-    let scope = with_tables(|tables| tables.text_of(scope).strip_prefix("FSDP::").map(str::to_owned))?;
-    let is_forward = scope.starts_with(FORWARD);
-    if !is_forward && !OTHERS.iter().any(|other| scope.starts_with(other)) {
-        return None;
+/// Returns what a scope means for the memory that is allocated inside it, or `None` if it is not a scope of
+/// FSDP. `near` is a module of the model whose backward runs, or 0; it decides between models that use the same
+/// name.
+pub(crate) fn scope(name: TextId, near: TextId) -> Option<FsdpScope> {
+    enum Found {
+        Fsdp1(Category),
+        Fsdp2(Category, String),
     }
+    let found = with_tables(|tables| {
+        let name = tables.text_of(name);
+        if let Some(name) = name.strip_prefix("FullyShardedDataParallel.") {
+            let known = FSDP1.iter().find(|(known, _)| name == *known);
+            return known.map(|(_, category)| Found::Fsdp1(*category));
+        }
+        let name = name.strip_prefix("FSDP::")?;
+        let (_, category) = FSDP2.iter().find(|(prefix, _)| name.starts_with(prefix))?;
+        Some(Found::Fsdp2(*category, name.to_owned()))
+    })?;
+    Some(match found {
+        Found::Fsdp1(category) => {
+            FsdpScope { category, module: 0, is_outside_ops: category == Category::UnshardedParameter }
+        }
+        Found::Fsdp2(category, name) => {
+            FsdpScope { category, module: module_of(&name, near), is_outside_ops: false }
+        }
+    })
+}
+
+/// Returns the module of a scope of FSDP2; 0 if it is unknown.
+fn module_of(scope: &str, near: TextId) -> TextId {
     // The root module has an empty name, so its scope ends after the prefix.
     let name = match scope.split_once(" (").or(scope.split_once(" for ")) {
         Some((_, name)) => name.trim_end_matches(')'),
         None => "",
     };
-    let module = if is_forward { context::module() } else { 0 };
-    Some(PATHS.with(|paths| {
+    let module = if scope.starts_with(FORWARD) { context::module() } else { 0 };
+    PATHS.with(|paths| {
         let paths = paths.get_or_insert_default();
         if module == 0 {
             return paths.get(name).map_or(0, |paths| only_path(paths, near));
@@ -43,7 +89,7 @@ pub(crate) fn gathered_module(scope: TextId, near: TextId) -> Option<TextId> {
             known.push(module);
         }
         module
-    }))
+    })
 }
 
 /// Returns the only path, or else the only path that has the same root as `near`; 0 if there is no such path.

@@ -12,7 +12,7 @@ use memtrace_trace::stacks::FrameKind;
 
 use crate::attribution::{autograd_seq, detail, phases, python_frames};
 use crate::runtime::cache::Cache;
-use crate::runtime::thread::running_ops::{RunningOp, RunningOps};
+use crate::runtime::thread::running_ops::{RunningOp, RunningOps, Scope};
 use crate::runtime::thread::{self, ThreadState};
 
 /// Returns the context of the innermost op on top of `base`, the base context of this thread at `epoch`.
@@ -99,9 +99,11 @@ impl RunningOps {
     fn resolve(&mut self, base: Context, epoch: u64, python: StackId) -> ContextId {
         let Some(top) = self.running.last() else { return 0 };
         let mut context = base;
-        if let Some(module) = top.gathers {
-            context.flags |= Context::GATHERED;
-            context.module = if module == 0 { context.module } else { module };
+        if let Some(scope) = top.fsdp
+            && (!scope.is_outside_ops || top.scope == Scope::User)
+        {
+            context.category = scope.category;
+            context.module = if scope.module == 0 { context.module } else { scope.module };
         }
         if context.module == 0 {
             context.module =

@@ -15,7 +15,7 @@ use crate::attribution::{
     autograd_seq, backward_passes, context, detail, fsdp, op_context, phases, range_rows, steps, updates,
 };
 use crate::runtime::pause;
-use crate::runtime::thread::running_ops::{NameOf, RunningOp, RunningOps, Scope};
+use crate::runtime::thread::running_ops::{FsdpScope, NameOf, RunningOp, RunningOps, Scope};
 use crate::runtime::thread::{self, ThreadState};
 
 /// The maximum depth of an op stack. A deeper stack means that ops have ended on another thread, so the whole
@@ -119,10 +119,10 @@ fn backward_begins(ops: &mut RunningOps, op: &mut RunningOp) {
 #[inline]
 fn scope_begins(ops: &mut RunningOps, op: &mut RunningOp) {
     op.name = op_context::name(&mut ops.names, op);
-    op.gathers = match fsdp::gathered_module(op.name, ops.near) {
-        Some(0) | None if op.gathers.is_some() => op.gathers,
-        found => found,
-    };
+    if let Some(scope) = fsdp::scope(op.name, ops.near) {
+        let module = if scope.module == 0 { op.fsdp.map_or(0, |outer| outer.module) } else { scope.module };
+        op.fsdp = Some(FsdpScope { module, ..scope });
+    }
     if let Some(phase) = phases::of_scope(op.name) {
         op.phase = phase;
         phases::forward_is_over();

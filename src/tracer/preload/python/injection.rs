@@ -38,12 +38,13 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, except `native`.
-static SOURCES: [Source; 30] = [
+static SOURCES: [Source; 31] = [
     source!("caches"),
     source!("communicators"),
     source!("failures"),
     source!("forwards"),
     source!("frames"),
+    source!("fsdp"),
     source!("graphs"),
     source!("held"),
     source!("hooks"),

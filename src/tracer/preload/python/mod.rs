@@ -15,6 +15,7 @@
 pub(crate) mod callbacks;
 pub(crate) mod errors;
 mod frame_values;
+mod fsdp_reductions;
 pub(crate) mod gradients;
 pub(crate) mod hidden;
 pub(crate) mod injection;

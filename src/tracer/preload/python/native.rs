@@ -22,11 +22,12 @@ use crate::python::gradients::record_gradients;
 use crate::python::module_calls::{self, Entered};
 use crate::python::tags::{self, Tag};
 use crate::python::{
-    errors, frame_values, hidden, live_objects, op_io, optimizer_steps, own_threads, referrers, saved_tensors,
+    errors, frame_values, fsdp_reductions, hidden, live_objects, op_io, optimizer_steps, own_threads,
+    referrers, saved_tensors,
 };
 use crate::runtime::{log, session, thread};
 
-static METHODS: [Method; 43] = [
+static METHODS: [Method; 44] = [
     native_method!("enter_module", module_calls::enter_module),
     native_method!("has_fault_at_next_step", has_fault_at_next_step),
     native_method!("leave_module", module_calls::leave_module),
@@ -35,6 +36,7 @@ static METHODS: [Method; 43] = [
     native_method!("forget_module", module_calls::forget_module),
     native_method!("hook_vectorcall", module_calls::hook_vectorcall),
     native_method!("hook_step", optimizer_steps::hook_step),
+    native_method!("hook_reduction", fsdp_reductions::hook_reduction),
     native_method!("end_own_threads", own_threads::end_own_threads),
     native_method!("forget_optimizer", forget_optimizer),
     native_method!("hide", hidden::hide),

@@ -19,6 +19,7 @@ from .caches import caches_are_given
 from .communicators import name_groups
 from .failures import count
 from .forwards import has_optimizer, module_is_called, root_was_called
+from .fsdp import hook_reductions
 from .held import tag_engines
 from .model_discovery import add_groups, is_time_to_search, name_parameters, name_uncalled_models
 from .model_facts import note_call
@@ -119,6 +120,7 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
     model_is_called(root_id_of(module_id))
     is_main = get_ident() == MAIN_THREAD
     root_was_called(root, calls)
+    hook_reductions()
     with without_torch_function():
         # The library calls `after_backward` on the main thread only.
         if not is_main and has_new_gradients():

@@ -63,6 +63,16 @@ def hook_step(
     Returns False and changes nothing if this interpreter does not allow it or the function is hooked
     already."""
 
+def hook_reduction(
+    function: object,
+    object_size: int,
+    before: Callable[[Any, Any], None],
+    after: Callable[[Any, Any], None],
+) -> bool:
+    """Calls `before` and `after` with the first two arguments of each call of `function`, before and after the
+    call. Returns False and changes nothing if this interpreter does not allow it or the function is hooked
+    already."""
+
 def forget_optimizer(optimizer_id: int) -> None:
     """Stops counting the steps of an optimizer that was garbage-collected."""
 

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use memtrace_record::intern::{Context, ContextId, TextId};
-use memtrace_trace::Api;
+use memtrace_trace::{Api, Category};
 
 use crate::runtime::cache::Cache;
 
@@ -134,7 +134,15 @@ impl OpenRanges {
     pub(crate) const fn new() -> OpenRanges {
         OpenRanges {
             open: RefCell::new(Vec::new()),
-            base: Cell::new(Context { op: 0, module: 0, phase: 0, stack: 0, stream: 0, flags: 0 }),
+            base: Cell::new(Context {
+                op: 0,
+                module: 0,
+                phase: 0,
+                stack: 0,
+                stream: 0,
+                flags: 0,
+                category: Category::None,
+            }),
             context: Cell::new(0),
             epoch: Cell::new(0),
             version: Cell::new(0),

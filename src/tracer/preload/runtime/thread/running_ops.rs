@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
+use memtrace_trace::Category;
 
 use crate::attribution::backward_calls::BackwardCalls;
 use crate::runtime::cache::Cache;
@@ -32,6 +33,18 @@ pub(crate) struct Origin {
     pub(crate) python: StackId,
 }
 
+/// A scope in which FSDP gathers parameters or reduces gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FsdpScope {
+    /// The category of what FSDP allocates in the scope.
+    pub(crate) category: Category,
+    /// The module whose parameters or gradients these are; 0 if it is unknown.
+    pub(crate) module: TextId,
+    /// True if only memory that no op of the scope allocates has this category. FSDP1 resizes the storages of
+    /// its parameters without an op, and casts the inputs of the module in the same scope.
+    pub(crate) is_outside_ops: bool,
+}
+
 /// A running op.
 pub(crate) struct RunningOp {
     /// torch's `RecordFunction`, alive while the op runs.
@@ -42,9 +55,8 @@ pub(crate) struct RunningOp {
     pub(crate) phase: TextId,
     /// The origin of the backward function to which this op belongs; all 0 outside backward functions.
     pub(crate) origin: Origin,
-    /// The module whose sharded parameters FSDP gathers in this op or an enclosing op, 0 for an unknown
-    /// module; `None` if nothing is gathered.
-    pub(crate) gathers: Option<TextId>,
+    /// The innermost scope of FSDP that contains this op; `None` outside FSDP's scopes.
+    pub(crate) fsdp: Option<FsdpScope>,
     /// The text id of the op's name; 0 until the first query.
     pub(crate) name: TextId,
     /// The stack including this op; 0 until the first query.
@@ -86,7 +98,7 @@ impl RunningOp {
             scope,
             phase: around.map_or(0, |op| op.phase),
             origin: around.map_or(Origin::default(), |op| op.origin),
-            gathers: around.and_then(|op| op.gathers),
+            fsdp: around.and_then(|op| op.fsdp),
             name: 0,
             stack: 0,
             root: 0,
