@@ -474,6 +474,36 @@ def odd_modules():
         pixels = torch.ones(213 * 128).cuda().requires_grad_()
         Keywords()(pixels={"a": [pixels]}).sum().backward()
     expect(213, category="input", phase="dataloader", some=True)
+
+    class Wrapped(torch.Tensor):
+        """Like DTensor: its parts are a tensor and an object that is no tensor."""
+
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(
+                cls, inner.size(), dtype=inner.dtype, device=inner.device
+            )
+
+        def __init__(self, inner):
+            self.inner, self.mesh = inner, object()
+
+        def __tensor_flatten__(self):
+            return ["mesh", "inner"], None
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            return Wrapped(function(*(x.inner for x in args), **(kwargs or {})))
+
+    class Holds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wrapped = nn.Parameter(Wrapped(torch.ones(437 * 128, device="cuda")))
+
+        def forward(self, x):
+            return x + 1
+
+    Holds()(torch.ones(2, device="cuda"))
+    expect(437, module="Holds", category="parameter", some=True)
     for layer in (nn.ReLU(), nn.Sequential()):
         layer(torch.ones(2, device="cuda"))
     try:

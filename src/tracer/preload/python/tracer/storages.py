@@ -27,7 +27,9 @@ def dense_parts(tensor) -> list | tuple:
     kind = type(tensor)
     if kind is not Tensor and kind is not Parameter and hasattr(tensor, "__tensor_flatten__"):
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-        return [dense for part in parts if part is not tensor for dense in dense_parts(part)]
+        # From torch 2.15 on, DTensor lists its device mesh, too.
+        tensors = [part for part in parts if part is not tensor and isinstance(part, Tensor)]
+        return [dense for part in tensors for dense in dense_parts(part)]
     if not is_traced(tensor) or kind.__name__ == "FakeTensor":
         return ()
     if tensor.layout is strided:
