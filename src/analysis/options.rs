@@ -169,7 +169,7 @@ pub fn parse_window(text: &str) -> Result<(i64, i64)> {
             _ => return Err(bad()),
         };
         match digits.trim().parse::<f64>() {
-            Ok(n) if n.is_finite() => Ok((n * scale) as i64),
+            Ok(n) if n.is_finite() => Ok((n * scale).round() as i64),
             _ => Err(bad()),
         }
     };
@@ -219,6 +219,8 @@ mod tests {
     fn windows_and_steps_are_parsed_or_refused() {
         assert_eq!(parse_window("1.5s:2").unwrap(), (1_500_000_000, 2_000_000_000));
         assert_eq!(parse_window("200ms:").unwrap(), (200_000_000, i64::MAX));
+        // The product is 1043061143.9999999.
+        assert_eq!(parse_window("1.043061144s:").unwrap(), (1_043_061_144, i64::MAX));
         assert!(parse_window("3").is_err());
         assert!(parse_window("2:1").unwrap_err().to_string().contains("ends before"));
         assert_eq!(parse_steps("3").unwrap(), (3, 3));
