@@ -27,14 +27,16 @@ use crate::queue::event_queue::EventQueue;
 use crate::step::STEP;
 
 /// Quick samples may take one part in `SHARE` of the time that passes, in processor time of this thread. The
-/// shares of all kinds sum to 0.2%, except while memory is short ([`TIGHT_SHARE`]).
-const SHARE: u32 = 2000;
+/// shares of all kinds sum to 0.11%, except while memory is short ([`TIGHT_SHARE`]). With the samples at the
+/// start ([`CREDIT`]), those of devices, and the reading of resident memory ([`POLL`]), the total is at most
+/// 0.2% in a run of some minutes.
+const SHARE: u32 = 2500;
 /// The same for lists of children, and for their proportional memory (`SHARES_SHARE`).
-const CHILDREN_SHARE: u32 = 5000;
-const SHARES_SHARE: u32 = 2000;
+const CHILDREN_SHARE: u32 = 10_000;
+const SHARES_SHARE: u32 = 5000;
 /// The same for full samples: normally, and while little memory is left and usage grows (`TIGHT_SHARE`). In
 /// the second case, the process may soon be killed, so this sample may be the last one.
-const FULL_SHARE: u32 = 1250;
+const FULL_SHARE: u32 = 2500;
 const TIGHT_SHARE: u32 = 20;
 /// The processor time that full samples at the start of a program may take in addition to their share.
 const CREDIT: Duration = Duration::from_millis(100);
@@ -185,12 +187,13 @@ impl HostSampler {
             self.step = step;
             self.quick(queue, rss);
         }
-        let is_last_look = self.is_tight && rss > self.full_rss;
-        let (share, change) = match is_last_look {
-            true => (TIGHT_SHARE, LEAST_TIGHT_CHANGE),
-            false => (FULL_SHARE, LEAST_FULL_CHANGE),
-        };
-        let full = self.full.elapsed() >= LONGEST_FULL || has_changed(rss, self.full_rss, change);
+        // Without growth, a long time since the last full sample is no reason to exceed the normal share.
+        let has_grown = rss > self.full_rss && has_changed(rss, self.full_rss, LEAST_TIGHT_CHANGE);
+        let is_last_look = self.is_tight && has_grown;
+        let share = if is_last_look { TIGHT_SHARE } else { FULL_SHARE };
+        let full = is_last_look
+            || self.full.elapsed() >= LONGEST_FULL
+            || has_changed(rss, self.full_rss, LEAST_FULL_CHANGE);
         if full && self.full.is_affordable(share) {
             // A full sample comes with a quick sample of the same moment, so that both show the same memory.
             if !due {
@@ -403,7 +406,7 @@ mod tests {
         let mut budget = Budget::new(Duration::ZERO);
         budget.pay(Duration::from_millis(1), SHARE);
         assert!(!budget.is_affordable(SHARE));
-        budget.last = Instant::now().checked_sub(Duration::from_millis(2100));
+        budget.last = Instant::now().checked_sub(Duration::from_millis(2600));
         assert!(budget.is_affordable(SHARE));
     }
 
