@@ -69,6 +69,16 @@ fn every_report_is_a_function_of_the_package_and_gives_the_answer_of_the_command
 }
 
 #[test]
+fn estimate_runs_a_script_a_function_and_a_recipe_on_a_simulated_card() {
+    let Some(torch) = Torch::installed("2.11.0") else { return };
+    let folder = TempDir::new().unwrap();
+    let mut command = torch.command();
+    command.arg(scripts().join("package/estimate.py")).current_dir(&folder);
+    succeeded("estimate", &command.env("PYTHONPATH", root().join("python")).output().unwrap());
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "the runs left files");
+}
+
+#[test]
 fn the_examples_in_the_docstrings_of_the_package_hold() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let code = "import doctest, importlib, sys; \

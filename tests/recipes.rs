@@ -165,6 +165,45 @@ fn fit_recipe_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing() {
     });
 }
 
+#[test]
+fn fit_recipe_that_is_interrupted_leaves_no_temporary_file() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join("config.json"), tiny().to_string()).unwrap();
+        let path = format!("{}:{}", torch.python.parent().unwrap().display(), std::env::var("PATH").unwrap());
+        let mut command = memtrace();
+        command.args([
+            "fit",
+            "--recipe",
+            "lora",
+            "--model",
+            ".",
+            "--seq",
+            "64",
+            "--phantom",
+            "t4",
+            "-o",
+            "out",
+        ]);
+        command
+            .current_dir(&folder)
+            .env("PATH", path)
+            .env("HF_HUB_OFFLINE", "1")
+            .env("TMPDIR", folder.path());
+        let mut fit = command.stderr(std::process::Stdio::null()).spawn().unwrap();
+        while !folder.path().join("out/1").exists() && fit.try_wait().unwrap().is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+        let id = fit.id().to_string();
+        assert!(std::process::Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+        assert!(!fit.wait().unwrap().success());
+        let names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+        let left: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+        let is_rest = |name: &String| name.starts_with("memtrace-") && !name.starts_with("memtrace-libcuda");
+        assert!(!left.iter().any(is_rest), "{left:?}");
+    });
+}
+
 /// Returns the python with trl, diffusers and timm that `scripts/env programs` installs. If it is missing,
 /// the caller must skip its test.
 fn programs() -> Option<Torch> {

@@ -19,6 +19,7 @@ The package itself needs nothing but Python; DataFrames need polars, or pandas a
 from typing import Any as _Any
 
 from ._command import TraceError
+from ._estimate import Estimate, estimate
 from ._marks import (
     detail,
     flush,
@@ -59,6 +60,7 @@ from ._reports import (
 
 __all__ = [
     "Answer",
+    "Estimate",
     "Page",
     "TraceError",
     "advise",
@@ -66,6 +68,7 @@ __all__ = [
     "check",
     "detail",
     "diff",
+    "estimate",
     "flush",
     "frag",
     "is_paused",

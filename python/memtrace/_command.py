@@ -50,9 +50,9 @@ def _folders() -> list[Path]:
     return folders
 
 
-def untraced_environment() -> dict[str, str]:
+def untraced_environment(environment: dict[str, str] | None = None) -> dict[str, str]:
     """Returns the environment for a command that reads traces, without memtrace's preloaded libraries."""
-    environment = dict(os.environ)
+    environment = dict(os.environ if environment is None else environment)
     preloaded = environment.pop("LD_PRELOAD", "").replace(":", " ").split()
     others = [path for path in preloaded if not path.endswith(_LIBRARIES)]
     if others:
@@ -60,13 +60,13 @@ def untraced_environment() -> dict[str, str]:
     return environment
 
 
-def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Runs the command with these arguments.
+def run(arguments: list[str], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs the command with these arguments, by default in this environment without memtrace's libraries.
 
     Raises TraceError with the text of stderr if the request is invalid or the trace cannot be read."""
     result = subprocess.run(
         [find(), *arguments],
-        env=untraced_environment(),
+        env=untraced_environment(environment),
         capture_output=True,
         encoding="utf-8",
         errors="replace",

@@ -43,21 +43,21 @@ fn figure(pattern: &Regex, trial: &Trial) -> Option<String> {
 }
 
 /// What is asked of each run.
-pub(super) struct Question<'a> {
+pub(super) struct Question {
     pattern: String,
     words: Vec<OsString>,
     /// The values of `{}` in the program; one empty text if it has no `{}`.
     values: Vec<String>,
     /// The recipe of a server, whose options are printed after the table.
-    server: Option<&'a recipe::Request>,
+    server: Option<recipe::Request>,
 }
 
-impl<'a> Question<'a> {
+impl Question {
     /// Returns the question of `--ask` to the program of the command line.
     ///
     /// # Errors
     /// When the program has a placeholder without values, or values without a placeholder.
-    pub(super) fn new(matches: &ArgMatches, pattern: &str) -> Result<Question<'a>> {
+    pub(super) fn new(matches: &ArgMatches, pattern: &str) -> Result<Question> {
         let words = program(matches);
         let values = match matches.get_one::<String>("values") {
             Some(list) => entries(list),
@@ -70,7 +70,7 @@ impl<'a> Question<'a> {
     }
 
     /// Returns the question to a server: how many tokens its cache holds, at each length.
-    pub(super) fn of_server(recipe: &'a recipe::Request) -> Question<'a> {
+    pub(super) fn of_server(recipe: recipe::Request) -> Question {
         Question {
             pattern: "KV cache: ([0-9]+) tokens".to_owned(),
             words: recipe.words.clone(),
@@ -84,7 +84,7 @@ impl<'a> Question<'a> {
 ///
 /// # Errors
 /// When the request is invalid, or the program cannot be run.
-pub(super) fn run(matches: &ArgMatches, question: Question<'_>) -> Result<ExitCode> {
+pub(super) fn run(matches: &ArgMatches, question: Question) -> Result<ExitCode> {
     let Question { pattern, words, values, server } = question;
     let pattern = Regex::new(&pattern).map_err(|error| anyhow!("--ask {pattern}: {error}"))?;
     let (words, cards, _) = words_and_cards(matches, words)?;
@@ -131,14 +131,16 @@ pub(super) fn run(matches: &ArgMatches, question: Question<'_>) -> Result<ExitCo
     }
     let mut stdout = std::io::stdout().lock();
     if matches.get_flag("json") {
-        let rows: Vec<Value> = answers.iter().map(|answer| json_of(answer, server)).collect();
+        let rows: Vec<Value> = answers.iter().map(|answer| json_of(answer, server.as_ref())).collect();
         let answer = json!({ "report": "fit", "asked": pattern.as_str(), "runs": rows });
         stdout.write_all(terminal::json_text(&answer).as_bytes())?;
     } else {
-        stdout.write_all(text_of(&answers, server).as_bytes())?;
+        stdout.write_all(text_of(&answers, server.as_ref()).as_bytes())?;
     }
     stdout.flush()?;
     let all = answers.iter().all(|answer| answer.figure.is_some());
+    // A signal ends the process in `status`, so remove the recipe's temporary files before.
+    drop(server);
     Ok(ended.status(if all { ExitCode::SUCCESS } else { ExitCode::from(1) }))
 }
 

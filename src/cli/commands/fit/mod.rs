@@ -183,9 +183,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         return ask::run(matches, ask::Question::new(matches, pattern)?);
     }
     let recipe = recipe::Request::new(matches)?;
-    if let Some(recipe) = recipe.as_ref().filter(|recipe| recipe.is_server()) {
-        return ask::run(matches, ask::Question::of_server(recipe));
-    }
+    let recipe = match recipe {
+        Some(recipe) if recipe.is_server() => return ask::run(matches, ask::Question::of_server(recipe)),
+        other => other,
+    };
     let plan = Plan::new(matches, recipe.as_ref())?;
     for line in &plan.left_out {
         terminal::say(line);
@@ -213,6 +214,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     if let Some((recipe, file)) = recipe.as_ref().zip(matches.get_one::<PathBuf>("write")) {
         write_script(recipe, file, &searches)?;
     }
+    // A signal ends the process in `status`, so remove the recipe's temporary files before.
+    drop(recipe);
     Ok(ended.status(ExitCode::from(status)))
 }
 

@@ -1,0 +1,143 @@
+"""Asks how much memory a program needs, by running it on a simulated GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import _command
+
+# `fit` fills the value of this variable, which the program ignores. It is also set in the program, so that a
+# program that calls `estimate` without end is noticed.
+_VARIABLE = "ESTIMATED_BY_MEMTRACE"
+
+
+class Estimate:
+    """The memory of a program on a simulated card, in bytes, as it was when the program ran there.
+
+    `fits()` is False if the program ran out of memory on `card`. Its figures then end where that happened.
+    """
+
+    def __init__(self, ask: Callable[[str], dict[str, Any]], card: str) -> None:
+        self._ask = ask
+        self.card = card
+        answer = ask(card)
+        trial = answer["trials"][0]
+        self.device: str = answer["device"]
+        self.capacity_bytes: int = answer["capacity_bytes"]
+        self.peak_allocated_bytes: int = trial["peak_allocated_bytes"]
+        self.peak_reserved_bytes: int = trial["peak_reserved_bytes"]
+        self.peak_used_bytes: int = trial["peak_used_bytes"]
+        self.peak_host_bytes: int = trial["peak_host_bytes"]
+        self.owners: dict[str, int] = trial["at_peak_by_category_bytes"]
+        self.modules: dict[str, int] = answer["modules"]
+        self._fits = {card: trial["outcome"] == "fits"}
+
+    def fits(self, card: str | None = None) -> bool:
+        """Returns whether the program fits on `card`, by default on the card of the estimate. The program
+        runs once on each other card.
+
+        Raises TraceError if the card is unknown or the program fails there for another reason than memory."""
+        card = card or self.card
+        if card not in self._fits:
+            self._fits[card] = self._ask(card)["trials"][0]["outcome"] == "fits"
+        return self._fits[card]
+
+    def __repr__(self) -> str:
+        gib = [f"{bytes / (1 << 30):.2f} GiB" for bytes in (self.peak_allocated_bytes, self.peak_used_bytes)]
+        outcome = "fits" if self.fits() else "out of memory"
+        return f"<Estimate on {self.card}: {outcome}, {gib[0]} allocated, {gib[1]} used>"
+
+
+def estimate(
+    program: str | os.PathLike[str] | Callable[[], object] | None = None,
+    *,
+    recipe: str | None = None,
+    model: str | None = None,
+    batch: int = 1,
+    seq: int | None = None,
+    settings: Mapping[str, object] | None = None,
+    arguments: Sequence[str] = (),
+    card: str = "h100-80g",
+) -> Estimate:
+    """Runs a program on a simulated card, and returns how much memory it needs and who holds it.
+
+    `program` is the path of a script, which `arguments` are passed to, or a function without arguments that
+    trains. The function runs in a new process that imports its file, so a call of `estimate` in the same file
+    belongs under `if __name__ == "__main__":`. `functools.partial` gives it arguments.
+    Or name a `recipe` of `memtrace fit` and a `model`, with `batch`, `seq` (tokens or pixels) and `settings`.
+
+    Raises TraceError if the request is invalid, or the program fails for another reason than memory.
+    """
+    if _VARIABLE in os.environ:
+        raise _command.TraceError(
+            "the program that memtrace.estimate runs calls it again; put the call under "
+            'if __name__ == "__main__":'
+        )
+    if (program is None) == (recipe is None) or (recipe is None) != (model is None):
+        raise _command.TraceError("estimate: give a program, or a recipe and a model")
+    if recipe is not None:
+        words = ["--recipe", recipe, "--model", str(model), "--values", str(batch)]
+        if seq is not None:
+            words += ["--seq", str(seq)]
+        for name, value in (settings or {}).items():
+            words += ["--set", f"{name}={value}"]
+        return Estimate(lambda card: _run(card, words, None), card)
+    if callable(program):
+        call = _pickled(program)
+        words = [str(Path(__file__).with_name("_call.py"))]
+    else:
+        call = None
+        words = [os.fspath(program), *arguments]  # type: ignore[arg-type]
+    return Estimate(lambda card: _run(card, words, call), card)
+
+
+def _pickled(function: Callable[[], object]) -> bytes:
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        call = pickle.dumps(function)
+    except Exception as error:
+        raise _command.TraceError(
+            f"estimate: the function cannot be passed to another process: {error}; "
+            "define it at the top of a file"
+        ) from None
+    if main is None and b"__main__" in call:
+        raise _command.TraceError("estimate: the function is defined at a prompt; define it in a file")
+    return pickle.dumps((sys.path, main and os.path.abspath(main), call))
+
+
+def _run(card: str, words: list[str], call: bytes | None) -> dict[str, Any]:
+    """Runs the program once on a card. Returns the answer of `memtrace fit`, with the modules at the peak."""
+    with tempfile.TemporaryDirectory(prefix="memtrace-estimate-") as folder:
+        request = ["fit", "--json", "--phantom", card, "--jobs", "1", "-o", os.path.join(folder, "out")]
+        if words[0] == "--recipe":
+            request += words
+        else:
+            if call is not None:
+                file = Path(folder, "call")
+                file.write_bytes(call)
+                words = [*words, str(file)]
+            request += ["--values", "once", "--", "env", f"{_VARIABLE}={{}}", sys.executable, *words]
+        environment = dict(os.environ)
+        if words[0] == "--recipe":
+            # The recipe runs with this Python.
+            own = os.path.dirname(sys.executable)
+            environment["PATH"] = os.pathsep.join([own, environment.get("PATH", os.defpath)])
+        result = _command.run(request, environment)
+        answer: dict[str, Any] = json.loads(result.stdout)
+        trial = answer["trials"][0] if answer["trials"] else {}
+        if trial.get("outcome") not in ("fits", "out of memory") or not trial["processes"]:
+            tail = " ".join(trial.get("stderr_tail") or [answer.get("stopped") or "no run"])
+            raise _command.TraceError(f"estimate: the program failed: {tail[-500:]}")
+        groups: list[dict[str, Any]] = []
+        if trial["peak_allocated_bytes"]:
+            # The folder is absolute, because `-o` is.
+            groups = _command.answer(["peak", "--by=module", "--", trial["folder"]])[0]["groups"]
+        answer["modules"] = {group["key"]: group["bytes"] for group in groups}
+        return answer
