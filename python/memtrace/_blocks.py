@@ -206,8 +206,8 @@ def rows(path: Path, start: int, end: int) -> Iterator[tuple[int, dict[str, str]
                 raise NotMeasured(f"{path} was cut")
             if fields[6:7] == [b"lost"]:
                 raise NotMeasured("the trace lost events: set a larger MEMTRACE_BUFFER")
-            if fields[6:7] == [b"repeat"]:
-                raise NotMeasured("the trace has repeat rows: set MEMTRACE_REPEATS=0")
+            if fields[6:7] == [b"brief"]:
+                raise NotMeasured("the trace does not have every block: set MEMTRACE_BRIEF=0")
             if len(fields) < 8 or fields[6].decode(errors="replace") not in _EVENTS:
                 continue
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Union
 
@@ -63,9 +62,7 @@ def read(
     else:
         from ._read_arrow import read_files
     try:
-        with tempfile.TemporaryDirectory(prefix="memtrace-read-") as folder:
-            files = [_source(file, f"{folder}/{number}.csv") for number, file in enumerate(answer["files"])]
-            table = read_files(files, [known[name] for name in wanted])
+        table = read_files([_source(file) for file in answer["files"]], [known[name] for name in wanted])
     except OSError as error:
         raise _command.TraceError(f"{os.fspath(trace)}: {error}") from error
     if backend == "pandas":
@@ -75,17 +72,12 @@ def read(
     return table
 
 
-def _source(file: dict[str, Any], written_out: str) -> Source:
+def _source(file: dict[str, Any]) -> Source:
     """Returns the source for a file as `memtrace check --files --json` lists it.
 
-    If the trace has `repeat` rows (MEMTRACE_DETAIL), the command writes the expanded rows to `written_out`,
-    which may be far larger. An incomplete last row (of a cut copy, or while the program is writing) is left
-    out, as in every report."""
+    An incomplete last row (of a cut copy, or while the program writes) is left out, as in every report."""
     path, lines = file["file"], None
-    if file["repeats"]:
-        _command.run(["export", "--to", "csv", "-o", written_out, "--", path])
-        path = written_out
-    elif path.endswith(".csv"):
+    if path.endswith(".csv"):
         with open(path, "rb") as stream:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(max(size - 1, 0))

@@ -70,8 +70,8 @@ macro_rules! columns {
     ($callback:ident) => {
         $callback! {
             each() {
-                /// the number of the row in its process: 1, 2, 3, ... in file order; a gap means damage, a `repeat`
-                /// row or `MEMTRACE_KEEP`; the rows that open a later part of a rotated trace have numbers of
+                /// the number of the row in its process: 1, 2, 3, ... in file order; a gap means damage or
+                /// `MEMTRACE_KEEP`; the rows that open a later part of a rotated trace have numbers of
                 /// earlier rows
                 seq: i64 = 0, rising, common, counter;
                 /// monotonic ns since the start in the meta row; for `op` rows the end of the op

@@ -181,8 +181,8 @@ pub struct Settings {
     pub detail: Detail,
     /// `MEMTRACE_RETAINED`: the time limit of one search in milliseconds; 0 to disable the search
     pub retained_ms: u64,
-    /// `MEMTRACE_REPEATS`
-    pub repeats: bool,
+    /// `MEMTRACE_BRIEF`
+    pub brief: bool,
     /// `MEMTRACE_MODULES`
     pub modules: bool,
     /// `MEMTRACE_WRAPPERS`
@@ -428,11 +428,11 @@ const TABLE: &[Entry] = &[
         }
     ),
     entry!(
-        "MEMTRACE_REPEATS",
+        "MEMTRACE_BRIEF",
         "1",
-        "1 replaces rows that repeat rows of an earlier step by one `repeat` row, which the commands \
-         expand, in the steps without detail (MEMTRACE_DETAIL) alone; 0 writes every row",
-        |s, v| flag(v).map(|on| s.repeats = on)
+        "1 writes only the sum of short-lived blocks, in the steps without detail (MEMTRACE_DETAIL) that set \
+         no new peak; 0 writes the rows of every block",
+        |s, v| flag(v).map(|on| s.brief = on)
     ),
     entry!(
         "MEMTRACE_MODULES",
@@ -632,7 +632,7 @@ impl Settings {
             ops: Ops::Top,
             detail: Detail::Full,
             retained_ms: RETAINED_MS,
-            repeats: true,
+            brief: true,
             modules: true,
             wrappers: false,
             stacks: Stacks::Ops,
@@ -656,10 +656,10 @@ impl Settings {
         (settings, warnings)
     }
 
-    /// Returns true if the trace may have `repeat` rows, because some steps are not detailed.
+    /// Returns true if the trace may have `brief` rows, because some steps are not detailed.
     #[must_use]
-    pub fn has_repeats(&self) -> bool {
-        self.repeats && self.detail != Detail::Full
+    pub fn has_brief_steps(&self) -> bool {
+        self.brief && self.detail != Detail::Full
     }
 
     /// Reads the settings from the environment. The second result has one line per invalid value or unknown

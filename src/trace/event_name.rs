@@ -47,8 +47,8 @@ text_enum! {
         Sample = "sample",
         /// A block that was live when this part of a rotated trace began.
         Live = "live",
-        /// Rows that equal earlier ones; see [`crate::repeats`].
-        Repeat = "repeat",
+        /// The change of the sum of the blocks that have no rows of their own, in a step without detail.
+        Brief = "brief",
         /// Events were dropped; `name` says how many and why.
         Lost = "lost",
         /// The first row; `name` holds JSON.

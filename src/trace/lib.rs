@@ -35,7 +35,6 @@ pub mod meta;
 pub mod model_fact;
 pub mod private_file;
 pub mod ranges;
-pub mod repeats;
 pub mod rounding;
 pub mod sample;
 pub mod stacks;

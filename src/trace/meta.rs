@@ -61,9 +61,9 @@ pub struct Meta {
     pub modules: bool,
     /// The value of `MEMTRACE_DETAIL`; empty in older traces, in which every step is detailed.
     pub detail: String,
-    /// True if this file may have `repeat` rows; see [`crate::repeats`].
+    /// True if this file may have `brief` rows ([`EventName::Brief`](crate::EventName::Brief)).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub repeats: bool,
+    pub brief: bool,
     /// The id of the machine's boot; empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub boot: String,

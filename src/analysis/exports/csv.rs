@@ -1,6 +1,6 @@
 //! The export `csv`: every row of a process in one plain file, which is itself a trace.
 //!
-//! `repeat` rows are expanded, the parts of a rotated trace are joined, and a compressed trace is
+//! The parts of a rotated trace are joined, and a compressed trace is
 //! decompressed. Thus tools that read only plain rows can read the file.
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Export for Csv {
     }
 
     fn about(&self) -> &'static str {
-        "Every row in one plain CSV that is a trace itself: repeats expanded, parts joined"
+        "Every row in one plain CSV that is a trace itself: parts joined"
     }
 
     fn takes_host(&self) -> bool {
@@ -48,7 +48,7 @@ impl Export for Csv {
         let trace = job.trace()?;
         let failed = |source| Error::from(memtrace_trace::Error::Io { path: job.place.to_owned(), source });
         let mut writer = RowWriter::new(Out::create(job.place)?);
-        let meta = Meta { repeats: false, journal: String::new(), ..trace.meta.clone() }
+        let meta = Meta { journal: String::new(), ..trace.meta.clone() }
             .to_json()
             .map_err(|why| failed(why.into()))?;
         let mut texts = Texts::default();

@@ -121,6 +121,9 @@ impl Track {
             }
             EventName::Free | EventName::ExtFree | EventName::HostFree => self.free(row, replay),
             EventName::Tag => self.tag(row, replay),
+            EventName::Brief => {
+                self.add(row, replay, row.category, Symbol::WITHOUT_DETAIL, row.delta_bytes);
+            }
             EventName::Oom if self.plan.grid.has(ts) && self.ooms.len() < MOST_PINS => {
                 self.ooms.push(Record { ts_ns: ts, ..*row });
             }

@@ -6,7 +6,6 @@ mod ordered_pool;
 mod profiler;
 pub mod record;
 mod removed_parts;
-mod repeats;
 pub(crate) mod scan;
 pub(crate) mod snapshot;
 pub(crate) mod source;

@@ -18,7 +18,6 @@ use crate::read::blocks::{BLOCK, BlockJob, Blocks, Lines};
 use crate::read::ordered_pool::in_order;
 use crate::read::record::{Record, Wanted};
 use crate::read::removed_parts::{self, LivePieces, OpeningRows};
-use crate::read::repeats::Rows;
 use crate::read::scan::{Fault, MOST_FAULTS, Scanner};
 use crate::read::source::{self, Source};
 use crate::read::symbols::SymbolTable;
@@ -314,8 +313,6 @@ impl TraceFile {
     ) -> Result<ReadSummary> {
         let io = |source| memtrace_trace::Error::Io { path: self.path.clone(), source };
         let mut summary = ReadSummary::default();
-        let mut rows = Rows::new(self.meta.repeats);
-        let wanted = rows.wanted(wanted);
         let mut line = 1;
         let mut take = |job: &mut BlockJob| -> Result<ControlFlow<()>> {
             if let Some(source) = job.error.take() {
@@ -328,21 +325,9 @@ impl TraceFile {
                 line: line + fault.line,
                 what: format!("{}{advice}", fault.what),
             };
-            for (index, record) in chunk.records.iter().enumerate() {
-                let what = match rows.each(record, &mut visit) {
-                    Ok(ControlFlow::Continue(())) => continue,
-                    Ok(ControlFlow::Break(())) => {
-                        summary.stopped = true;
-                        return Ok(ControlFlow::Break(()));
-                    }
-                    Err(what) => what,
-                };
-                let fault = Fault { line: (index + usize::from(job.header)) as u64, what };
-                if !lenient {
-                    return Err(place(fault, LENIENT).into());
-                }
-                summary.skipped += 1;
-                summary.keep([place(fault, "").to_string()]);
+            if chunk.records.iter().try_for_each(&mut visit).is_break() {
+                summary.stopped = true;
+                return Ok(ControlFlow::Break(()));
             }
             summary.skipped += chunk.skipped;
             summary.cut |= job.cut;

@@ -3,12 +3,10 @@
 //! A read returns all complete lines and keeps the start of an incomplete line. It never waits.
 
 use std::io::Read;
-use std::ops::ControlFlow;
 
 use memtrace_trace::csv::LONGEST_LINE;
 
 use super::record::{Record, Wanted};
-use super::repeats::Rows;
 use super::scan::{Chunk, Scanner};
 use super::source;
 use super::stream::TraceFile;
@@ -28,7 +26,6 @@ pub(crate) struct PartTail {
     /// The number of rows still to skip, which are the opening rows that repeat the part before, and their
     /// meta row.
     skip: u64,
-    rows: Rows,
 }
 
 /// The result of one read.
@@ -51,14 +48,12 @@ impl PartTail {
         symbols: &SymbolTable,
         opening_rows: u64,
     ) -> std::io::Result<PartTail> {
-        let rows = Rows::new(part.meta.repeats);
         Ok(PartTail {
             source: source::bytes(&part.path)?,
-            scanner: Scanner::new(rows.wanted(wanted), part.width(), true, symbols.clone()),
+            scanner: Scanner::new(wanted, part.width(), true, symbols.clone()),
             rest: Vec::new(),
             header: true,
             skip: opening_rows,
-            rows,
         })
     }
 
@@ -87,16 +82,12 @@ impl PartTail {
         self.rest.drain(..=old + end);
         let mut read = BlockRead { rows: 0, skipped: chunk.skipped };
         for record in &chunk.records {
-            let each = self.rows.each(record, &mut |row| {
-                if self.skip > 0 {
-                    self.skip -= 1;
-                } else {
-                    visit(row);
-                    read.rows += 1;
-                }
-                ControlFlow::Continue(())
-            });
-            read.skipped += u64::from(each.is_err());
+            if self.skip > 0 {
+                self.skip -= 1;
+            } else {
+                visit(record);
+                read.rows += 1;
+            }
         }
         Some(read)
     }

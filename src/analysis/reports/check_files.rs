@@ -55,7 +55,7 @@ impl Report for CheckFiles {
                     "rank": part.meta.rank,
                     "part": part.meta.part.max(1),
                     "repeated_rows": repeated,
-                    "repeats": part.meta.repeats,
+                    "brief": part.meta.brief,
                     "formulas": formulas,
                 }));
             }

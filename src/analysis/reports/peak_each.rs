@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
@@ -113,9 +114,14 @@ fn answer(input: &Input, options: &Options) -> Result<Answer> {
 }
 
 fn feed(devices: &mut BTreeMap<i32, Peaks>, kind: &str, row: &Record, replay: &Replay) {
-    if !row.allocates_tensor() || !replay.in_window() {
+    let is_brief = row.event == EventName::Brief;
+    if !(row.allocates_tensor() || is_brief) || !replay.in_window() {
         return;
     }
+    let row = &match is_brief {
+        true => Record { op: Symbol::WITHOUT_DETAIL, module: Symbol::WITHOUT_DETAIL, ..*row },
+        false => *row,
+    };
     let part = match kind {
         "phase" => Part::Named(row.phase),
         "step" => Part::Step(row.step),

@@ -238,6 +238,9 @@ impl SecondReading {
                         stacked.add(ts, row.seq, &[category as usize], -block.bytes, value);
                     }
                 }
+                EventName::Brief => {
+                    stacked.add(ts, row.seq, &[row.category as usize], row.delta_bytes, value);
+                }
                 EventName::Tag if replay.live().contains(row.alloc_id) => {
                     stacked.correct(ts, row.seq, row.alloc_id, &[row.category as usize], row.delta_bytes);
                 }

@@ -116,7 +116,7 @@ impl Requests {
     /// highest reserved bytes.
     ///
     /// # Errors
-    /// When the trace cannot be read, or has no request.
+    /// When the trace cannot be read, has no request, or has steps without the rows of every block.
     pub fn read(trace: &TraceFile, options: &Options) -> Result<Requests> {
         let mut collector = Collector::new(&trace.meta);
         let wanted = Wanted::all_events(COLUMNS)
@@ -125,10 +125,19 @@ impl Requests {
             .except(EventName::Tag, NONE)
             .except(EventName::RangeBegin, NONE)
             .except(EventName::RangeEnd, NONE);
+        let mut is_brief = false;
         trace.read(wanted, options.lenient, &SymbolTable::default(), |row| {
+            is_brief |= row.event == EventName::Brief;
             collector.feed(row);
             ControlFlow::Continue(())
         })?;
+        if is_brief {
+            return Err(Error::usage(format!(
+                "{}: the steps without detail do not have the rows of every block, so their requests cannot be \
+                 made again; trace with MEMTRACE_BRIEF=0",
+                trace.path.display()
+            )));
+        }
         collector.finish(options.device).ok_or_else(|| {
             Error::usage(format!(
                 "{}: PyTorch's caching allocator got no request in this trace, so there is nothing to replay",

@@ -53,6 +53,9 @@ pub struct Device {
     pub wanted_at_oom: i64,
     /// The number of live blocks.
     pub live_blocks: u64,
+    /// The id of the block that stands in for the live blocks without rows of their own (`brief` rows); 0
+    /// before the first.
+    pub(super) brief: i64,
     /// The bytes of all blocks allocated in the window, live or freed.
     pub(super) total_allocated: i64,
     /// The part of `total_allocated` that belongs to freed blocks without an owner.

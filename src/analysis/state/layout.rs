@@ -147,7 +147,7 @@ impl Layout {
             EventName::FreeCompleted => {
                 self.pending.remove(&key);
             }
-            EventName::Free => {}
+            EventName::Free | EventName::Brief => {}
             _ => return,
         }
         self.active.insert(row.device, row.active_bytes);

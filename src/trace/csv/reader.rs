@@ -9,7 +9,6 @@ use crate::EventName;
 use crate::columns::{COLUMNS, FIRST_COLUMNS, Row, SCHEMA_VERSION};
 use crate::error::{Error, Result};
 use crate::meta::Meta;
-use crate::repeats::{Expansion, NO_REPEATS, Repeat, StoredRow, Window};
 
 /// Reads a trace row by row in bounded memory.
 ///
@@ -39,10 +38,6 @@ pub struct RowReader<R> {
     missing: Vec<String>,
     meta: Meta,
     first: bool,
-    /// The latest rows, if `repeat` rows may refer to them.
-    window: Window<StoredRow>,
-    /// The `repeat` row that is being expanded.
-    expansion: Option<Expansion>,
 }
 
 impl RowReader<File> {
@@ -73,8 +68,6 @@ impl<R: Read> RowReader<R> {
             missing: Vec::new(),
             meta: Meta::default(),
             first: false,
-            window: Window::default(),
-            expansion: None,
         };
         reader.check_header()?;
         reader.read_meta()?;
@@ -87,33 +80,15 @@ impl<R: Read> RowReader<R> {
         &self.meta
     }
 
-    /// Returns the next row, starting with the meta row, or `None` at the end. A `repeat` row is expanded
-    /// into the rows that it replaces.
+    /// Returns the next row, starting with the meta row, or `None` at the end.
     ///
     /// # Errors
     /// Returns an error if a row is malformed. The error names the file, the line and the expected value.
     pub fn next_row(&mut self) -> Result<Option<Row<'_>>> {
-        if let Some(mut expansion) = self.expansion.filter(|expansion| !expansion.is_done()) {
-            self.window.next_row(&mut expansion);
-            self.expansion = Some(expansion);
-            return Ok(self.window.last().map(StoredRow::row));
-        }
         if !std::mem::take(&mut self.first) && !self.advance()? {
             return Ok(None);
         }
-        if !self.meta.repeats {
-            return self.row().map(Some);
-        }
-        let row = self.row()?;
-        if row.event == EventName::Repeat {
-            let bad = |what| Error::Row { path: self.path.clone(), line: self.line(), what };
-            self.expansion = Some(self.window.begin(Repeat::of(&row)).map_err(bad)?);
-            // An expansion has at least one row.
-            return self.next_row();
-        }
-        let stored = StoredRow::new(&row, self.window.last());
-        self.window.add(stored);
-        Ok(self.window.last().map(StoredRow::row))
+        self.row().map(Some)
     }
 
     /// Returns the line number of the last row. The header is line 1.
@@ -134,7 +109,7 @@ impl<R: Read> RowReader<R> {
     }
 
     fn row(&self) -> Result<Row<'_>> {
-        let row: Row<'_> = self.record.deserialize(None).map_err(|error| {
+        self.record.deserialize(None).map_err(|error| {
             let what = match error.kind() {
                 csv::ErrorKind::Deserialize { err, .. } => match err.field() {
                     Some(index) => format!(
@@ -148,12 +123,7 @@ impl<R: Read> RowReader<R> {
                 _ => error.to_string(),
             };
             Error::Row { path: self.path.clone(), line: self.line(), what }
-        })?;
-        if row.event == EventName::Repeat && !self.meta.repeats {
-            let what = NO_REPEATS.to_owned();
-            return Err(Error::Row { path: self.path.clone(), line: self.line(), what });
-        }
-        Ok(row)
+        })
     }
 
     fn check_header(&mut self) -> Result<()> {

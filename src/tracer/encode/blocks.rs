@@ -1,8 +1,7 @@
 //! Encodes the caching allocator's reports of blocks and OOMs, and the rows of ops.
 
 use memtrace_trace::event::Block;
-use memtrace_trace::memory::MemoryKind;
-use memtrace_trace::{Api, Category, EventName, Header, Row};
+use memtrace_trace::{Api, EventName, Header, Row};
 
 use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
 use crate::live::{Live, OutOfMemory};
@@ -19,33 +18,9 @@ impl Encoder {
         let Block { address, bytes, allocated, reserved, requested, pool, deferred } = *block;
         self.caching = true;
         self.reconcile(tid, header, reserved, pool, sink)?;
-        // The allocator has handed out the address of a block that the encoder considers live, so the report
-        // of that block's free was lost.
-        if bytes >= 0
-            && let Some(missed) = self.memory.live.blocks.get(&address).copied()
-        {
-            self.anomalies.missed_frees += 1;
-            self.memory.free(Key::Block(address), (), |_| missed.extent());
-            self.freed(tid, header, address, &missed, sink)?;
-        }
-        let unknown = Live {
-            alloc_id: 0,
-            device: header.device,
-            requested,
-            rounded: match requested {
-                requested @ 0.. => self.rounding.round(requested as u64) as i64,
-                _ => bytes.abs(),
-            },
-            bytes: bytes.abs(),
-            context: header.context,
-            category: Category::None,
-            step: header.step,
-            kind: MemoryKind::Block,
-            api: Some(Api::CachingAllocator),
-            library: 0,
-            pool,
-        };
+        let unknown = Live::reported(header, (bytes, requested, self.rounded(requested, bytes)), pool);
         if bytes >= 0 {
+            self.free_missed(tid, header, address, sink)?;
             self.statistics.block(bytes);
             self.keep_survivors(tid, header, sink)?;
             let category = self.category_at_allocation(header.context, pool);
@@ -66,6 +41,10 @@ impl Encoder {
             } else {
                 self.memory.free(Key::Block(address), (), |_| extent)
             };
+            if live.is_none() && !deferred && self.brief.take_restored(header.device, extent.bytes) {
+                self.memory.count(&extent);
+                return self.brief_row(header, -extent.bytes, "", sink);
+            }
             self.anomalies.unmatched_frees += u64::from(live.is_none());
             let live = Live { bytes: unknown.bytes, ..live.unwrap_or(unknown) };
             if deferred {
@@ -76,12 +55,36 @@ impl Encoder {
         }
     }
 
-    /// Sets the allocated bytes of a device to the total that torch's allocator reports, and raises the
-    /// device's peaks.
+    /// Returns the requested bytes after rounding; the size of the block if the request is unknown.
+    pub(crate) fn rounded(&self, requested: i64, bytes: i64) -> i64 {
+        match requested {
+            requested @ 0.. => self.rounding.round(requested as u64) as i64,
+            _ => bytes.abs(),
+        }
+    }
+
+    /// Frees the block at an address that the allocator has handed out again. The report of its free was
+    /// lost.
+    pub(crate) fn free_missed<S: RowSink>(
+        &mut self,
+        tid: u32,
+        header: &Header,
+        address: u64,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let Some(missed) = self.memory.live.blocks.get(&address).copied() else { return Ok(()) };
+        self.anomalies.missed_frees += 1;
+        self.memory.free(Key::Block(address), (), |_| missed.extent());
+        self.freed(tid, header, address, &missed, sink)
+    }
+
+    /// Sets the allocated bytes of a device to the total that torch's allocator reports, less the blocks
+    /// that no row contains yet, and raises the device's peaks.
     #[inline]
-    fn correct(&mut self, device: i8, allocated: usize, reserved: usize) {
+    pub(crate) fn correct(&mut self, device: i8, allocated: usize, reserved: usize) {
         // A difference means that other reports were lost.
-        let gap = self.memory.correct_allocated(device.max(0).into(), allocated as i64);
+        let written = (allocated as i64).wrapping_sub(self.brief.hidden(device));
+        let gap = self.memory.correct_allocated(device.max(0).into(), written);
         self.anomalies.gaps += u64::from(gap != 0);
         self.statistics.peak(device, allocated as i64, reserved as i64);
     }

@@ -23,6 +23,7 @@ use crate::own_names::OwnNames;
 use crate::physical::Physical;
 use crate::statistics::Statistics;
 use crate::tags::{Newborn, Use};
+use crate::unlisted::UnlistedBlocks;
 
 /// The column `source` in rows of allocator reports.
 pub(crate) const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
@@ -71,6 +72,7 @@ pub struct Encoder {
     pub(crate) rests: FxHashMap<i8, Rest>,
     pub(crate) own_names: OwnNames,
     pub(crate) newborn: Newborn,
+    pub(crate) brief: UnlistedBlocks,
     pub(crate) oom: Option<OutOfMemory>,
     pub(crate) reported_lost: u64,
     /// The size of the event buffer, for the rows of lost events; 0 if unknown.
@@ -106,6 +108,7 @@ impl Encoder {
             rests: FxHashMap::default(),
             own_names: OwnNames::default(),
             newborn: Newborn::default(),
+            brief: UnlistedBlocks::default(),
             oom: None,
             reported_lost: 0,
             buffer_bytes: 0,

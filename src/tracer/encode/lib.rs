@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod blocks;
+mod brief;
 mod calls;
 mod definitions;
 mod encoder;
@@ -21,8 +22,10 @@ mod rows;
 pub mod stacks;
 pub mod statistics;
 mod tags;
+mod unlisted;
 mod virtual_memory;
 
+pub use brief::BriefPlan;
 pub use encoder::{Encoder, RowSink};
 pub use live::{Live, OutOfMemory, Owner};
 pub use rows::RowPosition;

@@ -1,7 +1,7 @@
 //! Live memory, and the owner in its rows.
 
 use memtrace_trace::memory::{Extent, MemoryKind};
-use memtrace_trace::{Api, Category, Event};
+use memtrace_trace::{Api, Category, Event, Header};
 
 /// An allocation that is live, with the values of its first row. The row of its free repeats these values.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,27 @@ pub struct Live {
 }
 
 impl Live {
+    /// Returns a block that torch's allocator reports in an event with this header: its bytes (negative for a
+    /// free), its requested bytes and these after rounding, and its private pool.
+    #[inline]
+    #[must_use]
+    pub fn reported(header: &Header, (bytes, requested, rounded): (i64, i64, i64), pool: u16) -> Live {
+        Live {
+            alloc_id: 0,
+            device: header.device,
+            requested,
+            rounded,
+            bytes: bytes.abs(),
+            context: header.context,
+            category: Category::None,
+            step: header.step,
+            kind: MemoryKind::Block,
+            api: Some(Api::CachingAllocator),
+            library: 0,
+            pool,
+        }
+    }
+
     /// Returns true if this memory is a block, whether torch reported it or a call allocated it.
     #[inline]
     #[must_use]

@@ -24,7 +24,9 @@ impl Encoder {
         // allocated bytes and stays in the active bytes, so the difference of the two grows.
         let is_deferred =
             row.active_bytes.wrapping_sub(row.allocated_bytes) > before.active.wrapping_sub(before.allocated);
-        if let Some((kind, effect)) = MemoryKind::of(row.event) {
+        if row.event == EventName::Brief {
+            self.brief.restore(device, row.delta_bytes);
+        } else if let Some((kind, effect)) = MemoryKind::of(row.event) {
             self.restore_memory(device, kind, effect, is_deferred, row);
         }
         let totals = self.memory.devices.totals_mut(device.max(Event::CPU).into());

@@ -75,7 +75,7 @@ pub(crate) fn describe(meta: &mut Meta) {
         meta.ops = session.settings.ops.name().to_owned();
         meta.modules = session.settings.modules;
         meta.detail = session.settings.detail.to_string();
-        meta.repeats = session.settings.has_repeats();
+        meta.brief = session.settings.has_brief_steps();
         capabilities::describe(meta, &session.settings);
     }
     if meta.journal.is_empty() {

@@ -43,7 +43,7 @@ for loader, frame in frames.items():
 
 # Checks a promise of docs/trace-format.md: over any prefix of the rows, a groupby gives the live memory by
 # owner, and the sum is the total of the device.
-block_rows = first[first.event.isin(["alloc", "free", "tag", "live"])]
+block_rows = first[first.event.isin(["alloc", "free", "tag", "live", "brief"])]
 for until in (len(block_rows) // 3, len(block_rows) // 2, len(block_rows)):
     # A tag has two rows, so a prefix that ends with the first of them gets the second, too.
     last = block_rows.iloc[until - 1]
@@ -53,7 +53,7 @@ for until in (len(block_rows) // 3, len(block_rows) // 2, len(block_rows)):
         live = prefix.groupby(owner).delta_bytes.sum()
         assert live.sum() == total, (owner, live, total)
         assert (live >= 0).all(), (owner, live)
-    events = "('alloc', 'free', 'tag', 'live')"
+    events = "('alloc', 'free', 'tag', 'live', 'brief')"
     last = prefix.seq.iloc[-1]
     query = f"select sum(delta_bytes) from '{path}' where event in {events} and seq <= {last}"
     assert duckdb.sql(query).fetchall()[0][0] == total

@@ -19,7 +19,7 @@ with open(trace, newline="", encoding="utf-8") as file:
             assert not different, f"{met}: (in the trace, in torch): {different}; all: {dict(live)}"
             print(f"{len(wanted)} categories are equal: {dict(live)}")
             met += 1
-        elif row["event"] in ("alloc", "free", "tag", "live") and int(row["device"]) >= 0:
+        elif row["event"] in ("alloc", "free", "tag", "live", "brief") and int(row["device"]) >= 0:
             sign = 1 if int(row["delta_bytes"]) > 0 else -1
             live[row["category"]] += sign * int(row["rounded_bytes"])
 assert met == len(expected), f"the trace has {met} of {len(expected)} checkpoints"

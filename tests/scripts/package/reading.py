@@ -10,7 +10,7 @@ from pathlib import Path
 import memtrace
 import polars as pl
 
-BLOCKS = ["alloc", "free", "tag", "live"]
+BLOCKS = ["alloc", "free", "tag", "live", "brief"]
 
 
 def refused(call, *words, kind=memtrace.TraceError):

@@ -259,7 +259,7 @@ impl<'a> Gauge<'a> {
         let owner = match self.limit.subject {
             LimitSubject::Total(_) | LimitSubject::Host => return,
             LimitSubject::Phase => {
-                if row.event == EventName::Alloc
+                if matches!(row.event, EventName::Alloc | EventName::Brief)
                     && replay.in_window()
                     && let Some(name) = self.names_of(row.phase, &replay.symbols).first()
                 {

@@ -7,6 +7,7 @@ use memtrace_trace::{Category, EventName};
 
 use super::{HOST, Replay, is_gpu};
 use crate::read::record::Record;
+use crate::read::symbols::Symbol;
 use crate::state::block::{Block, Death, Owner};
 use crate::state::categories::is_from_outside;
 use crate::state::device::Moment;
@@ -111,6 +112,12 @@ impl Replay {
         if is_gpu(row.device) && self.oom_step.is_some_and(|step| step < self.highest_step) {
             self.oom_step = None;
         }
+        self.insert(row, kind);
+        self.totals(row);
+    }
+
+    /// Adds the block that a row allocates, if the row names one.
+    fn insert(&mut self, row: &Record, kind: MemoryKind) {
         if row.alloc_id != 0 {
             let block = Block {
                 kind,
@@ -153,7 +160,6 @@ impl Replay {
                 }
             }
         }
-        self.totals(row);
     }
 
     /// Records the address range of a new block, and counts a problem if another block is live there.
@@ -176,7 +182,40 @@ impl Replay {
         self.places.insert((row.device, row.addr), (end, row.alloc_id));
     }
 
+    /// Processes a `brief` row. The blocks of a device without rows of their own are one block here, which
+    /// each such row replaces.
+    pub(super) fn brief(&mut self, row: &Record) {
+        let row = &Record {
+            api: self.caching_allocator,
+            alloc_id: row.seq,
+            op: Symbol::WITHOUT_DETAIL,
+            module: Symbol::WITHOUT_DETAIL,
+            ..*row
+        };
+        let id = std::mem::replace(&mut self.memory.devices.device(row.device).brief, row.seq);
+        let before = self.memory.live.get_mut(id).map_or(0, |block| block.bytes);
+        if before != 0 {
+            self.remove(
+                &Record { alloc_id: id, delta_bytes: before.wrapping_neg(), ..*row },
+                MemoryKind::Block,
+            );
+            self.freed = None;
+        }
+        let bytes = before.wrapping_add(row.delta_bytes);
+        if bytes != 0 {
+            // As an opening row: the block does not count as an allocation.
+            self.insert(&Record { delta_bytes: bytes, event: EventName::Live, ..*row }, MemoryKind::Block);
+        }
+        self.totals(row);
+    }
+
     pub(super) fn free(&mut self, row: &Record, kind: MemoryKind) {
+        self.remove(row, kind);
+        self.totals(row);
+    }
+
+    /// Removes the block that a row frees, if the row names one.
+    fn remove(&mut self, row: &Record, kind: MemoryKind) {
         if row.alloc_id != 0 {
             let (extent, death) = (
                 self.extent(row, kind),
@@ -192,7 +231,6 @@ impl Replay {
                 });
             }
         }
-        self.totals(row);
     }
 
     /// Updates the state after a block was freed: its address range, its device's counts, the backward passes

@@ -274,6 +274,7 @@ impl Replay {
                 }
             }
             EventName::Sample => self.sample(row),
+            EventName::Brief => self.brief(row),
             EventName::RangeBegin => self.classes.feed(row, &self.symbols),
             EventName::Lost => {
                 let lost = row.requested_bytes.max(0).cast_unsigned();

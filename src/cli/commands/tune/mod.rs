@@ -64,7 +64,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let options = args::options(&[], matches, true)?;
     let input = select(&trace_input::open_arg("TRACE", matches, true)?, &options, false)?;
     let progress = terminal::Progress::start(std::slice::from_ref(&input));
-    let mut fullest = None;
+    let (mut fullest, mut unusable) = (None, None);
     for trace in &input.traces {
         if !uses_caching_allocator(trace) {
             bail!(
@@ -72,7 +72,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
                 trace.path.display()
             );
         }
-        let Ok(requests) = Requests::read(trace, &options) else { continue };
+        let requests = match Requests::read(trace, &options) {
+            Ok(requests) => requests,
+            Err(error) => {
+                unusable.get_or_insert(error);
+                continue;
+            }
+        };
         let peak = requests.peak_reserved;
         if fullest.as_ref().is_none_or(|(_, other): &(_, Requests)| other.peak_reserved < peak) {
             fullest = Some((trace, requests));
@@ -80,7 +86,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     }
     drop(progress);
     let Some((trace, requests)) = fullest else {
-        bail!("{}: no request to PyTorch's caching allocator is in this trace", input.path.display());
+        match unusable {
+            Some(error) => return Err(error.into()),
+            None => bail!("{}: no trace in it", input.path.display()),
+        }
     };
     let own = &trace.meta.allocator.conf;
     let settings = match matches.get_many::<String>("conf") {

@@ -51,10 +51,41 @@ struct Source {
     overflow: VecDeque<Event>,
     head: Option<Event>,
     head_is_overflow: bool,
+    /// The place of the first held event; see [`Merge::hold`].
+    held: Option<Place>,
     /// The clock of the last event; the clocks of a lane never decrease.
     last_ns: u64,
     /// Chunks that were read to the end, to be recycled.
     done: Vec<ChunkReader>,
+}
+
+/// A place in a lane.
+#[derive(Clone, Copy)]
+struct Place {
+    /// The number of chunks in [`Source::done`] before the place.
+    done: usize,
+    /// The chunk with the place, and the index of the slot.
+    next: Option<(ChunkReader, usize)>,
+}
+
+/// What [`Merge::drain`] does with an event.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// The event was taken.
+    Yes,
+    /// The event was not taken, and the drain stops before it.
+    No,
+}
+
+/// Why [`Merge::drain`] stopped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Drained {
+    /// No event up to the watermark is left.
+    All,
+    /// The requested number of events was taken.
+    Most,
+    /// An event was not taken.
+    Stopped,
 }
 
 /// Merges the lanes of a process.
@@ -63,6 +94,8 @@ pub(crate) struct Merge {
     sources: FxHashMap<u32, Source>,
     /// The number of events of the overflow list that were emitted.
     overflow_emitted: u64,
+    /// `overflow_emitted` at the first held event, while events are held.
+    held: Option<u64>,
 }
 
 impl Merge {
@@ -127,15 +160,15 @@ impl Merge {
     }
 
     /// Passes the events up to `watermark` to `emit`, oldest first, each with its thread. Stops after `most`
-    /// events. Returns true if more events up to `watermark` are left.
+    /// events, or at an event that `emit` does not take.
     pub(crate) fn drain<E>(
         &mut self,
         watermark: u64,
         most: usize,
-        emit: &mut impl FnMut(u32, &Event) -> Result<(), E>,
-    ) -> Result<bool, E> {
+        emit: &mut impl FnMut(u32, &Event) -> Result<Taken, E>,
+    ) -> Result<Drained, E> {
         let mut given = 0;
-        let Merge { sources, overflow_emitted } = self;
+        let Merge { sources, overflow_emitted, .. } = self;
         let mut sources: Vec<&mut Source> = sources.values_mut().collect();
         sources.retain_mut(|source| source.peek().is_some());
         loop {
@@ -154,16 +187,18 @@ impl Merge {
                 }
             }
             let Some((clock, index)) = first.filter(|(clock, _)| *clock <= watermark) else {
-                return Ok(false);
+                return Ok(Drained::All);
             };
             if given >= most {
-                return Ok(true);
+                return Ok(Drained::Most);
             }
             let index = if clock == second { by_totals(&sources, clock).unwrap_or(index) } else { index };
             let source = &mut sources[index];
             let tid = source.tid;
             while let Some(event) = source.peek() {
-                emit(tid, event)?;
+                if emit(tid, event)? == Taken::No {
+                    return Ok(Drained::Stopped);
+                }
                 *overflow_emitted += u64::from(source.head_is_overflow);
                 source.next();
                 given += 1;
@@ -177,23 +212,46 @@ impl Merge {
         }
     }
 
-    /// Stores in the journal that the events emitted so far are in the files, and recycles the chunks of
-    /// these events. Called after a flush.
-    pub(crate) fn release(&mut self, queue: &'static EventQueue, written: Written, part: u32) {
-        let consumed = self.sources.values().flat_map(|source| {
-            let done = source.done.iter().map(|chunk| (*chunk, chunk.committed()));
-            done.chain(source.chunks.front().map(|queued| (queued.chunk, source.slot)))
-        });
-        queue.pool().checkpoint(written, part, self.overflow_emitted, consumed);
+    /// Holds the events that are emitted from now on: [`Merge::release`] leaves them in the journal, as if they
+    /// were not emitted yet, until [`Merge::let_go`].
+    pub(crate) fn hold(&mut self) {
+        self.held = Some(self.overflow_emitted);
         for source in self.sources.values_mut() {
-            for chunk in source.done.drain(..) {
+            source.held = Some(source.place());
+        }
+    }
+
+    /// Ends the hold: the files have all events that were emitted so far, or will have them with the next
+    /// flush.
+    pub(crate) fn let_go(&mut self) {
+        self.held = None;
+        for source in self.sources.values_mut() {
+            source.held = None;
+        }
+    }
+
+    /// Stores in the journal that the events emitted so far are in the files, except held events, and
+    /// recycles the chunks of these events. Called after a flush.
+    pub(crate) fn release(&mut self, queue: &'static EventQueue, written: Written, part: u32) {
+        let is_holding = self.held.is_some();
+        let consumed = self.sources.values().flat_map(|source| {
+            let Place { done, next } = source.written(is_holding);
+            source.done[..done].iter().map(|chunk| (*chunk, chunk.committed())).chain(next)
+        });
+        queue.pool().checkpoint(written, part, self.held.unwrap_or(self.overflow_emitted), consumed);
+        for source in self.sources.values_mut() {
+            let Place { done, .. } = source.written(is_holding);
+            for chunk in source.done.drain(..done) {
                 queue.pool().recycle(chunk);
+            }
+            if let Some(held) = &mut source.held {
+                held.done = 0;
             }
         }
         queue.pool().note_shortness();
         self.sources.retain(|_, source| {
             let closed = source.shared.closed.load(Ordering::Acquire);
-            let is_empty = source.chunks.is_empty() && source.overflow.is_empty();
+            let is_empty = source.chunks.is_empty() && source.overflow.is_empty() && source.done.is_empty();
             !(closed && is_empty && queue.pool().full().is_empty() && queue.overflow.is_empty())
         });
     }
@@ -259,8 +317,24 @@ impl Source {
             overflow: VecDeque::new(),
             head: None,
             head_is_overflow: false,
+            held: None,
             last_ns: 0,
             done: Vec::new(),
+        }
+    }
+
+    /// Returns the place after the last emitted event.
+    fn place(&self) -> Place {
+        let next = self.chunks.front().map(|queued| (queued.chunk, self.slot));
+        Place { done: self.done.len(), next }
+    }
+
+    /// Returns the place up to which the files have the events. A lane that is newer than the hold has none.
+    fn written(&self, is_holding: bool) -> Place {
+        match self.held {
+            Some(held) => held,
+            None if is_holding => Place { done: 0, next: None },
+            None => self.place(),
         }
     }
 

@@ -11,7 +11,7 @@ use memtrace_trace::{Api, Event, Header, Payload};
 
 use super::chunk_pool::ChunkPool;
 use super::event_queue::EventQueue;
-use super::merge::Merge;
+use super::merge::{Merge, Taken};
 use crate::control::Control;
 
 const THREADS: usize = 3;
@@ -44,7 +44,7 @@ impl Drained {
                 }
                 other => panic!("an event that no thread recorded: {other:?}"),
             }
-            Ok::<(), Infallible>(())
+            Ok::<Taken, Infallible>(Taken::Yes)
         });
         let Ok(_) = drained;
         merge.release(queue, Written::default(), 1);
@@ -117,4 +117,35 @@ fn an_announced_event_and_those_recorded_meanwhile_are_all_drained() {
     });
     let kept: usize = drained.numbers.values().map(Vec::len).sum();
     assert_eq!(kept as u64 + merge.lost(queue), THREADS as u64 * EVENTS);
+}
+
+/// Events that are drained while the merge holds them stay in the journal: their chunks are not recycled, also
+/// those of a thread that began later. After the hold, they are.
+#[test]
+fn held_events_stay_in_the_journal() {
+    let queue = queue();
+    let (mut drained, mut merge) = (Drained::default(), Merge::default());
+    let record = |events: u64| {
+        std::thread::spawn(move || {
+            for number in 1..=events {
+                queue.record(|clock_ns| numbered(clock_ns, number));
+            }
+        })
+        .join()
+        .unwrap();
+    };
+    let full = 2 * SLOTS as u64;
+    record(1);
+    drained.drain(&mut merge, queue, Some(u64::MAX));
+    assert_eq!(queue.pool().percent_free(), 100);
+    merge.hold();
+    record(full);
+    for _ in 0..3 {
+        drained.drain(&mut merge, queue, Some(u64::MAX));
+    }
+    assert!(queue.pool().percent_free() <= 75, "{}", queue.pool().percent_free());
+    merge.let_go();
+    drained.drain(&mut merge, queue, Some(u64::MAX));
+    assert_eq!(queue.pool().percent_free(), 100);
+    assert_eq!(drained.numbers.values().map(Vec::len).sum::<usize>() as u64, full + 1);
 }

@@ -14,4 +14,5 @@ mod retention;
 mod sampling;
 mod smaps;
 mod thread;
+mod window;
 pub(crate) mod writer;

@@ -11,57 +11,31 @@ use memtrace_trace::Row;
 use memtrace_trace::config::Settings;
 use memtrace_trace::csv::RowWriter;
 use memtrace_trace::files;
-use memtrace_trace::repeats::RepeatFinder;
 use memtrace_trace::stacks::StackWriter;
 
 use super::output;
 
-/// The writer of a part's rows, which replaces repeats.
+/// The writer of a part's rows.
 pub(crate) struct RowFile {
     writer: RowWriter<File>,
-    /// `None` if every row is written.
-    repeats: Option<RepeatFinder>,
-    /// True while the opening rows of the part are written. No opening row is left out as a repeat.
-    opens: bool,
 }
 
 impl RowSink for RowFile {
     type Error = io::Error;
     fn row(&mut self, row: &Row<'_>) -> io::Result<()> {
-        let RowFile { writer, repeats, opens } = self;
-        match repeats {
-            None => writer.write(row),
-            Some(repeats) if *opens => {
-                repeats.note(row);
-                writer.write(row)
-            }
-            Some(repeats) => repeats.row(row, &mut |row| writer.write(row)),
-        }
+        self.writer.write(row)
     }
 }
 
 impl RowFile {
-    /// Creates the rows of a new file, which begins with opening rows. `repeats` finds rows that repeat
-    /// earlier rows.
-    pub(crate) fn new(file: File, repeats: Option<RepeatFinder>) -> RowFile {
-        RowFile { writer: RowWriter::new(file), repeats, opens: true }
+    /// Creates the rows of a new file.
+    pub(crate) fn new(file: File) -> RowFile {
+        RowFile { writer: RowWriter::new(file) }
     }
 
-    /// Returns an empty finder of repeats for the next part, because a repeat cannot refer to rows of another
-    /// file. Returns `None` if repeats are disabled.
-    pub(crate) fn repeats_of_next(&self) -> Option<RepeatFinder> {
-        self.repeats.as_ref().map(|repeats| RepeatFinder::new(repeats.is_detailed()))
-    }
-
-    /// Writes the buffered rows and returns the length of the file in bytes. The rows after the first flush
-    /// are no longer opening rows.
+    /// Writes the buffered rows and returns the length of the file in bytes.
     pub(crate) fn flush(&mut self) -> io::Result<u64> {
-        let RowFile { writer, repeats, opens } = self;
-        if let Some(repeats) = repeats {
-            repeats.end_run(&mut |row| writer.write(row))?;
-        }
-        *opens = false;
-        writer.flush()?;
+        self.writer.flush()?;
         self.file().stream_position()
     }
 

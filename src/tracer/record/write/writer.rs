@@ -14,7 +14,6 @@ use memtrace_trace::end_row::{Ending, refused_names_word};
 use memtrace_trace::host::{self, HostFiles};
 use memtrace_trace::journal::Written;
 use memtrace_trace::keep::Keep;
-use memtrace_trace::repeats::RepeatFinder;
 
 use super::compress::Compressor;
 use super::definitions_file::DefinitionsFile;
@@ -27,12 +26,13 @@ use super::part::{Part, RowFile};
 use super::retention::Retention;
 use super::sampling::Sampler;
 use super::thread::{answer_until_finish, end_like_main_thread, is_alone, start_thread};
+use super::window::{Next, Window};
 use crate::clock::{self, ClockFitter};
 use crate::control::{Command, Control};
 use crate::intern;
 use crate::queue::event_queue::EventQueue;
 use crate::queue::journal_header::MetaText;
-use crate::queue::merge::Merge;
+use crate::queue::merge::{Drained, Merge, Taken};
 use crate::session::Session;
 
 /// The maximum time to wait for events that threads are recording: at the end of the trace, before an `exec`,
@@ -86,6 +86,8 @@ struct Writer {
     control: &'static Control,
     merge: Merge,
     encoder: Encoder,
+    /// `None` if the rows of every block are written.
+    window: Option<Window>,
     part: Part,
     definitions: DefinitionsFile,
     sampler: Sampler,
@@ -178,14 +180,15 @@ impl Writer {
         encoder.tags = session.settings.modules;
         encoder.buffer_bytes = session.settings.buffer_bytes as u64;
         let settings = &session.settings;
-        let repeats = settings.has_repeats().then(|| RepeatFinder::new(settings.detail.names(0)));
+        let window = settings.has_brief_steps().then(|| Window::new(pool.chunks(), settings.detail.names(0)));
         Ok(Writer {
             session,
             queue,
             control,
             merge: Merge::default(),
             encoder,
-            part: Part::new(RowFile::new(file, repeats), path.clone(), 0, 1),
+            window,
+            part: Part::new(RowFile::new(file), path.clone(), 0, 1),
             definitions: DefinitionsFile::new(queue.pool().path()),
             sampler: Sampler::new(session, !meta.phantom.is_null()),
             compressor: Compressor::new(session),
@@ -233,6 +236,9 @@ impl Writer {
                 Ok(Command::Resume) => {}
                 Err(RecvTimeoutError::Timeout) => {
                     self.advance()?;
+                    if self.window.as_ref().is_some_and(Window::is_overdue) {
+                        self.end_window(true)?;
+                    }
                     self.sampler.sample_when_due(self.queue, &self.encoder);
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
@@ -269,6 +275,7 @@ impl Writer {
             }
             std::thread::sleep(Duration::from_millis(1));
         };
+        self.end_window(false)?;
         self.flush()?;
         Ok(all)
     }
@@ -277,6 +284,7 @@ impl Writer {
     /// again and returns false. Returns true if the process ends in another way in the meantime.
     fn suspend(&mut self, done: &Sender<()>) -> io::Result<bool> {
         self.settle(LAST_EVENTS)?;
+        self.encoder.list_blocks(clock::now_ns(), &mut self.part.rows)?;
         // The process may be gone before a new part gets its end row, so no further part is started.
         self.finishing = true;
         // The compressed copy is discarded, because an `exec` ends its thread, and a failed `exec` removes
@@ -336,6 +344,8 @@ impl Writer {
         }
         self.collect();
         self.encode(u64::MAX)?;
+        self.end_window(false)?;
+        self.encoder.list_blocks(clock::now_ns(), &mut self.part.rows)?;
         self.finishing = true;
         self.ooms.print_when_tagged(true, &self.encoder, &self.meta, &self.part.path);
         let more = self.end_words();
@@ -375,11 +385,13 @@ impl Writer {
     /// killed.
     fn rotate(&mut self, names_len: u64) -> io::Result<()> {
         let now = clock::now_ns();
+        // The opening rows of the new part need the blocks.
+        self.encoder.list_blocks(now, &mut self.part.rows)?;
         // The end row stays in the old part's buffer until the new part exists.
         self.encoder.end(now, 0, Ending::Rotated, "", &mut self.part.rows)?;
         let number = self.meta.part + 1;
         let (file, path) = output::create_part(&self.first, number)?;
-        let mut rows = RowFile::new(file, self.part.rows.repeats_of_next());
+        let mut rows = RowFile::new(file);
         let mut meta = Meta { part: number, ..self.meta.clone() };
         let json = |opening_rows| {
             meta.opening_rows = opening_rows;
@@ -421,27 +433,83 @@ impl Writer {
 
     /// Encodes events up to `watermark`, in batches, because chunks are recycled only after a flush.
     fn encode(&mut self, watermark: u64) -> io::Result<()> {
-        while self.encode_batch(watermark)? {
-            self.flush()?;
+        loop {
+            match self.encode_batch(watermark)? {
+                Drained::All => break,
+                Drained::Most => self.flush()?,
+                Drained::Stopped => self.turn_window()?,
+            }
         }
-        if self.queue.is_short() { self.flush() } else { Ok(()) }
+        if !self.queue.is_short() {
+            return Ok(());
+        }
+        self.end_window(true)?;
+        self.flush()
     }
 
-    /// Encodes one batch. Returns true if events remain.
-    fn encode_batch(&mut self, watermark: u64) -> io::Result<bool> {
+    /// Encodes one batch of events, or holds them in the window.
+    fn encode_batch(&mut self, watermark: u64) -> io::Result<Drained> {
         self.control.note_progress();
-        let Writer { merge, encoder, part, meta, ooms, session, .. } = self;
+        let Writer { merge, encoder, window, part, meta, ooms, session, .. } = self;
         let batch = match session.settings.rotate_bytes {
             0 => BATCH,
             bytes => ((bytes / EVENT_BYTES) as usize).clamp(SMALL_BATCH, BATCH),
         };
         merge.drain(watermark, batch, &mut |tid, event| {
+            if let Some(window) = window {
+                let switch = encoder.switches_detail(event);
+                match window.next(tid, event, switch) {
+                    Next::Turn => return Ok(Taken::No),
+                    Next::Hold => return Ok(Taken::Yes),
+                    Next::Encode => {}
+                }
+                match switch {
+                    Some(true) => encoder.list_blocks(event.clock_ns, &mut part.rows)?,
+                    Some(false) => encoder.note_listed_peaks(),
+                    None => {}
+                }
+            }
             encoder.encode(tid, event, &mut part.rows)?;
             if let Some(oom) = encoder.take_oom() {
                 ooms.add(oom, encoder, meta, &part.path);
             }
-            Ok::<(), io::Error>(())
+            Ok::<Taken, io::Error>(Taken::Yes)
         })
+    }
+
+    /// Ends the window if it is open, and begins one if not.
+    fn turn_window(&mut self) -> io::Result<()> {
+        match &mut self.window {
+            Some(window) if !window.is_open() => {
+                window.open();
+                self.merge.hold();
+                Ok(())
+            }
+            _ => self.end_window(true),
+        }
+    }
+
+    /// Encodes the events of the window and closes it. `ages` is true if the blocks that it leaves unlisted
+    /// become older by it.
+    fn end_window(&mut self, ages: bool) -> io::Result<()> {
+        let Writer { merge, encoder, window, part, meta, ooms, .. } = self;
+        let Some(window) = window.as_mut().filter(|window| window.is_open()) else { return Ok(()) };
+        let events = window.close();
+        if let Some(plan) = encoder.plan_brief(&events) {
+            encoder.encode_brief(&events, &plan, ages, &mut part.rows)?;
+        } else {
+            encoder.list_blocks(events[0].1.clock_ns, &mut part.rows)?;
+            for (tid, event) in &events {
+                encoder.encode(*tid, event, &mut part.rows)?;
+                if let Some(oom) = encoder.take_oom() {
+                    ooms.add(oom, encoder, meta, &part.path);
+                }
+            }
+            encoder.note_listed_peaks();
+        }
+        window.keep(events);
+        merge.let_go();
+        Ok(())
     }
 
     /// Writes all encoded rows and recycles their chunks. Starts a new part when the current one is full.

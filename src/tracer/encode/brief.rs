@@ -1,0 +1,312 @@
+//! Brief steps: short-lived blocks have no rows of their own.
+//!
+//! The writer thread passes the events of a step without detail as a whole, a *window*. If the window set no
+//! new peak ([`Encoder::plan_brief`]), its blocks stay *unlisted*: a `brief` row at the moment of the
+//! window's peak adds the bytes of all unlisted blocks at once, and a row at the end of the window
+//! subtracts what was freed. So the totals of both rows are those of torch's allocator. A block that outlives
+//! [`LISTED_AFTER`] windows gets its own row. The contract is in docs/trace-format.md.
+
+use std::fmt::Write;
+
+use memtrace_trace::context::Context;
+use memtrace_trace::detail::DetailMark;
+use memtrace_trace::event::Block;
+use memtrace_trace::memory::{Extent, MemoryKind};
+use memtrace_trace::{Api, Category, Event, EventName, Header, Payload, Row};
+
+use crate::encoder::{Encoder, RowSink};
+use crate::live::Live;
+use crate::memory::Key;
+use crate::unlisted::Unlisted;
+
+/// An unlisted block gets its row when this number of windows have ended since the window that allocated it.
+/// Gradients and batches often live from one step to the next.
+const LISTED_AFTER: u64 = 2;
+/// After this number of windows that were written in full because of a new peak, a new peak must exceed the
+/// last one by 1/`LEAST_GROWTH`. Otherwise every step of a program that leaks would be written in full.
+const STRICT_PEAKS: u32 = 1000;
+const LEAST_GROWTH: i64 = 1024;
+
+/// Where the totals of a window are highest: for each device, the index of the event.
+pub struct BriefPlan {
+    peaks: Vec<Option<(usize, i64)>>,
+}
+
+impl Encoder {
+    /// Returns whether an event switches detail on (`Some(true)`) or off.
+    #[must_use]
+    pub fn switches_detail(&self, event: &Event) -> Option<bool> {
+        let (Header { api: Some(Api::Detail), .. }, Payload::Mark { name }) = event.unpack()? else {
+            return None;
+        };
+        Some(self.text(name) != DetailMark::Off.as_str())
+    }
+
+    /// Decides how the events of a window are written. Returns `None` if all their blocks need rows, because
+    /// memory ran out, or because a device has more allocated or reserved bytes than ever before.
+    pub fn plan_brief(&mut self, events: &[(u32, Event)]) -> Option<BriefPlan> {
+        let mut peaks: Vec<Option<(usize, i64)>> = Vec::new();
+        let mut is_new = false;
+        for (index, (_, event)) in events.iter().enumerate() {
+            let Some((header, block)) = event.unpack_block() else {
+                if matches!(event.unpack(), Some((_, Payload::OutOfMemory { .. }))) {
+                    return None;
+                }
+                continue;
+            };
+            let device = header.device.max(0) as usize;
+            if peaks.len() <= device {
+                peaks.resize(device + 1, None);
+            }
+            let (allocated, reserved) = (block.allocated as i64, block.reserved as i64);
+            if peaks[device].is_none_or(|(_, highest)| allocated > highest) {
+                peaks[device] = Some((index, allocated));
+            }
+            let slack = i64::from(self.brief.full >= STRICT_PEAKS);
+            let most =
+                self.brief.sums(header.device).highest.map(|most| most + slack * (most / LEAST_GROWTH));
+            is_new |= allocated > most[0] || reserved > most[1];
+        }
+        self.brief.full += u32::from(is_new);
+        (!is_new).then_some(BriefPlan { peaks })
+    }
+
+    /// Notes the peaks so far, which are in the file with all their blocks. Called before the first window
+    /// after detailed steps, and after a window that was written in full.
+    pub fn note_listed_peaks(&mut self) {
+        let peaks: Vec<[i64; 2]> = self.statistics.peaks().collect();
+        for (device, [allocated, reserved]) in peaks.into_iter().enumerate() {
+            let sums = self.brief.sums(device as i8);
+            sums.highest = [sums.highest[0].max(allocated), sums.highest[1].max(reserved)];
+        }
+    }
+
+    /// Writes the rows of a window without its short-lived blocks. `ages` is true if unlisted blocks become
+    /// older by this window.
+    ///
+    /// # Errors
+    /// Returns the sink's error.
+    pub fn encode_brief<S: RowSink>(
+        &mut self,
+        events: &[(u32, Event)],
+        plan: &BriefPlan,
+        ages: bool,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        for (index, (tid, event)) in events.iter().enumerate() {
+            if let Some((header, block)) = event.unpack_block() {
+                self.brief_block(*tid, &header, &block, sink)?;
+                let peak = plan.peaks.get(header.device.max(0) as usize).copied().flatten();
+                if peak.is_some_and(|(at, _)| at == index) && self.brief.hidden(header.device) != 0 {
+                    let name = self.unlisted_categories(header.device);
+                    self.write_hidden(&header, 0, &name, sink)?;
+                }
+                continue;
+            }
+            match event.unpack() {
+                Some((_, Payload::FreeCompleted { address }))
+                    if self.brief.deferred.remove(&address).is_some() => {}
+                Some((header, Payload::Tag { address, category, .. }))
+                    if self.brief.blocks.contains_key(&address) =>
+                {
+                    match self.brief.blocks.get_mut(&address) {
+                        // The workspace of one op (cuBLASLt in torch 2.6) is freed soon.
+                        Some(unlisted) if category == Category::Workspace => {
+                            unlisted.live.category = category;
+                        }
+                        _ => {
+                            self.list_unlisted(&header, &|at, _| at == address, false, sink)?;
+                            self.encode(*tid, event, sink)?;
+                        }
+                    }
+                }
+                Some((
+                    header,
+                    Payload::Mark { .. } | Payload::RangeBegin { .. } | Payload::RangeEnd { .. },
+                )) => {
+                    // The program measures here, so the totals must be the allocator's.
+                    self.write_all_hidden(&header, sink)?;
+                    self.encode(*tid, event, sink)?;
+                }
+                _ => self.encode(*tid, event, sink)?,
+            }
+        }
+        let Some((_, last)) = events.last() else { return Ok(()) };
+        let Some((header, _)) = events.iter().rev().find_map(|(_, event)| event.unpack_block()) else {
+            return Ok(());
+        };
+        let header = Header { clock_ns: last.clock_ns, ..header };
+        self.brief.windows += u64::from(ages);
+        let now = self.brief.windows;
+        self.list_unlisted(&header, &|_, unlisted| ages && unlisted.window + LISTED_AFTER < now, true, sink)
+    }
+
+    /// Writes the rows of all unlisted blocks, so that the following rows can refer to them.
+    ///
+    /// # Errors
+    /// Returns the sink's error.
+    pub fn list_blocks<S: RowSink>(&mut self, clock_ns: u64, sink: &mut S) -> Result<(), S::Error> {
+        let step = self.brief.blocks.values().map(|unlisted| unlisted.live.step).max().unwrap_or(-1);
+        let header = Header { step, ..Header::new(clock_ns, Api::CachingAllocator, 0) };
+        self.list_unlisted(&header, &|_, _| true, false, sink)
+    }
+
+    /// Encodes the report of a block in a brief step.
+    fn brief_block<S: RowSink>(
+        &mut self,
+        tid: u32,
+        header: &Header,
+        block: &Block,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let Block { address, bytes, allocated, reserved, requested, pool, deferred } = *block;
+        if bytes < 0 {
+            let Some(freed) = self.brief.remove(address) else {
+                return self.block(tid, header, block, sink);
+            };
+            if deferred {
+                self.brief.deferred.insert(address, freed);
+            }
+            self.reconcile(tid, header, reserved, pool, sink)?;
+            self.correct(header.device, allocated, reserved);
+            return Ok(());
+        }
+        self.reconcile(tid, header, reserved, pool, sink)?;
+        self.free_missed(tid, header, address, sink)?;
+        self.keep_survivors(tid, header, sink)?;
+        self.complete(address);
+        self.brief.deferred.remove(&address);
+        // The report of the free of an unlisted block at this address was lost.
+        self.anomalies.missed_frees += u64::from(self.brief.remove(address).is_some());
+        self.statistics.block(bytes);
+        self.brief.born += 1;
+        let category = self.category_at_allocation(header.context, pool);
+        let rounded = self.rounded(requested, bytes);
+        let live = Live {
+            alloc_id: self.brief.born,
+            category,
+            ..Live::reported(header, (bytes, requested, rounded), pool)
+        };
+        self.brief.add(address, Unlisted { live, tid, window: self.brief.windows });
+        let sums = self.brief.sums(header.device);
+        sums.allocations += 1;
+        sums.bytes = sums.bytes.wrapping_add(bytes);
+        self.correct(header.device, allocated, reserved);
+        Ok(())
+    }
+
+    /// Gives rows to the unlisted blocks that `is_listed` selects, and to all deferred blocks. Before them, a
+    /// row subtracts their bytes, so that no total is higher than the allocator's was. With `ends`, the row
+    /// also states what the window has allocated.
+    fn list_unlisted<S: RowSink>(
+        &mut self,
+        header: &Header,
+        is_listed: &dyn Fn(u64, &Unlisted) -> bool,
+        ends: bool,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let addresses = self.brief.blocks.iter().filter(|(address, unlisted)| is_listed(**address, unlisted));
+        let addresses: Vec<u64> = addresses.map(|(address, _)| *address).collect();
+        let mut listed: Vec<(u64, Unlisted, bool)> =
+            addresses.into_iter().filter_map(|at| Some((at, self.brief.remove(at)?, false))).collect();
+        listed.extend(self.brief.deferred.drain().map(|(address, unlisted)| (address, unlisted, true)));
+        listed.sort_by_key(|(_, unlisted, _)| unlisted.live.alloc_id);
+        for device in 0..self.brief.devices.len() {
+            let header = Header { device: device as i8, ..*header };
+            let of_device = listed.iter().filter(|(_, unlisted, deferred)| {
+                *deferred && unlisted.live.extent().device == device as i32
+            });
+            let deferred: i64 = of_device.map(|(_, unlisted, _)| unlisted.live.bytes).sum();
+            // Their rows add the bytes and subtract them again. No total is negative.
+            let total = self.totals(device as i8).allocated.wrapping_add(self.brief.hidden(device as i8));
+            let deferred = deferred.min(total.max(0));
+            let sums = &mut self.brief.devices[device];
+            let mut name = String::new();
+            if ends && sums.allocations > 0 {
+                let _ = write!(name, "allocations={} bytes={}", sums.allocations, sums.bytes);
+                (sums.allocations, sums.bytes) = (0, 0);
+            }
+            self.write_hidden(&header, deferred, &name, sink)?;
+        }
+        for (address, Unlisted { live, tid, .. }, deferred) in listed {
+            let live = Live { alloc_id: self.next_seq(), ..live };
+            let header = Header { api: Some(Api::CachingAllocator), device: live.device, ..*header };
+            self.memory.alloc(&live.extent(), Key::Block(address), live);
+            self.add_newborn(Key::Block(address), &live);
+            self.allocated(tid, &header, address, &live, sink)?;
+            if deferred {
+                self.memory.free_deferred(Key::Block(address), (), &live.extent());
+                self.memory.live.deferred.insert(address, live);
+                self.freed(tid, &header, address, &live, sink)?;
+            }
+        }
+        // The deferred blocks are no longer allocated.
+        self.write_all_hidden(header, sink)
+    }
+
+    /// Brings the total of each device to the allocator's.
+    fn write_all_hidden<S: RowSink>(&mut self, header: &Header, sink: &mut S) -> Result<(), S::Error> {
+        for device in 0..self.brief.devices.len() {
+            self.write_hidden(&Header { device: device as i8, ..*header }, 0, "", sink)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the row that brings the device's total to the allocator's, less `bytes`. Writes nothing if the
+    /// total is right and the row has no text.
+    fn write_hidden<S: RowSink>(
+        &mut self,
+        header: &Header,
+        bytes: i64,
+        name: &str,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let delta = self.brief.hidden(header.device).wrapping_sub(bytes);
+        if delta == 0 && name.is_empty() { Ok(()) } else { self.brief_row(header, delta, name, sink) }
+    }
+
+    /// Writes a `brief` row.
+    pub(crate) fn brief_row<S: RowSink>(
+        &mut self,
+        header: &Header,
+        delta: i64,
+        name: &str,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        self.brief.count_row(header.device, delta);
+        let device = header.device.max(0);
+        self.memory.count(&Extent {
+            device: device.into(),
+            kind: MemoryKind::Block,
+            in_segment: true,
+            bytes: delta,
+        });
+        // No op and no module: the row is short, and many ops have allocated these blocks.
+        let phase = self.context(header.context).phase;
+        let context = self.own_names.id(Context { phase, ..Context::default() });
+        let base = self.base(0, &Header { device, context, api: Some(Api::Memtrace), ..*header });
+        let name = if name.is_empty() { base.name } else { name };
+        let row = Row { event: EventName::Brief, tid: self.pid, delta_bytes: delta, name, ..base };
+        self.emit(&row, sink)
+    }
+
+    /// Returns the bytes of the unlisted blocks of a device by category, as `key=value` words.
+    fn unlisted_categories(&self, device: i8) -> String {
+        let mut by_category = [0_i64; Category::ALL.len()];
+        for unlisted in self.brief.blocks.values().filter(|unlisted| unlisted.live.device == device) {
+            by_category[usize::from(unlisted.live.category.id())] += unlisted.live.bytes;
+        }
+        let mut words = String::new();
+        for (category, bytes) in Category::ALL.iter().zip(by_category) {
+            if bytes != 0 && *category != Category::None {
+                let space = if words.is_empty() { "" } else { " " };
+                let _ = write!(words, "{space}{}={bytes}", category.as_str());
+            }
+        }
+        words
+    }
+}
+
+#[cfg(test)]
+#[path = "brief_tests.rs"]
+mod tests;
