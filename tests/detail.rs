@@ -257,7 +257,7 @@ fn brief_steps_of_two_threads_and_in_parts_replay_as_torch() {
         torch.check(memtrace().arg("check").arg(run.file()));
         torch.verify_file(&run.file(), &run.checkpoints);
 
-        let variables = [("MEMTRACE_DETAIL", "off"), ("MEMTRACE_ROTATE", "16k"), ("MEMTRACE_FLUSH_MS", "1")];
+        let variables = [("MEMTRACE_DETAIL", "off"), ("MEMTRACE_ROTATE", "64k"), ("MEMTRACE_FLUSH_MS", "1")];
         let run = torch.trace_with(LOOPS, &["plain", "120"], &variables).expect_success();
         assert!(run.files().len() > 1, "{:?}", run.files());
         torch.check(memtrace().arg("check").arg(run.dir()));
