@@ -15,6 +15,8 @@ pub enum ModelFact<'a> {
     /// The class of the optimizer of its parameters, found after an OOM, followed by the options that add
     /// state, such as `SGD,momentum`.
     Optimizer(&'a str),
+    /// The bytes of its parameters that were on the CPU when memory ran out, while others were on a GPU.
+    OnCpu(i64),
 }
 
 impl<'a> ModelFact<'a> {
@@ -28,6 +30,7 @@ impl<'a> ModelFact<'a> {
             ("batch", samples) => ModelFact::BatchOfOne(samples == "one"),
             ("mode", mode) => ModelFact::Evaluates(mode == "eval"),
             ("optimizer", class) => ModelFact::Optimizer(class),
+            ("on_cpu", bytes) => ModelFact::OnCpu(bytes.parse().ok()?),
             _ => return None,
         };
         Some((fact, path))
@@ -47,7 +50,8 @@ mod tests {
         assert_eq!(ModelFact::parse("batch=several GPT"), Some((ModelFact::BatchOfOne(false), "GPT")));
         assert_eq!(ModelFact::parse("mode=eval GPT"), Some((ModelFact::Evaluates(true), "GPT")));
         assert_eq!(ModelFact::parse("optimizer=SGD GPT"), Some((ModelFact::Optimizer("SGD"), "GPT")));
-        for other in ["", "type=bfloat16", "GPT", "size=1 GPT"] {
+        assert_eq!(ModelFact::parse("on_cpu=512 GPT"), Some((ModelFact::OnCpu(512), "GPT")));
+        for other in ["", "on_cpu=all GPT", "type=bfloat16", "GPT", "size=1 GPT"] {
             assert_eq!(ModelFact::parse(other), None, "{other}");
         }
     }

@@ -157,7 +157,7 @@ impl Unnamed {
                  searched: does the program keep a copy of the model, or an optimizer, of each step?"
             }
             _ => {
-                "the search cannot find copies of modules, storages, DLPack capsules, elements of object \
+                "the search cannot find storages, DLPack capsules, elements of object \
                  arrays, objects of C++, lists made before gc.freeze(), or chains of more than ten \
                  references; or the growth began after the search"
             }

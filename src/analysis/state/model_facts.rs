@@ -42,16 +42,18 @@ impl ModelFacts {
         }
         let name = symbols.get(row.name);
         let Some((fact, path)) = ModelFact::parse(&name) else { return false };
-        if !self.of_root.contains_key(path) && self.of_root.len() >= MOST {
+        // A program may call a part of a model, such as `vae.encoder(x)`. The mark then has the part's path.
+        let root = root_of(path);
+        if !self.of_root.contains_key(root) && self.of_root.len() >= MOST {
             return false;
         }
-        let facts = self.of_root.entry(path.to_owned()).or_default();
+        let facts = self.of_root.entry(root.to_owned()).or_default();
         match fact {
             ModelFact::Type(name) => facts.is_half = SMALL_TYPES.iter().any(|small| name.starts_with(small)),
             ModelFact::Trained(bytes) => facts.trained = bytes,
             ModelFact::BatchOfOne(is_one) => facts.is_batch_of_one = is_one,
             ModelFact::Evaluates(evaluates) => facts.evaluates = evaluates,
-            ModelFact::Optimizer(_) => return false,
+            ModelFact::Optimizer(_) | ModelFact::OnCpu(_) => return false,
         }
         true
     }
@@ -94,11 +96,13 @@ mod tests {
         assert!(mark("model_fact", "batch=several GPT"));
         assert!(mark("model_fact", "trained=0 Teacher"));
         assert!(mark("model_fact", "mode=eval Teacher"));
+        assert!(mark("model_fact", "mode=eval AutoencoderKL.encoder"));
         assert!(!mark("retained", "type=bfloat16 Net") && !mark("model_fact", "size=1 Net"));
         let half = FactsOfModel { is_half: true, ..FactsOfModel::default() };
         assert_eq!(facts.of("GPT.h.0"), half);
         let idle = FactsOfModel { trained: Some(0), evaluates: true, ..FactsOfModel::default() };
         assert_eq!(facts.of("Teacher"), idle);
+        assert!(facts.of("AutoencoderKL").evaluates && facts.of("AutoencoderKL.encoder.conv_in").evaluates);
         assert_eq!(facts.of("Net.fc"), FactsOfModel::default());
     }
 }

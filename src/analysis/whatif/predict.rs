@@ -469,7 +469,9 @@ impl Contents {
         let roots: Vec<_> = self.roots(symbols).map(|root| self.facts.of(&root)).collect();
         let is_trained = |facts: &FactsOfModel| !facts.evaluates && facts.trained != Some(0);
         let has_trained = roots.iter().any(is_trained);
-        self.is_half = roots.iter().any(|facts| facts.is_half && (!has_trained || is_trained(facts)));
+        // A model that runs out of memory while it is moved to the GPU was never called.
+        self.is_half = if roots.is_empty() { self.facts.has_half() } else { false };
+        self.is_half |= roots.iter().any(|facts| facts.is_half && (!has_trained || is_trained(facts)));
     }
 
     /// Returns true if a batch has one sample: the batch of a root's open call, or else the last batch of each

@@ -17,10 +17,11 @@ use super::attention::AttentionFinder;
 use super::cause::{
     Cause, Copies, FEWEST_STEPS, Facts, Kept, StateToCome, StepTotals, with_inputs_of_checkpoints,
 };
-use super::eval_mode::{ForwardModes, is_by_mode};
+use super::cycles::Cycles;
+use super::eval_mode::{EvaluationGraph, ForwardModes, is_by_mode};
 use super::forwards::Forwards;
+use super::found_at_oom::FoundAtOom;
 use super::idle::{ModuleCalls, UntrainedModel};
-use super::optimizers::Optimizers;
 use super::recomputed::recomputed;
 use super::remedies::remedy;
 use super::server_limit::ServerPart;
@@ -43,12 +44,18 @@ use crate::state::replay_trace::Replayed;
 use crate::state::retained::{Holder, RetainedSearch, with_whole_variables};
 use crate::state::stacks::Stacks;
 
+/// The ops that copy a tensor from the CPU to the GPU.
+pub(super) const COPIES: [&str; 2] = ["aten::empty_strided", "aten::_to_copy"];
+
 /// The maximum number of the request's Python lines that are shown.
 const LINES: usize = 5;
 
 /// An upper bound, in bytes, of the memory that a CUDA context and the code and workspaces of libraries take
 /// without a traced call. Unaccounted memory beyond it belongs to another process.
 const CONTEXT: i64 = GIB;
+
+/// The minimum number of forwards with a backward that predict the next one.
+const FEWEST_CYCLES: u64 = 2;
 
 /// The minimum number of pairs of equal blocks that show an optimizer with two blocks of state per parameter.
 const FEWEST_PAIRS: usize = 3;
@@ -72,12 +79,13 @@ pub(super) struct RowsBefore {
     /// For each device: the memory of each op and module in the latest steps.
     groups: Vec<(i32, StepGroups)>,
     forwards: Forwards,
+    cycles: Cycles,
     modes: ForwardModes,
     attention: AttentionFinder,
     calls: ModuleCalls,
     facts: ModelFacts,
-    /// The optimizers that were found after the OOM, if it was in the first step.
-    pub(super) optimizers: Optimizers,
+    /// The optimizers and models that were found after the OOM, if it was in the first step.
+    pub(super) found: FoundAtOom,
     /// The roots that were called in evaluation mode after calls in training mode.
     evaluated: BTreeSet<String>,
 }
@@ -111,6 +119,7 @@ impl RowsBefore {
             self.foreign.push((row.device, foreign, others, host));
         }
         self.forwards.feed(row, replay);
+        self.cycles.feed(row, replay);
         self.modes.feed(row, replay);
         self.attention.feed(row, replay.step, &replay.symbols);
         self.calls.feed(row, replay);
@@ -142,12 +151,12 @@ impl RowsBefore {
     /// Processes a mark with a fact about a model: keeps whether the model evaluates after it was trained.
     fn note_mode(&mut self, row: &Record, symbols: &SymbolTable) {
         let name = symbols.get(row.name);
-        let Some((ModelFact::Evaluates(evaluates), root)) = ModelFact::parse(&name) else { return };
+        let Some((ModelFact::Evaluates(evaluates), path)) = ModelFact::parse(&name) else { return };
         // The mark may come before or after the row of its own call.
         if !evaluates {
-            self.evaluated.remove(root);
-        } else if self.calls.of_root(root, symbols) > 1 {
-            self.evaluated.insert(root.to_owned());
+            self.evaluated.remove(root_of(path));
+        } else if self.calls.of_module(path, symbols) > 1 {
+            self.evaluated.insert(root_of(path).to_owned());
         }
     }
 
@@ -340,6 +349,20 @@ impl OptimizerStep {
     }
 }
 
+/// Returns the root with the most results of a step, to which a request outside of modules probably belongs,
+/// such as a loss.
+fn root_of_results(live: &[Block], step: i64, symbols: &SymbolTable) -> Option<String> {
+    let mut roots: BTreeMap<String, i64> = BTreeMap::new();
+    for block in live {
+        let path = symbols.or_dash(block.owner.module);
+        let is_result = block.owner.category == Category::Activation && block.owner.step == step;
+        if is_result && !path.starts_with(['(', '-']) {
+            *roots.entry(root_of(&path).to_owned()).or_default() += block.bytes;
+        }
+    }
+    roots.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(root, _)| root)
+}
+
 /// Returns the bytes of a log-softmax request, plus the bytes of this step's live blocks of the same size or
 /// half the size: the logits and their 16-bit originals. Returns 0 for a request of another op.
 fn logits(live: &[Block], row: &Record, op: &str) -> i64 {
@@ -386,6 +409,14 @@ pub(super) struct OomCase<'a> {
     pub(super) has_fused_attention: bool,
     /// True if the request is in a forward in evaluation mode of a model that was trained before.
     pub(super) is_evaluation: bool,
+    /// The model whose parameters the program moves to the GPU.
+    being_moved: Option<String>,
+    /// The root that the first step trains; empty if it is unknown.
+    trained_root: String,
+    /// A model that keeps a graph in evaluation mode, if its memory is a significant share of the card.
+    pub(super) evaluation_graph: Option<EvaluationGraph>,
+    /// True if the latest call of the request's model was in evaluation mode.
+    pub(super) evaluates: bool,
     /// Other models that this step does not train, if the program is too big.
     pub(super) untrained: Vec<UntrainedModel>,
     /// The blocks of this device.
@@ -529,7 +560,13 @@ impl<'a> OomCase<'a> {
             temporaries_to_come: 0,
             state_to_come: if layers.is_some() { 0 } else { optimizer.to_come },
             is_in_update: row.phase == replayed.replay.phases.optimizer,
+            is_in_forward: in_forward && !is_script(row, replayed),
             of_optimizer: StateToCome::default(),
+            parameters_to_come: 0,
+            rise_to_come: seen
+                .cycles
+                .rise_after(row, totals.allocated + request)
+                .filter(|_| seen.cycles.ended >= FEWEST_CYCLES),
             needed: trace.needed_bytes(),
         };
         let mut facts = facts;
@@ -541,17 +578,38 @@ impl<'a> OomCase<'a> {
         if optimizer.is_foreach && optimizer.to_come > 0 {
             facts.temporaries_to_come = optimizer.temporaries;
         }
+        let op = replayed.symbols.get(row.op);
+        let is_moved = COPIES.contains(&&*op) && is_script(row, replayed) && row.step < 0;
+        let being_moved = seen.found.being_moved().filter(|_| is_moved);
+        if let Some((_, bytes)) = being_moved {
+            // The request copies one of these parameters.
+            facts.parameters_to_come = (bytes - request).max(0);
+            facts.to_come += facts.parameters_to_come;
+        }
         let of_model = seen.facts.of(&module);
         let root = root_of(&module);
-        let is_training = facts.has_autograd && !of_model.evaluates && sum(Category::OptimizerState) == 0;
-        if facts.steps.is_empty() && row.step <= 0 && is_training && !is_script(row, replayed) {
+        let trained_root = if is_script(row, replayed) {
+            root_of_results(&live, row.step, &replayed.symbols)
+        } else {
+            Some(root.to_owned())
+        };
+        let is_training = facts.has_autograd && sum(Category::OptimizerState) == 0;
+        let may_train = |root: &&String| is_training && !seen.facts.of(root).evaluates;
+        if facts.steps.is_empty()
+            && row.step <= 0
+            && let Some(root) = trained_root.as_ref().filter(may_train)
+        {
             let is_own = |block: &&Block| {
                 block.owner.category.without_sharding() == Category::Parameter
                     && root_of(&replayed.symbols.get(block.owner.module)) == root
             };
             let parameters: i64 = live.iter().filter(is_own).map(|block| block.bytes).sum();
-            let trained = of_model.trained.unwrap_or(parameters).min(parameters);
-            facts.of_optimizer = seen.optimizers.state_of(root, trained);
+            let trained = seen.facts.of(root).trained.unwrap_or(parameters).min(parameters);
+            let found = seen.found.state_of(root, trained);
+            // After several backwards without any optimizer, the program probably has none.
+            if found.class.is_some() || seen.cycles.ended < FEWEST_CYCLES {
+                facts.of_optimizer = found;
+            }
         }
         let (cause, kept) = facts.judge();
         let groups = seen.groups.iter().find(|(device, _)| *device == row.device);
@@ -589,6 +647,18 @@ impl<'a> OomCase<'a> {
                         let class = replayed.replay.classes.of(module, &replayed.symbols);
                         class.is_some_and(|class| is_by_mode(&class))
                     })),
+            evaluation_graph: EvaluationGraph::find(
+                &blocks,
+                row.step,
+                &seen.calls,
+                &seen.facts,
+                facts.has_autograd,
+                &replayed.symbols,
+            )
+            .filter(|graph| facts.is_material(graph.bytes)),
+            evaluates: of_model.evaluates,
+            trained_root: trained_root.unwrap_or_default(),
+            being_moved: being_moved.map(|(root, _)| root.to_owned()),
             untrained: if cause == Cause::TooBig && row.step >= 0 {
                 let (calls, models) = (&seen.calls, &seen.facts);
                 let symbols = &replayed.symbols;
@@ -674,7 +744,7 @@ impl<'a> OomCase<'a> {
         let whole = facts.short_of_whole_step();
         let in_step = if whole > bytes && !is_measured && self.cause == Cause::TooBig {
             let until = match &facts.of_optimizer {
-                StateToCome { bytes: 0, .. } => "until this step ends".to_owned(),
+                StateToCome { gradients: 0, .. } => "until this step ends".to_owned(),
                 StateToCome { class: Some(class), .. } => format!("in a whole step with {class}"),
                 StateToCome { .. } => "in a whole step if the optimizer is Adam".to_owned(),
             };
@@ -731,7 +801,9 @@ impl<'a> OomCase<'a> {
                     self.room_text(units)
                 )
             }
-            (Cause::Grows, None | Some((_, Kept::Copies))) if facts.growth().is_none() => {
+            (Cause::Grows, None | Some((_, Kept::Copies)))
+                if facts.growth().is_none() && facts.are_copies_kept() =>
+            {
                 let holder = kept_holder.map(|holder| format!(". {}", upper_first(&holder.kept(units))));
                 format!(
                     "parameters of {} were allocated in {}: copies of the model are kept{}",
@@ -842,6 +914,17 @@ impl<'a> OomCase<'a> {
                         left.at,
                         show(needs + facts.to_come)
                     ),
+                    None if self.being_moved.is_some() => {
+                        let root = self.being_moved.as_deref().unwrap_or_default();
+                        let whole = facts.parameters + facts.request + facts.parameters_to_come;
+                        format!(
+                            "{} of {root}'s parameters are still on the CPU, so at least {} is needed, and the card has {card}. Training \
+                             adds gradients (as much as the {} of parameters) and the optimizer's state (with Adam twice as much)",
+                            show(facts.parameters_to_come + facts.request),
+                            show(needs + facts.to_come),
+                            show(whole)
+                        )
+                    }
                     None if facts.to_come > 0 && needs + facts.to_come > by_steps => {
                         let state = show(needs + facts.to_come);
                         let temporaries = facts.temporaries_to_come;
@@ -889,13 +972,25 @@ impl<'a> OomCase<'a> {
     /// step, or an empty text.
     fn state_to_come(&self, units: Unit) -> String {
         let facts = &self.facts;
-        let StateToCome { bytes, class } = &facts.of_optimizer;
+        let StateToCome { bytes, gradients, class } = &facts.of_optimizer;
         let is_known = facts.needed.is_some_and(|needed| needed > facts.capacity);
         if self.cause != Cause::TooBig || *bytes == 0 || is_known {
             return String::new();
         }
-        let (state, root) = (units.show(*bytes), root_of(&self.module));
-        let whole = units.show(facts.capacity + facts.short_of_whole_step());
+        let (state, root) = (units.show(*bytes), &self.trained_root);
+        let whole = facts.capacity + facts.short_of_whole_step();
+        let is_update = whole == facts.needs_by_update();
+        let whole = units.show(whole);
+        if is_update {
+            let gradients = units.show(*gradients);
+            let of_class = match class {
+                Some(class) => format!("the state of {class}, {state}"),
+                None => format!("the state of the optimizer (Adam: {state})"),
+            };
+            return format!(
+                " The gradients of {root}, {gradients}, and {of_class}, are still to come, so about {whole} in all."
+            );
+        }
         match class {
             Some(class) => {
                 format!(

@@ -29,6 +29,8 @@ const MANY_STEPS: usize = 6;
 /// The maximum number of ordinary forwards of the root module without a backward: two are common (an
 /// adversarial or contrastive loss), three are a loop.
 const MOST_FORWARDS: u64 = 2;
+/// The minimum number of tensors in a copy of a model's weights.
+const FEWEST_OF_STATE: i64 = 8;
 /// The minimum number of tensors that count as gathered. A container with fewer tensors is a group of
 /// ordinary variables.
 const FEWEST_GATHERED: i64 = 3;
@@ -163,10 +165,17 @@ pub(super) struct Facts {
     /// An estimate of the temporary results that the optimizer's step will allocate once its state is
     /// allocated, if the state itself does not fit.
     pub(super) temporaries_to_come: i64,
+    /// An estimate of the bytes by which memory rises after this request, from the same request of the previous
+    /// forward and backward; `None` without such a request.
+    pub(super) rise_to_come: Option<i64>,
+    /// The part of `to_come` that is parameters of a model that the program moves to the GPU.
+    pub(super) parameters_to_come: i64,
     /// The part of `to_come` that is state of the optimizer.
     pub(super) state_to_come: i64,
     /// True if the request is in the optimizer's step.
     pub(super) is_in_update: bool,
+    /// True if the request is in a module's forward.
+    pub(super) is_in_forward: bool,
     /// The state that the optimizer has yet to allocate, if the request is in the first step, before the
     /// optimizer's. The next step needs it in addition to all that this one needs.
     pub(super) of_optimizer: StateToCome,
@@ -179,6 +188,8 @@ pub(super) struct Facts {
 pub(super) struct StateToCome {
     /// The bytes. If the optimizer is unknown, they are those of Adam.
     pub(super) bytes: i64,
+    /// The bytes of the gradients of all parameters that it trains.
+    pub(super) gradients: i64,
     /// The name of its class; `None` if no optimizer of this model was found.
     pub(super) class: Option<String>,
 }
@@ -299,7 +310,15 @@ impl Facts {
             return self.short();
         }
         let whole = self.needs_at_least() + self.to_come + self.temporaries_to_come + self.of_optimizer.bytes;
-        whole.saturating_sub(self.capacity).max(self.short())
+        whole.max(self.needs_by_update()).saturating_sub(self.capacity).max(self.short())
+    }
+
+    /// Returns the memory that the optimizer's first step needs: the gradients of all trained parameters, but no
+    /// activations. Returns 0 if the optimizer's state is not to come.
+    pub(super) fn needs_by_update(&self) -> i64 {
+        let StateToCome { bytes, gradients, .. } = self.of_optimizer;
+        let beside = self.outside + self.unknown + self.host.unwrap_or(0);
+        if gradients == 0 { 0 } else { self.parameters + gradients + bytes + beside }
     }
 
     /// Returns a lower bound of the bytes by which the program is short of memory.
@@ -387,11 +406,14 @@ impl Facts {
         let free = self.cached() + self.room;
         let fits = free >= self.request && self.largest_hole < self.request;
         let before = self.steps.iter().map(|step| step.peak).max().unwrap_or(0);
-        let rest = self.of_optimizer.bytes + self.temporaries_to_come;
+        let rise = self.rise_to_come.filter(|_| self.steps.is_empty());
+        let rest = self.of_optimizer.bytes + self.temporaries_to_come + rise.unwrap_or(0);
         let goes_on = self.capacity == 0 || self.needs_in_all() + rest <= self.capacity;
         let taken = self.allocated + self.request - self.step_began;
         let leaves_enough = !self.is_rest_open() || self.is_private() || free - self.request >= taken;
-        let is_large = self.is_material(self.cached()) || before >= self.allocated + self.request;
+        // If the rest of the step is known to fit, closing the holes lets the program go on.
+        let is_large =
+            self.is_material(self.cached()) || rise.is_some() || before >= self.allocated + self.request;
         fits && goes_on && leaves_enough && is_large
     }
 
@@ -400,7 +422,8 @@ impl Facts {
     /// estimate.
     pub(super) fn is_rest_open(&self) -> bool {
         // Without a graph, a layer keeps nothing, so it cannot predict the next layer.
-        let is_estimated = self.is_in_update || self.to_come > 0 && self.has_autograd;
+        let is_estimated =
+            self.is_in_update || self.rise_to_come.is_some() || self.to_come > 0 && self.has_autograd;
         self.is_larger_than_before() || self.steps.is_empty() && !is_estimated
     }
 
@@ -437,12 +460,15 @@ impl Facts {
                 self.holders.iter().filter(|holder| !is_of_forward(holder) && holder.last_step >= Some(0));
             all.filter(|holder| holder.bytes >= half && holder.graphs == 0).max_by_key(|holder| holder.bytes)
         };
-        let why = |holder: &Holder| if self.is_of_copies(holder) { Kept::Copies } else { Kept::Grows };
+        let why = |holder: &Holder| {
+            let is_copied = self.is_of_copies(holder) || self.has_state_of_each_step(holder);
+            if is_copied { Kept::Copies } else { Kept::Grows }
+        };
         seen.map(|holder| (holder, why(holder))).or_else(|| joined().map(|holder| (holder, Kept::Gathered)))
     }
 
     /// Returns true if parameters that were allocated in several steps take a significant share of the card.
-    fn are_copies_kept(&self) -> bool {
+    pub(super) fn are_copies_kept(&self) -> bool {
         self.copies.steps > 1 && self.is_material(self.copies.bytes)
     }
 
@@ -450,6 +476,15 @@ impl Facts {
     fn is_of_copies(&self, holder: &Holder) -> bool {
         let is_most = 2 * holder.bytes >= self.copies.bytes && holder.bytes <= 2 * self.copies.bytes;
         self.are_copies_kept() && holder.graphs == 0 && holder.tensors >= FEWEST_GATHERED && is_most
+    }
+
+    /// Returns true if a holder has about as many bytes of each step as the model has parameters, in many
+    /// tensors, such as a list of `state_dict` copies.
+    fn has_state_of_each_step(&self, holder: &Holder) -> bool {
+        let (bytes, tensors) = (holder.bytes / holder.steps.max(1), holder.tensors / holder.steps.max(1));
+        // Copies count as parameters, too, and may have been made in each step.
+        let of_model = self.parameters - self.copies.bytes;
+        holder.graphs == 0 && tensors >= FEWEST_OF_STATE && (bytes - of_model).abs() <= of_model / 4
     }
 
     /// Returns the largest holder of memory that the program does not need now, and the reason. A traceback
@@ -513,6 +548,9 @@ impl Facts {
         if self.is_join && 3 * holder.bytes >= 2 * self.request && holder.bytes <= self.request {
             return Some(Kept::Joined);
         }
+        if self.is_of_running_forward(holder) {
+            return None;
+        }
         if holder.tensors >= FEWEST_GATHERED {
             if self.holders.iter().any(|holder| holder.text("file").contains("state_dict")) {
                 return Some(Kept::FullState);
@@ -524,6 +562,22 @@ impl Facts {
         }
         let is_enough = holder.bytes >= self.lacking() && self.larger_step().is_none();
         (first >= 0 && last < self.step && is_enough).then_some(Kept::EarlierResult)
+    }
+
+    /// Returns true if a holder has results that the running forward gathers for its output, such as the maps
+    /// of its attention: no other forward has run since the last backward.
+    fn is_of_running_forward(&self, holder: &Holder) -> bool {
+        let is_of_step = holder.first_step == Some(self.step) && holder.last_step == Some(self.step);
+        let is_alone = self.is_in_forward && self.forwards == 1;
+        is_alone && is_of_step && holder.graphs == 0 && holder.tensors >= FEWEST_GATHERED
+    }
+
+    /// Returns the largest holder with results that the running forward gathers, if these take a significant
+    /// share of the card.
+    pub(super) fn gathered_by_forward(&self) -> Option<&Holder> {
+        let all = self.holders.iter().filter(|holder| self.is_of_running_forward(holder));
+        let is_variable = |holder: &&Holder| ["local", "attribute", "global"].contains(&holder.text("kind"));
+        all.filter(is_variable).max_by_key(|holder| holder.bytes).filter(|one| self.is_material(one.bytes))
     }
 
     /// Returns the maximum number of forwards of a root module without a backward that is ordinary. More
@@ -771,6 +825,9 @@ mod tests {
             let results = json!({ "tensors": 7, "first_step": 1, "last_step": 1, "bytes": bytes });
             assert_eq!(Facts { holders: vec![holder(results)], ..usual.clone() }.judge().0, cause);
         }
+        // The previous forward and backward took no more after this request, or much more.
+        let rises = |bytes: i64| Facts { rise_to_come: Some(bytes), ..first.clone() }.judge().0;
+        assert_eq!((rises(0), rises(GIB)), (Cause::Fragmentation, Cause::TooBig));
         // In the optimizer's step, the state that is to come is known.
         assert_eq!(Facts { is_in_update: true, ..first.clone() }.judge().0, Cause::Fragmentation);
         // The holes would hold as much again as all that is allocated, or no request may use them.
@@ -780,7 +837,7 @@ mod tests {
         // Repeated layers predict the rest of a forward that keeps a graph, and the optimizer's state follows.
         let layers = Facts { to_come: 100 * MIB, has_autograd: true, ..first };
         assert_eq!(layers.judge().0, Cause::Fragmentation);
-        let adam = StateToCome { bytes: 500 * MIB, class: None };
+        let adam = StateToCome { bytes: 500 * MIB, ..StateToCome::default() };
         assert_eq!(Facts { of_optimizer: adam, ..layers }.judge().0, Cause::TooBig);
     }
 
@@ -862,6 +919,51 @@ mod tests {
         assert_eq!(why(&Facts { step: 0, ..facts.clone() }, first()), None);
         assert_eq!(why(&Facts { step: 1, ..facts.clone() }, first()), Some(Kept::EarlierGraph));
         assert_eq!(why(&facts, json!({ "kind": "traceback" })), Some(Kept::Traceback));
+    }
+
+    #[test]
+    fn oom_blames_no_results_that_the_running_forward_gathers() {
+        // The maps of attention that a model collects for its output.
+        let maps = holder(
+            json!({ "tensors": 5, "first_step": 0, "last_step": 0, "bytes": 4 * GIB, "kind": "local" }),
+        );
+        let first =
+            Facts { is_in_forward: true, forwards: 1, step: 0, holders: vec![maps.clone()], ..full() };
+        assert_eq!(first.judge().0, Cause::TooBig);
+        assert_eq!(first.gathered_by_forward(), Some(&maps));
+        // Results of earlier forwards; a request outside of the forward; too few bytes.
+        for other in [
+            Facts { forwards: 2, ..first.clone() },
+            Facts { step: 1, ..first.clone() },
+            Facts { is_in_forward: false, ..first.clone() },
+        ] {
+            assert_eq!((other.judge().0, other.gathered_by_forward()), (Cause::Kept, None));
+        }
+        let mut few = maps;
+        few.bytes = GIB;
+        assert_eq!(Facts { holders: vec![few], ..first }.gathered_by_forward(), None);
+    }
+
+    #[test]
+    fn oom_counts_the_gradients_of_a_first_update() {
+        // The forward of a large model runs out of memory at its beginning: 12 GiB of parameters need as many
+        // gradients in the optimizer's step, and twice as much state.
+        let of_optimizer = StateToCome { bytes: 24 * GIB, gradients: 12 * GIB, class: None };
+        let first = Facts {
+            allocated: 12 * GIB,
+            parameters: 12 * GIB,
+            capacity: 13 * GIB,
+            reserved: 13 * GIB,
+            unknown: GIB / 2,
+            request: GIB,
+            segment: GIB,
+            of_optimizer,
+            ..Facts::default()
+        };
+        assert_eq!(first.short_of_whole_step(), 48 * GIB + GIB / 2 - 13 * GIB);
+        // With more activations than gradients, the next step's forward needs most.
+        let much = Facts { allocated: 30 * GIB, ..first };
+        assert_eq!(much.short_of_whole_step(), 55 * GIB + GIB / 2 - 13 * GIB);
     }
 
     #[test]

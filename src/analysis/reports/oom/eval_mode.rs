@@ -1,10 +1,15 @@
 //! Recognizes a forward in evaluation mode, in which dropout and batch norms allocate less than in training.
 
-use memtrace_trace::{Api, EventName};
+use std::collections::{BTreeMap, BTreeSet};
+
+use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::FxHashMap;
 
+use super::idle::ModuleCalls;
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::block::Owner;
+use crate::state::model_facts::{ModelFacts, root_of};
 use crate::state::replay::Replay;
 
 /// The calls of a module in one forward, and the blocks that they allocated.
@@ -67,6 +72,49 @@ impl ForwardModes {
     }
 }
 
+/// A model whose latest call was in evaluation mode, and whose forward in this step keeps a graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct EvaluationGraph {
+    pub(super) root: String,
+    /// The bytes of its results.
+    pub(super) bytes: i64,
+}
+
+impl EvaluationGraph {
+    /// Returns the model with the most results among those that keep a graph in evaluation mode. `live` has the
+    /// owner and the size of each live block. `has_autograd` is false if no graph exists.
+    pub(super) fn find(
+        live: &[(Owner, i64)],
+        step: i64,
+        calls: &ModuleCalls,
+        facts: &ModelFacts,
+        has_autograd: bool,
+        symbols: &SymbolTable,
+    ) -> Option<EvaluationGraph> {
+        let mut roots: BTreeMap<String, (i64, BTreeSet<Symbol>)> = BTreeMap::new();
+        for (owner, bytes) in live {
+            let is_result = matches!(owner.category, Category::Activation | Category::AutogradDetail);
+            let path = symbols.or_dash(owner.module);
+            if is_result && owner.step == step && !path.starts_with(['(', '-']) {
+                let found = roots.entry(root_of(&path).to_owned()).or_default();
+                found.0 += bytes;
+                found.1.insert(owner.module);
+            }
+        }
+        // If only one model has results, the graph is the graph of this model.
+        let is_alone = roots.len() == 1;
+        let keeps = |root: &str, holding: &BTreeSet<Symbol>| {
+            has_autograd
+                && (is_alone
+                    || calls.keep_graph_among(step, holding, |name| root_of(&symbols.get(name)) == root))
+        };
+        let of_evaluation =
+            roots.into_iter().filter(|(root, (_, holding))| facts.of(root).evaluates && keeps(root, holding));
+        let most = of_evaluation.max_by_key(|(_, (bytes, _))| *bytes);
+        most.map(|(root, (bytes, _))| EvaluationGraph { root, bytes })
+    }
+}
+
 /// Returns true for a class that allocates less in evaluation: `Dropout`, `BatchNorm2d` and the like.
 pub(super) fn is_by_mode(class: &str) -> bool {
     ["Dropout", "BatchNorm"].iter().any(|name| class.contains(name))
@@ -74,7 +122,10 @@ pub(super) fn is_by_mode(class: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::memory::Metric;
+
     use super::*;
+    use crate::options::Window;
 
     #[test]
     fn oom_recognizes_a_forward_in_evaluation_mode_by_its_fewer_blocks() {
@@ -103,5 +154,45 @@ mod tests {
         assert!(!is_evaluation(&[(norm, 1, 3), (linear, 1, 0)]));
         assert!(!is_evaluation(&[]));
         assert!(is_by_mode("BatchNorm2d") && is_by_mode("Dropout") && !is_by_mode("LayerNorm"));
+    }
+
+    #[test]
+    fn oom_names_a_model_that_keeps_a_graph_in_evaluation_mode() {
+        let symbols = SymbolTable::default();
+        let mut calls = ModuleCalls::default();
+        let mut facts = ModelFacts::default();
+        let mut live = Vec::new();
+        let row = |event, api: &str, name: &str| Record {
+            event,
+            api: symbols.intern(api),
+            name: symbols.intern(name),
+            ..Record::default()
+        };
+        let replay = Replay::new(&symbols, Window::default(), Metric::Allocated);
+        for (root, count) in [("Vae.encoder", 9), ("Teacher", 3), ("Unet", 9)] {
+            for index in 0..count {
+                let path = format!("{root}.{index}");
+                calls.feed(&row(EventName::RangeBegin, Api::Module.as_str(), &path), &replay);
+                let module = symbols.intern(&path);
+                let result = Record { module, category: Category::Activation, ..Record::default() };
+                live.push((Owner { step: replay.step, ..Owner::of(&result) }, 100));
+            }
+        }
+        for mark in ["mode=eval Vae.encoder", "mode=eval Teacher"] {
+            facts.feed(&row(EventName::Mark, Api::ModelFact.as_str(), mark), &symbols);
+        }
+        let find = |live: &[(Owner, i64)], has_autograd| {
+            EvaluationGraph::find(live, replay.step, &calls, &facts, has_autograd, &symbols)
+        };
+        let vae = EvaluationGraph { root: "Vae".to_owned(), bytes: 900 };
+        assert_eq!(find(&live, true), Some(vae.clone()));
+        assert_eq!(find(&live[..9], true), Some(vae));
+        // No graph exists; the teacher holds a few results, as without a graph; a model in training.
+        assert_eq!(find(&live, false), None);
+        assert_eq!(find(&live[9..], true), None);
+        assert_eq!(find(&live[12..], true), None);
+        // The teacher alone has results, so the graph is its graph.
+        let teacher = EvaluationGraph { root: "Teacher".to_owned(), bytes: 300 };
+        assert_eq!(find(&live[9..12], true), Some(teacher));
     }
 }

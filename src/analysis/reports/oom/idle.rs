@@ -38,15 +38,25 @@ impl ModuleCalls {
     /// graph must keep them: without a graph, the next module's results replace them. `holding` has the modules
     /// of the live results of the step.
     pub(super) fn keep_graph(&self, step: i64, holding: &BTreeSet<Symbol>) -> bool {
-        let called = self.of.values().filter(|(_, last)| *last == step).count();
+        self.keep_graph_among(step, holding, |_| true)
+    }
+
+    /// Does the same as [`ModuleCalls::keep_graph`], but counts only the called modules that `counts` selects.
+    pub(super) fn keep_graph_among(
+        &self,
+        step: i64,
+        holding: &BTreeSet<Symbol>,
+        counts: impl Fn(Symbol) -> bool,
+    ) -> bool {
+        let called = self.of.iter().filter(|(name, (_, last))| *last == step && counts(**name)).count();
         let hold = holding.iter().filter(|module| self.of.get(module).is_some_and(|(_, last)| *last == step));
         let hold = hold.count();
         hold >= FEWEST_HOLDING && 3 * hold >= called
     }
 
-    /// Returns the number of calls of a root.
-    pub(super) fn of_root(&self, root: &str, symbols: &SymbolTable) -> u64 {
-        self.of.iter().find(|(name, _)| *symbols.get(**name) == *root).map_or(0, |(_, (calls, _))| *calls)
+    /// Returns the number of calls of a module.
+    pub(super) fn of_module(&self, path: &str, symbols: &SymbolTable) -> u64 {
+        self.of.iter().find(|(name, _)| *symbols.get(**name) == *path).map_or(0, |(_, (calls, _))| *calls)
     }
 
     /// Returns the step of the last call of a module of a root; `None` if none was called.

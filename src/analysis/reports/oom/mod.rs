@@ -3,10 +3,11 @@
 mod attention;
 mod case;
 mod cause;
+mod cycles;
 mod eval_mode;
 mod forwards;
+mod found_at_oom;
 mod idle;
-mod optimizers;
 mod recomputed;
 mod remedies;
 mod server_limit;
@@ -41,10 +42,9 @@ use crate::state::moment::{NamedMoment, replay_to_moment};
 use crate::state::replay::Block;
 use crate::state::replay_trace::Replayed;
 use crate::state::retained::{RetainedSearch, RetainedSearches};
-
 use case::{OomCase, RowsBefore};
 use cause::{Cause, Kept};
-use optimizers::Optimizers;
+use found_at_oom::FoundAtOom;
 use remedies::remedy;
 use server_limit::{Refused, ServerPart};
 
@@ -220,7 +220,7 @@ fn find_case<'a>(trace: &'a TraceFile, options: &Options) -> Result<Option<Found
     let part = ServerPart::read(trace, options)?;
     // After the first step, the optimizer's state is allocated, so the trace shows it.
     if row.step <= 0 {
-        seen.optimizers = Optimizers::read(trace, options)?;
+        seen.found = FoundAtOom::read(trace, options)?;
     }
     let case = OomCase::new(trace, &replayed, &layout, &row, &seen, searches.at_oom(), part);
     Ok(Some(FoundCase { case, replayed, levels, searches }))
@@ -319,9 +319,8 @@ fn helps(case: &OomCase<'_>, options: &Options) -> (Vec<FirstAdvice>, Option<Str
     }
     match Advised::new(case.trace, options, false) {
         Ok(advised) => {
-            let mut first = advised.first(MOST_ADVISED);
-            first.retain(|advice| case.suits(advice));
-            (first, None)
+            let first = advised.first(MOST_ADVISED);
+            (first.into_iter().filter_map(|advice| case.suited(advice)).collect(), None)
         }
         Err(why) => (Vec::new(), Some(why.to_string())),
     }

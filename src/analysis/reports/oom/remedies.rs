@@ -4,8 +4,9 @@ use memtrace_trace::units::Unit;
 
 use super::super::advised::FirstAdvice;
 use super::attention::names_attention;
-use super::case::OomCase;
+use super::case::{COPIES, OomCase};
 use super::cause::{Cause, Kept, is_of_forward};
+use super::eval_mode::EvaluationGraph;
 use super::idle::UntrainedModel;
 use crate::state::retained::Holder;
 
@@ -45,7 +46,14 @@ impl OomCase<'_> {
                         "torch.no_grad() or torch.inference_mode() around this loop: it keeps graphs for a backward, but no backward has run",
                     ]);
                 }
-                add(remedy(*why).1);
+                if *why == Kept::Graphs && self.evaluates && !facts.has_backward {
+                    add(&[
+                        "torch.no_grad() or torch.inference_mode() around this loop: the model runs in evaluation mode (model.eval()), and no \
+                         backward has run",
+                    ]);
+                } else {
+                    add(remedy(*why).1);
+                }
             }
             (Cause::Grows, None) if facts.growth().is_none() => add(remedy(Kept::Copies).1),
             (Cause::Grows, None) => {
@@ -132,10 +140,23 @@ impl OomCase<'_> {
                  graph for a backward: {} of activations",
                 show(facts.activations)
             ));
+        } else if let Some(EvaluationGraph { root, bytes }) = &self.evaluation_graph {
+            all.push(format!(
+                "torch.no_grad() around the forward of {root}, if nothing trains through it: it runs in evaluation mode (model.eval()) and \
+                 keeps a graph for a backward: {} of activations",
+                show(*bytes)
+            ));
         } else if self.may_evaluate() && facts.is_larger_than_before() {
             all.push(EVALUATES.to_owned());
         }
         all.extend(self.untrained.iter().take(MOST_MODELS).filter_map(|model| self.without(model, units)));
+        if let Some(gathered) = facts.gathered_by_forward() {
+            all.push(format!(
+                "do without the results that this forward gathers, if they are not used (output_attentions=False, output_hidden_states=False \
+                 in transformers): {}; checkpoints do not free them, and a variable that keeps them during the next forward doubles them",
+                gathered.line(units)
+            ));
+        }
         if self.is_attention() {
             let takes = if self.scores > 0 {
                 format!(": they take {} now", show(self.scores))
@@ -161,7 +182,7 @@ impl OomCase<'_> {
                 show(gathered.bytes)
             ));
         }
-        if let Some(held) = self.graph_of_other() {
+        if let Some(held) = self.graph_of_other().filter(|_| self.evaluation_graph.is_none()) {
             all.push(format!(
                 "torch.no_grad() around the model of {}, if nothing trains through it: its graph takes {}",
                 held.holder,
@@ -239,7 +260,8 @@ impl OomCase<'_> {
     /// that is no longer needed, and a way to measure the whole need.
     pub(super) fn tries_if(&self) -> Vec<String> {
         let mut all = Vec::new();
-        if self.may_evaluate() && !self.is_evaluation && !self.facts.is_larger_than_before() {
+        let is_named = self.is_evaluation || self.evaluation_graph.is_some();
+        if self.may_evaluate() && !is_named && !self.facts.is_larger_than_before() {
             all.push(EVALUATES.to_owned());
         }
         if self.is_loading() && self.untrained.is_empty() {
@@ -267,16 +289,18 @@ impl OomCase<'_> {
     /// than earlier ones, so that it may do another kind of work.
     fn may_evaluate(&self) -> bool {
         let is_need = matches!(self.cause, Cause::TooBig | Cause::RequestTooLarge);
-        let may = self.is_untrained || self.phase == "forward" && self.facts.is_larger_than_before();
+        // An optimizer that waits for its first step shows that the program trains.
+        let is_training = self.facts.of_optimizer.class.is_some() && !self.evaluates;
+        let may = self.is_untrained && !is_training
+            || self.phase == "forward" && self.facts.is_larger_than_before();
         is_need && may && self.facts.has_autograd && self.graph_of_other().is_none()
     }
 
     /// Returns true if a program that has already run steps moves as many tensors to the GPU as a model has,
     /// outside of modules.
     fn is_loading(&self) -> bool {
-        let is_copy = ["aten::empty_strided", "aten::_to_copy"].contains(&&*self.op);
         self.cause == Cause::TooBig
-            && is_copy
+            && COPIES.contains(&&*self.op)
             && self.in_script
             && self.phase != "optimizer"
             && self.facts.copied >= FEWEST_OF_MODEL
@@ -369,10 +393,16 @@ impl OomCase<'_> {
         self.is_rest_unknown() || in_all < short / 4 * 5 || saved < self.least_saving()
     }
 
-    /// Returns false for a checkpoint of a forward without a graph, which keeps no results.
-    pub(super) fn suits(&self, advice: &FirstAdvice) -> bool {
+    /// Returns the change as it applies to this case, or `None` if it saves nothing here: a checkpoint of a
+    /// forward without a graph, which keeps no results. A checkpoint does not free what the forward gathers
+    /// for its output.
+    pub(super) fn suited(&self, mut advice: FirstAdvice) -> Option<FirstAdvice> {
+        if !advice.option.starts_with("--checkpoint") {
+            return Some(advice);
+        }
         let is_without_graph = self.phase == "forward" && !self.facts.has_autograd;
-        !(is_without_graph && advice.option.starts_with("--checkpoint"))
+        advice.saved -= self.facts.gathered_by_forward().map_or(0, |holder| holder.bytes);
+        (!is_without_graph && advice.saved > 0).then_some(advice)
     }
 
     /// Returns the line for a change of `memtrace advise`, with the bytes that it saves here.
@@ -397,16 +427,19 @@ impl OomCase<'_> {
             None => ", likely enough",
         };
         // A measured need says how much a whole run saves, so nothing is added.
-        let of_rest = if saved - advice.saved >= advice.saved / 10 && facts.needed.is_none() {
-            format!(", about {} of a whole step", units.show(saved))
+        let bytes = if saved - advice.saved >= advice.saved / 10 && facts.needed.is_none() {
+            format!(
+                "about {} of a whole step ({least}{} of what is allocated now)",
+                units.show(saved),
+                units.show(advice.saved)
+            )
         } else {
-            String::new()
+            format!("{least}{}", units.show(advice.saved))
         };
         format!(
-            "{} ({}): saves {least}{}{of_rest}{enough}; costs: {}",
+            "{} ({}): saves {bytes}{enough}; costs: {}",
             advice.phrase,
             code_of(&advice.option),
-            units.show(advice.saved),
             advice.costs
         )
     }
@@ -423,14 +456,17 @@ impl OomCase<'_> {
             option if option.starts_with("--optimizer") || option.starts_with("--offload") => {
                 (state, facts.temporaries_to_come)
             }
-            option if option.starts_with("--dtype") => (state / 2, facts.temporaries_to_come / 2),
+            option if option.starts_with("--dtype") => {
+                ((state + facts.parameters_to_come) / 2, facts.temporaries_to_come / 2)
+            }
             _ => (0, 0),
         };
         // The layers that were not reached are assumed to shrink by the same factor as the activations so far.
         let is_of_layers = ["--checkpoint", "--batch", "--dtype", "--autocast"]
             .iter()
             .any(|one| advice.option.starts_with(one));
-        let layers = if is_of_layers { facts.to_come - facts.state_to_come } else { 0 };
+        let rest = facts.to_come - facts.state_to_come - facts.parameters_to_come;
+        let layers = if is_of_layers { rest } else { 0 };
         let now = facts.activations.max(1);
         let of_layers = (i128::from(layers) * i128::from(advice.saved.min(now)) / i128::from(now)) as i64;
         of_layers + of_state + of_temporaries

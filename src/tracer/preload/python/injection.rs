@@ -38,7 +38,7 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, except `native`.
-static SOURCES: [Source; 31] = [
+static SOURCES: [Source; 32] = [
     source!("caches"),
     source!("communicators"),
     source!("failures"),
@@ -55,6 +55,7 @@ static SOURCES: [Source; 31] = [
     source!("main_code"),
     source!("model_discovery"),
     source!("model_facts"),
+    source!("model_storages"),
     source!("module_memory"),
     source!("overridden_calls"),
     source!("paths"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from .failures import count
 from .held import tag_engines
 from .live_objects import children, live_objects, outermost_module
-from .model_facts import note_optimizer
+from .model_facts import note_bytes_on_cpu, note_optimizer
 from .paths import assign_paths, has_path, path_of
 from .storages import is_traced, tag
 from .tags import (
@@ -110,6 +110,7 @@ def tag_everything_held() -> None:
                         assign_paths(root)
                     tag_model(root)
                     roots.update((id(parameter), root) for parameter in root.parameters())
+                    note_bytes_on_cpu(path_of(root), list(root.parameters()))
             for optimizer in optimizers:
                 parameters = parameters_of(optimizer)
                 owners = (roots[id(parameter)] for parameter in parameters if id(parameter) in roots)

@@ -1,6 +1,6 @@
 """Records facts about called models that the sizes of their blocks do not show: that most of the parameters
 are not float32 or not trained, that the batch has one sample, that the model is in evaluation mode, and,
-after an OOM, the class of its optimizer.
+after an OOM, the class of its optimizer and the bytes of the parameters that are still on the CPU.
 
 These are exceptions, so many programs have no such row. If a model is no longer such an exception, a further
 row says so (see src/trace/model_fact.rs).
@@ -32,6 +32,14 @@ def note_parameters(path: str, bytes_by_type: dict, trained: int) -> None:
         _record(path, "type", str(most).removeprefix("torch."), "float32")
         is_whole = trained == sum(bytes_by_type.values())
         _record(path, "trained", "all" if is_whole else str(trained), "all")
+
+
+def note_bytes_on_cpu(path: str, parameters: list) -> None:
+    """Records the bytes of a root's parameters that are still on the CPU, if others are on a GPU: the model
+    is being moved there."""
+    if any(parameter.is_cuda for parameter in parameters):
+        sizes = [p.numel() * p.element_size() for p in parameters if p.is_cpu]
+        _record(path, "on_cpu", str(sum(sizes)), "0")
 
 
 def note_call(root, path: str, args: tuple, kwargs: dict) -> None:

@@ -1,8 +1,9 @@
 """Searches for the holders of GPU memory that a step has left behind, for `memtrace leaks --holders`.
 
-The search begins at the live tensors that are not parameters, buffers, gradients or optimizer state, and at
-the autograd graphs. From each tensor, it follows the objects that refer to it, until it reaches an object for
-which the program has a name. The answer goes into the trace, one row per holder, and to the caller.
+The search begins at the live tensors that are not parameters, buffers, gradients or optimizer state, at
+the autograd graphs, and at copies of models. From each of them, it follows the objects that refer to it,
+until it reaches an object for which the program has a name. The answer goes into the trace, one row per
+holder, and to the caller.
 
 At its end, the search drops every reference, so it keeps no object alive afterwards. Other Python threads
 continue during the search; objects that they release live until it ends. The search runs no code of the
@@ -19,9 +20,10 @@ import types
 from .failures import count
 from .frames import Lines, left_frames, running_variables, traceback_of
 from .frames import learn as learn_frames
-from .graphs import Base, Graphs, bases_of, grad_fn_of, known_layouts, namespace_of_type
+from .graphs import Graphs, grad_fn_of, known_layouts
 from .live_objects import live_objects, why_not_searchable
 from .main_code import main_code
+from .model_storages import is_known, is_plain, model_copies, owned_storages, pointer_of
 from .native import (
     RETAINED_MS,
     block_bytes,
@@ -31,7 +33,7 @@ from .native import (
     is_growing,
     record_retained,
 )
-from .reference_paths import SEQUENCES, Names, Root, dict_of, is_own, name_of_type
+from .reference_paths import Names, Root, dict_of, is_own, name_of_type
 from .torch_api import Module, Optimizer, Tensor, without_torch_dispatch, without_torch_function
 
 # The maximum number of references between a tensor and the name that holds it.
@@ -45,7 +47,6 @@ MIN_BYTES = 64 << 10
 # it is assigned again, so an age of 1 is normal.
 AGE = 2
 MAX_TEXT = 700
-UNKNOWN = -2
 # Tensors kept since one of the first FIRST_STEPS steps count as kept from the beginning.
 FIRST_STEPS = 5
 # The share of a search's time after which it stops following references, and only names
@@ -59,76 +60,9 @@ LOOK = 16
 GROWS, TRACEBACK, WINDOW, OLD, RECENT = "grows", "traceback", "window", "old", "recent"
 RETAINED = (GROWS, TRACEBACK)
 
-_plain: dict[type, bool] = {}
 _state = {"is_busy": False, "walks": 0}
 # Whether the layout of frames is known.
 _known = {"frames": False}
-address_of = getattr(Base, "const_data_ptr", None) or Base.data_ptr
-offset_of, item_size = Base.storage_offset, Base.element_size
-gradient_of, is_leaf = Base.grad.__get__, Base.is_leaf.__get__
-
-
-def _is_plain(kind: type) -> bool:
-    """Returns True if a tensor of this class has memory of its own, unlike a fake tensor or a
-    wrapper around other tensors."""
-    known = _plain.get(kind)
-    if known is None:
-        owner = next(
-            (base for base in bases_of(kind) if "__torch_dispatch__" in namespace_of_type(base)), Base
-        )
-        known = _plain[kind] = owner is Tensor or owner is Base
-    return known
-
-
-def _pointer(tensor) -> int:
-    """Returns the start address of a tensor's storage, or 0 if it has no storage."""
-    if not _is_plain(type(tensor)):
-        return 0
-    try:
-        return address_of(tensor) - offset_of(tensor) * item_size(tensor)
-    except Exception:
-        # The tensor is sparse, functional or not initialized.
-        return 0
-
-
-def _tensors_below(value, depth: int = 4):
-    """Yields the tensors in a value, and in the dicts and sequences down to `depth` levels below it."""
-    kind = type(value)
-    if issubclass(kind, Tensor):
-        yield value
-    elif depth and issubclass(kind, dict):
-        for item in list(dict.values(value)):
-            yield from _tensors_below(item, depth - 1)
-    elif depth and kind in SEQUENCES:
-        for item in list(value):
-            yield from _tensors_below(item, depth - 1)
-
-
-def _owned(modules: list, optimizers: list) -> set[int]:
-    """Returns the storages of parameters, buffers, gradients and optimizer state, by their addresses."""
-    found: set[int] = set()
-    for module in modules:
-        namespace = dict_of(module) or {}
-        for table in ("_parameters", "_buffers"):
-            for tensor in _tensors_below(dict.get(namespace, table)):
-                _own(tensor, found)
-    for optimizer in optimizers:
-        namespace = dict_of(optimizer) or {}
-        for table in ("state", "param_groups"):
-            for tensor in _tensors_below(dict.get(namespace, table)):
-                _own(tensor, found)
-        state = dict.get(namespace, "state")
-        for parameter in list(dict.keys(state)) if issubclass(type(state), dict) else ():
-            if issubclass(type(parameter), Tensor):
-                _own(parameter, found)
-    return found
-
-
-def _own(tensor, found: set[int]) -> None:
-    found.add(_pointer(tensor))
-    gradient = gradient_of(tensor) if is_leaf(tensor) else None
-    if gradient is not None:
-        found.add(_pointer(gradient))
 
 
 def _frames_of_errors(things: list) -> dict[int, object]:
@@ -326,31 +260,35 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
     optimizers = [thing for thing in things if issubclass(type(thing), Optimizer)]
     errors = [thing for thing in things if issubclass(type(thing), (BaseException, types.TracebackType))]
     tensors = {id(thing): thing for thing in things if issubclass(type(thing), Tensor)}
-    owned = _owned(modules, optimizers)
+    owned = owned_storages(modules, optimizers)
     frames = _frames_of_errors(errors)
     looked_at = list(_each(tensors, deadline))
     nodes = [(number, node) for number in looked_at if (node := _node_of(tensors[number])) is not None]
     graphs = Graphs(nodes, deadline)
-    pointers = {number: _pointer(tensors[number]) for number in _each(looked_at, deadline)}
-    direct = {n: p for n, p in pointers.items() if p and p not in owned and block_step(p) != UNKNOWN}
+    pointers = {number: pointer_of(tensors[number]) for number in _each(looked_at, deadline)}
+    direct = {n: p for n, p in pointers.items() if p and p not in owned and is_known(p)}
     saved: dict[int, set[int]] = {}
     for number, (_, storages) in graphs.by_root.items():
-        live = {p for p in storages if p not in owned and block_step(p) != UNKNOWN}
+        live = {p for p in storages if p not in owned and is_known(p)}
         if live:
             saved[number] = live
     by_size = sorted(
         {*direct, *saved},
         key=lambda n: -sum(map(block_bytes, saved.get(n, ()))) - block_bytes(direct.get(n, 0)),
     )
-    targets = _chosen(by_size)
-    if len(targets) < len(by_size):
-        reason = reason or f"it examined {len(targets)} of {len(by_size)} tensors"
+    copies, of_copies = model_copies(_each(modules, deadline), modules, optimizers)
+    chosen = _chosen(by_size)
+    targets = [*copies, *chosen]
+    if len(chosen) < len(by_size):
+        reason = reason or f"it examined {len(chosen)} of {len(by_size)} tensors"
+    things_by_id = {**tensors, **copies}
     # The variables of the failed request are named like running variables, because they are not memory that a
     # failed attempt has left behind.
     left = left_frames() if why == "oom" else []
     names = Names(*running_variables(left), main_code(), Lines(end))
     search = Search(names, graphs.root_of, frames, deadline)
     own = [id(own) for own in (things, modules, optimizers, errors, tensors, nodes, *nodes, frames, left)]
+    own += [id(copies), id(things_by_id)]
     search.run(set(targets), [*own, *graphs.ids()])
     # The storages of tensors that a name leads to. Other tensors may be alive only because torch keeps the
     # Python objects of the tensors that a node has saved.
@@ -363,7 +301,7 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
         if described % LOOK == 0 and time.monotonic() > end:
             break
         described += 1
-        described_as = search.describe(number, tensors)
+        described_as = search.describe(number, things_by_id)
         if described_as is None:
             continue
         found, graph = described_as
@@ -372,9 +310,10 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
         )
         # The graph whose node keeps the tensor, and the tensor's own graph if it has saved storages.
         group["roots"].update(root for root in (graph, number if number in saved else None) if root)
-        group["tensors"] += number in direct
-        for pointer in {*saved.get(number, ()), direct.get(number, 0)} - placed - {0}:
-            if pointer in named and pointer != direct.get(number):
+        of_copy = of_copies.get(number, ())
+        group["tensors"] += len(of_copy) if of_copy else number in direct
+        for pointer in {*of_copy, *saved.get(number, ()), direct.get(number, 0)} - placed - {0}:
+            if pointer in named and pointer != direct.get(number) and not of_copy:
                 continue
             placed.add(pointer)
             group["bytes"] += block_bytes(pointer)
@@ -390,7 +329,7 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
 
 def _node_of(tensor):
     try:
-        return grad_fn_of(tensor) if _is_plain(type(tensor)) else None
+        return grad_fn_of(tensor) if is_plain(type(tensor)) else None
     except Exception:
         # The tensor may be a view that was changed in place.
         return None

@@ -1,4 +1,5 @@
-//! The optimizers that a traced process found after its OOM, and the state that they will allocate.
+//! What a traced process found after its OOM: the optimizers and the state that they will allocate, and the
+//! parameters that are still on the CPU.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -13,19 +14,20 @@ use crate::read::record::{Columns, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 
-/// The class of the optimizer of each root.
+/// The class of the optimizer of each root, and the bytes of its parameters on the CPU.
 #[derive(Default)]
-pub(super) struct Optimizers {
-    of_root: BTreeMap<String, String>,
+pub(super) struct FoundAtOom {
+    optimizers: BTreeMap<String, String>,
+    on_cpu: BTreeMap<String, i64>,
 }
 
-impl Optimizers {
+impl FoundAtOom {
     /// Reads the marks of a whole trace, because they follow the row of the OOM.
     ///
     /// # Errors
     /// If the trace cannot be read.
-    pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<Optimizers> {
-        let mut found = Optimizers::default();
+    pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<FoundAtOom> {
+        let mut found = FoundAtOom::default();
         let symbols = SymbolTable::default();
         let columns = Columns::of(&["event", "api", "name"]);
         let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, columns);
@@ -39,17 +41,31 @@ impl Optimizers {
     }
 
     fn note(&mut self, mark: &str) {
-        if let Some((ModelFact::Optimizer(class), root)) = ModelFact::parse(mark) {
-            self.of_root.insert(root.to_owned(), class.to_owned());
+        match ModelFact::parse(mark) {
+            Some((ModelFact::Optimizer(class), root)) => {
+                self.optimizers.insert(root.to_owned(), class.to_owned());
+            }
+            Some((ModelFact::OnCpu(bytes), root)) => {
+                self.on_cpu.insert(root.to_owned(), bytes);
+            }
+            _ => {}
         }
+    }
+
+    /// Returns the model with the most parameters that were still on the CPU while others were on a GPU, and
+    /// the bytes of these parameters.
+    pub(super) fn being_moved(&self) -> Option<(&str, i64)> {
+        let most = self.on_cpu.iter().max_by_key(|(_, bytes)| **bytes);
+        most.map(|(root, bytes)| (root.as_str(), *bytes)).filter(|(_, bytes)| *bytes > 0)
     }
 
     /// Returns the state that the optimizer of a root will allocate for this many bytes of trained parameters.
     /// Without a known optimizer, returns the state of Adam.
     pub(super) fn state_of(&self, root: &str, trained: i64) -> StateToCome {
-        let known = self.of_root.get(root).and_then(|class| Some((class, halves_per_parameter(class)?)));
+        let known = self.optimizers.get(root).and_then(|class| Some((class, halves_per_parameter(class)?)));
         StateToCome {
             bytes: trained / 2 * known.map_or(4, |(_, halves)| halves),
+            gradients: trained,
             class: known.map(|(class, _)| class.clone()),
         }
     }
@@ -77,16 +93,21 @@ mod tests {
 
     #[test]
     fn oom_names_the_optimizer_whose_state_is_to_come() {
-        let mut found = Optimizers::default();
+        let mut found = FoundAtOom::default();
         for mark in [
             "optimizer=SGD Net",
             "optimizer=SGD,momentum Critic",
             "optimizer=AdamW8bit GPT",
             "optimizer=Muon Other",
             "mode=eval Net",
+            "on_cpu=0 Net",
+            "on_cpu=300 Unet",
+            "on_cpu=200 Other",
         ] {
             found.note(mark);
         }
+        assert_eq!(found.being_moved(), Some(("Unet", 300)));
+        assert_eq!(FoundAtOom::default().being_moved(), None);
         let state = |root: &str| {
             let state = found.state_of(root, 400);
             (state.bytes, state.class)
