@@ -212,6 +212,14 @@ fn brief_steps_have_the_peaks_and_the_totals_of_all_rows(torch: &Torch) {
         let [short, long] = [&some, &all].map(|run| std::fs::read_to_string(run.file()).unwrap());
         assert_eq!(peaks(&some), peaks(&all), "{mode}");
         assert!(short.contains(",brief,") && !long.contains(",brief,"), "{mode}");
+        // The sum rule holds by phase, too: no phase has freed more than it allocated.
+        let mut by_phase: BTreeMap<String, i64> = BTreeMap::new();
+        let sums = ["alloc", "free", "tag", "live", "brief"];
+        for row in some.rows().iter().filter(|row| row.device == 0 && sums.contains(&row.event.as_str())) {
+            let sum = by_phase.entry(row.phase.clone()).or_default();
+            *sum += row.delta_bytes;
+            assert!(*sum >= 0, "{mode}: {row:?}");
+        }
         let brief = run_steps(&some, "brief");
         assert!(brief.len() > 30, "{mode}: {} brief steps", brief.len());
         // Few blocks of a brief step have rows of their own.
@@ -262,7 +270,9 @@ fn brief_steps_of_two_threads_and_in_parts_replay_as_torch() {
         assert!(run.files().len() > 1, "{:?}", run.files());
         torch.check(memtrace().arg("check").arg(run.dir()));
         for file in run.files() {
-            torch.check(memtrace().arg("check").arg(file));
+            torch.check(memtrace().arg("check").arg(&file));
+            // The events that the writer holds during a switch of parts are not older than the new part.
+            assert!(harness::read(&file).is_sorted_by_key(|row| row.ts_ns), "{file:?}");
         }
         assert!(run.report("summary", &[]).contains("120 steps"), "{}", run.report("summary", &[]));
     });

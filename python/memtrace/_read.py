@@ -40,7 +40,8 @@ def read(
 
     The columns follow the trace format: integers are 64-bit and text is text. Rows are ordered by rank,
     process and file. A later part of a rotated trace begins with rows that repeat the live memory. These are
-    left out, so the sum of `delta_bytes` over the `alloc`, `free`, `tag` and `live` rows is the live memory.
+    left out, so the sum of `delta_bytes` over the rows of `alloc`, `free`, `tag`, `live` and `brief` is the
+    live memory.
     The trace of a killed process is completed first, as by every command.
 
     Raises TraceError if there is no trace, or it cannot be read.

@@ -139,7 +139,8 @@ macro_rules! columns {
                 category: Category = Category::None, any, owner, plain;
             }
             group(position) {
-                /// the training step; -1 before the first
+                /// the training step, -1 before the first; in the `free`, `tag` and `live` rows of a block the
+                /// step of its allocation
                 step: i64 = -1, any, common, plain;
                 /// the current stream at the allocation; 0 is the default stream
                 stream: i64 = 0, digit, rare, plain;

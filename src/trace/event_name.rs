@@ -45,7 +45,8 @@ text_enum! {
         Tag = "tag",
         /// A sample of the state of a device.
         Sample = "sample",
-        /// A block that was live when this part of a rotated trace began.
+        /// A block that was live when this part of a rotated trace began, or when a block of a step without
+        /// detail got its row.
         Live = "live",
         /// The change of the sum of the blocks that have no rows of their own, in a step without detail.
         Brief = "brief",
@@ -63,6 +64,9 @@ impl EventName {
     /// start of a file, are the live memory of each owner.
     #[must_use]
     pub const fn is_block(self) -> bool {
-        matches!(self, EventName::Alloc | EventName::Free | EventName::Tag | EventName::Live)
+        matches!(
+            self,
+            EventName::Alloc | EventName::Free | EventName::Tag | EventName::Live | EventName::Brief
+        )
     }
 }

@@ -121,12 +121,15 @@ impl LivePieces {
         if row.event != EventName::Live && row.phase != Symbol::NONE {
             self.last.1 = *row;
         }
-        let Some((kind, effect)) = MemoryKind::of(row.event) else { return };
-        self.totals.entry(row.device).or_default().adopt(
-            row.allocated_bytes,
-            row.active_bytes,
-            row.reserved_bytes,
-        );
+        let memory = MemoryKind::of(row.event);
+        if memory.is_some() || row.event == EventName::Brief {
+            self.totals.entry(row.device).or_default().adopt(
+                row.allocated_bytes,
+                row.active_bytes,
+                row.reserved_bytes,
+            );
+        }
+        let Some((kind, effect)) = memory else { return };
         let is_known = match effect {
             Effect::Alloc if row.alloc_id != 0 => {
                 self.live.insert(row.alloc_id, *row);

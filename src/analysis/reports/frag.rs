@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::report::{Answer, Report, next};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
@@ -51,6 +51,13 @@ impl Report for Frag {
             let known = flow_categories(trace, options)?;
             let Some((replayed, held)) = fragmentation(trace, &at, options, known)? else { continue };
             footer.add_reading(trace, &replayed);
+            if replayed.replay.has_brief_blocks() {
+                return Err(Error::usage(format!(
+                    "{}: at this moment, blocks are live whose place is unknown, because the step was recorded \
+                     without detail; choose a step with detail, or trace with MEMTRACE_BRIEF=0",
+                    trace.path.display()
+                )));
+            }
             for state in held {
                 if json.is_empty() {
                     heading(&mut printer, input, &trace.meta);

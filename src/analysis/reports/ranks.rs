@@ -69,7 +69,11 @@ impl Report for Ranks {
                         return;
                     }
                     match row.event {
-                        EventName::Alloc => work.add(row.module, row.phase, row.delta_bytes),
+                        // Ranks set their peaks in different steps, so without detail they may have the rows
+                        // of different steps.
+                        EventName::Alloc if row.module != Symbol::WITHOUT_DETAIL => {
+                            work.add(row.module, row.phase, row.delta_bytes);
+                        }
                         EventName::Tag if row.category == Category::Input && row.delta_bytes > 0 => {
                             work.tag_input(row, &replay.symbols);
                         }

@@ -17,6 +17,7 @@ use memtrace_trace::{Api, Category, Event, EventName, Header, Payload, Row};
 use crate::encoder::{Encoder, RowSink};
 use crate::live::Live;
 use crate::memory::Key;
+use crate::opening::LIVE;
 use crate::unlisted::Unlisted;
 
 /// An unlisted block gets its row when this number of windows have ended since the window that allocated it.
@@ -99,7 +100,9 @@ impl Encoder {
                 let peak = plan.peaks.get(header.device.max(0) as usize).copied().flatten();
                 if peak.is_some_and(|(at, _)| at == index) && self.brief.hidden(header.device) != 0 {
                     let name = self.unlisted_categories(header.device);
+                    self.set_phase(&header, sink)?;
                     self.write_hidden(&header, 0, &name, sink)?;
+                    self.list_deferred(&header, sink)?;
                 }
                 continue;
             }
@@ -126,6 +129,7 @@ impl Encoder {
                 )) => {
                     // The program measures here, so the totals must be the allocator's.
                     self.write_all_hidden(&header, sink)?;
+                    self.list_deferred(&header, sink)?;
                     self.encode(*tid, event, sink)?;
                 }
                 _ => self.encode(*tid, event, sink)?,
@@ -233,7 +237,9 @@ impl Encoder {
             let header = Header { api: Some(Api::CachingAllocator), device: live.device, ..*header };
             self.memory.alloc(&live.extent(), Key::Block(address), live);
             self.add_newborn(Key::Block(address), &live);
-            self.allocated(tid, &header, address, &live, sink)?;
+            // Not `alloc`: the step and the owner are those of the allocation, not of this moment.
+            let row = self.of_live(tid, &header, address, &live);
+            self.emit(&Row { event: EventName::Live, delta_bytes: live.bytes, name: LIVE, ..row }, sink)?;
             if deferred {
                 self.memory.free_deferred(Key::Block(address), (), &live.extent());
                 self.memory.live.deferred.insert(address, live);
@@ -242,6 +248,14 @@ impl Encoder {
         }
         // The deferred blocks are no longer allocated.
         self.write_all_hidden(header, sink)
+    }
+
+    /// Gives rows to the blocks that only a stream still uses, because the totals of active bytes count them.
+    fn list_deferred<S: RowSink>(&mut self, header: &Header, sink: &mut S) -> Result<(), S::Error> {
+        if self.brief.deferred.is_empty() {
+            return Ok(());
+        }
+        self.list_unlisted(header, &|_, _| false, false, sink)
     }
 
     /// Brings the total of each device to the allocator's.
@@ -265,6 +279,21 @@ impl Encoder {
         if delta == 0 && name.is_empty() { Ok(()) } else { self.brief_row(header, delta, name, sink) }
     }
 
+    /// Moves the bytes of the device's `brief` rows to the phase of an event. All later rows of the window get
+    /// this phase, so the sums by phase stay right.
+    fn set_phase<S: RowSink>(&mut self, header: &Header, sink: &mut S) -> Result<(), S::Error> {
+        let phase = self.context(header.context).phase;
+        let (before, written) = self.brief.phase(header.device);
+        if self.text(before) == self.text(phase) {
+            return Ok(());
+        }
+        if written != 0 {
+            self.brief_row(header, -written, "", sink)?;
+        }
+        self.brief.set_phase(header.device, phase);
+        Ok(())
+    }
+
     /// Writes a `brief` row.
     pub(crate) fn brief_row<S: RowSink>(
         &mut self,
@@ -282,7 +311,7 @@ impl Encoder {
             bytes: delta,
         });
         // No op and no module: the row is short, and many ops have allocated these blocks.
-        let phase = self.context(header.context).phase;
+        let (phase, _) = self.brief.phase(device);
         let context = self.own_names.id(Context { phase, ..Context::default() });
         let base = self.base(0, &Header { device, context, api: Some(Api::Memtrace), ..*header });
         let name = if name.is_empty() { base.name } else { name };

@@ -21,13 +21,15 @@ struct Program {
     encoder: Encoder,
     allocated: i64,
     clock_ns: u64,
+    /// The context of the next reports.
+    context: u32,
     window: Vec<(u32, Event)>,
 }
 
 impl Program {
     fn new() -> Program {
         let encoder = Encoder::new(0, 0, 1, Rounding::default(), true);
-        Program { encoder, allocated: 0, clock_ns: 0, window: Vec::new() }
+        Program { encoder, allocated: 0, clock_ns: 0, context: 0, window: Vec::new() }
     }
 
     fn report(&mut self, address: u64, bytes: i64, deferred: bool) -> &mut Program {
@@ -35,7 +37,8 @@ impl Program {
         self.clock_ns += 1;
         let (allocated, reserved) = (self.allocated as usize, 1 << 20);
         let block = Block { address, bytes, allocated, reserved, requested: bytes.abs(), pool: 0, deferred };
-        let event = Payload::Block(block).pack(Header::new(self.clock_ns, Api::CachingAllocator, 0));
+        let header = Header::new(self.clock_ns, Api::CachingAllocator, 0);
+        let event = Payload::Block(block).pack(Header { context: self.context, ..header });
         self.window.push((1, event));
         self
     }
@@ -73,7 +76,7 @@ impl Program {
     }
 }
 
-use EventName::{Alloc, Brief as Sum, Free, FreeCompleted};
+use EventName::{Brief as Sum, Free, FreeCompleted, Live};
 
 #[test]
 fn short_lived_blocks_are_one_row_at_the_peak_and_one_at_the_end() {
@@ -110,7 +113,7 @@ fn tagged_blocks_get_rows() {
     let rows = [
         (Sum, 1024, 1024, 1024),
         (Sum, -1024, 0, 0),
-        (Alloc, 512, 512, 512),
+        (Live, 512, 512, 512),
         (EventName::Tag, -512, 512, 512),
         (EventName::Tag, 512, 512, 512),
         (Sum, 0, 512, 512),
@@ -129,10 +132,56 @@ fn blocks_that_stay_get_rows_and_no_total_exceeds_the_peak() {
     program.free(2, 512).alloc(2, 512);
     assert_eq!(program.end().unwrap(), [(Sum, 0, 1536, 1536)]);
     program.free(2, 512).alloc(2, 512);
-    assert_eq!(program.end().unwrap(), [(Sum, -1024, 512, 512), (Alloc, 1024, 1536, 1536)]);
+    assert_eq!(program.end().unwrap(), [(Sum, -1024, 512, 512), (Live, 1024, 1536, 1536)]);
     // The other block gets its row when the blocks are listed.
-    assert_eq!(program.list(), [(Sum, -512, 1024, 1024), (Alloc, 512, 1536, 1536)]);
+    assert_eq!(program.list(), [(Sum, -512, 1024, 1024), (Live, 512, 1536, 1536)]);
     assert_eq!(program.list(), []);
+}
+
+/// The sums by phase: the bytes of blocks without rows move to the phase of the next peak.
+#[test]
+fn rows_of_a_window_have_the_phase_of_its_peak() {
+    let mut program = Program::new();
+    let [forward, backward] = ["forward", "backward"].map(|phase| {
+        let phase = program.encoder.own_names.number(phase);
+        program.encoder.own_names.id(Context { phase, ..Context::default() })
+    });
+    program.alloc(1, 8192).free(1, 8192);
+    assert_eq!(program.end(), None);
+    let mut sums = std::collections::BTreeMap::new();
+    for (context, kept) in [(forward, 11), (backward, 12), (backward, 13), (forward, 14)] {
+        program.context = context;
+        if kept > 11 {
+            program.free(kept - 1, 512);
+        }
+        program.alloc(9, 2048).free(9, 2048);
+        let mut rows = Phases::default();
+        let window = std::mem::take(&mut program.window);
+        let plan = program.encoder.plan_brief(&window).unwrap();
+        let Ok(()) = program.encoder.encode_brief(&window, &plan, true, &mut rows);
+        program.alloc(kept, 512);
+        let window = std::mem::take(&mut program.window);
+        let plan = program.encoder.plan_brief(&window).unwrap();
+        let Ok(()) = program.encoder.encode_brief(&window, &plan, false, &mut rows);
+        for (phase, bytes) in rows.0 {
+            *sums.entry(phase).or_insert(0) += bytes;
+        }
+        let phase = if context == forward { "forward" } else { "backward" };
+        assert_eq!(sums.values().sum::<i64>(), program.allocated);
+        assert_eq!(sums[phase], program.allocated, "{sums:?}");
+    }
+}
+
+/// A sink that keeps the phase and the bytes of each row.
+#[derive(Default)]
+struct Phases(Vec<(String, i64)>);
+
+impl RowSink for Phases {
+    type Error = std::convert::Infallible;
+    fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error> {
+        self.0.push((row.phase.to_owned(), row.delta_bytes));
+        Ok(())
+    }
 }
 
 #[test]
@@ -142,7 +191,7 @@ fn a_block_that_a_stream_still_uses_stays_active() {
     assert_eq!(program.end(), None);
     program.alloc(1, 1024).report(1, -1024, true);
     let rows =
-        [(Sum, 1024, 1024, 1024), (Sum, -1024, 0, 0), (Alloc, 1024, 1024, 1024), (Free, -1024, 0, 1024)];
+        [(Sum, 1024, 1024, 1024), (Sum, -1024, 0, 0), (Live, 1024, 1024, 1024), (Free, -1024, 0, 1024)];
     assert_eq!(program.end().unwrap(), rows);
     let completed = Payload::FreeCompleted { address: 1 };
     let event = completed.pack(Header::new(program.clock_ns, Api::CachingAllocator, 0));

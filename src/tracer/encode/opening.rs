@@ -12,8 +12,8 @@ use crate::encoder::{Encoder, RowSink, TORCH_ALLOCATOR};
 use crate::keys::address;
 use crate::live::Live;
 
-/// The column `name` in the opening rows.
-const LIVE: &str = "live";
+/// The column `name` in the rows of blocks that are live when they get their row.
+pub(crate) const LIVE: &str = "live";
 
 /// Live memory that gets an opening row.
 struct Piece {

@@ -25,7 +25,8 @@ impl Encoder {
         let is_deferred =
             row.active_bytes.wrapping_sub(row.allocated_bytes) > before.active.wrapping_sub(before.allocated);
         if row.event == EventName::Brief {
-            self.brief.restore(device, row.delta_bytes);
+            let phase = self.own_names.text(row.phase);
+            self.brief.restore(device, row.delta_bytes, phase);
         } else if let Some((kind, effect)) = MemoryKind::of(row.event) {
             self.restore_memory(device, kind, effect, is_deferred, row);
         }

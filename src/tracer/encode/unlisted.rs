@@ -21,6 +21,8 @@ pub(crate) struct Sums {
     unlisted: i64,
     /// The sum of the `brief` rows so far.
     written: i64,
+    /// The text id of the phase in the `brief` rows.
+    phase: u32,
     /// The part of `unlisted` whose addresses are unknown: the blocks of a killed process.
     restored: i64,
     /// The number and the bytes of the blocks that the window has allocated.
@@ -86,10 +88,21 @@ impl UnlistedBlocks {
 
     /// Counts a `brief` row that is in the file of a killed process. Its blocks are unlisted, and
     /// their addresses are unknown.
-    pub(crate) fn restore(&mut self, device: i8, bytes: i64) {
+    pub(crate) fn restore(&mut self, device: i8, bytes: i64, phase: u32) {
         self.count_row(device, bytes);
         let sums = self.sums(device);
-        (sums.unlisted, sums.restored) = (sums.written, sums.written);
+        (sums.unlisted, sums.restored, sums.phase) = (sums.written, sums.written, phase);
+    }
+
+    /// Returns the phase in the device's `brief` rows, and the sum of these rows.
+    pub(crate) fn phase(&self, device: i8) -> (u32, i64) {
+        let sums = self.devices.get(device.max(0) as usize);
+        sums.map_or((0, 0), |sums| (sums.phase, sums.written))
+    }
+
+    /// Sets the phase of the device's next `brief` rows.
+    pub(crate) fn set_phase(&mut self, device: i8, phase: u32) {
+        self.sums(device).phase = phase;
     }
 
     /// Removes a freed block of unknown address from the blocks of a killed process. Returns false if it

@@ -68,7 +68,7 @@ class Verifier:
         if device < 0:
             return
         state = self.devices[device]
-        if event == "alloc":
+        if event in ("alloc", "live"):
             self.same("an allocated address is not live already", addr in state.live, False, where)
             self.same("alloc_id of an allocation is its seq", row["alloc_id"], row["seq"], where)
             self.same("a block is a multiple of 512 bytes", delta % 512, 0, where)

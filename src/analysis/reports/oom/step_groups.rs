@@ -106,7 +106,8 @@ impl StepGroups {
         }
         let counts =
             matches!(row.event, EventName::Alloc | EventName::Free | EventName::Tag | EventName::Live);
-        if !counts || row.status != 0 {
+        // Most blocks of a step without detail have no rows, so the step cannot be compared.
+        if !counts || row.status != 0 || row.op == Symbol::WITHOUT_DETAIL {
             return;
         }
         self.all.add((row.op, row.module), row.delta_bytes);

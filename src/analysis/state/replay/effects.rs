@@ -209,6 +209,16 @@ impl Replay {
         self.totals(row);
     }
 
+    /// Returns true if blocks without rows of their own are live.
+    #[must_use]
+    pub(crate) fn has_brief_blocks(&self) -> bool {
+        self.memory
+            .devices
+            .list
+            .iter()
+            .any(|device| device.brief != 0 && self.memory.live.contains(device.brief))
+    }
+
     pub(super) fn free(&mut self, row: &Record, kind: MemoryKind) {
         self.remove(row, kind);
         self.totals(row);

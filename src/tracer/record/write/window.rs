@@ -80,6 +80,11 @@ impl Window {
         self.is_open
     }
 
+    /// Returns the clock of the first held event.
+    pub(crate) fn first_ns(&self) -> Option<u64> {
+        self.events.first().map(|(_, event)| event.clock_ns)
+    }
+
     /// Returns true if the window must end now, although its step may go on.
     pub(crate) fn is_overdue(&self) -> bool {
         self.is_open && (self.is_urgent || self.opened.elapsed() >= LONGEST)

@@ -180,7 +180,9 @@ impl Writer {
         encoder.tags = session.settings.modules;
         encoder.buffer_bytes = session.settings.buffer_bytes as u64;
         let settings = &session.settings;
-        let window = settings.has_brief_steps().then(|| Window::new(pool.chunks(), settings.detail.names(0)));
+        // Without a journal, a kill would lose the events of a whole step.
+        let holds = settings.has_brief_steps() && pool.path().is_some();
+        let window = holds.then(|| Window::new(pool.chunks(), settings.detail.names(0)));
         Ok(Writer {
             session,
             queue,
@@ -285,6 +287,8 @@ impl Writer {
     fn suspend(&mut self, done: &Sender<()>) -> io::Result<bool> {
         self.settle(LAST_EVENTS)?;
         self.encoder.list_blocks(clock::now_ns(), &mut self.part.rows)?;
+        // Without a journal, a kill would lose held events.
+        self.window = None;
         // The process may be gone before a new part gets its end row, so no further part is started.
         self.finishing = true;
         // The compressed copy is discarded, because an `exec` ends its thread, and a failed `exec` removes
@@ -384,9 +388,13 @@ impl Writer {
     /// parts, and the files have every event that the journal lacks. So no event is lost if the process is
     /// killed.
     fn rotate(&mut self, names_len: u64) -> io::Result<()> {
-        let now = clock::now_ns();
-        // The opening rows of the new part need the blocks.
+        // Held events follow in the new part, so its first rows are not later than them.
+        let held = self.window.as_ref().and_then(Window::first_ns);
+        let now = held.unwrap_or_else(clock::now_ns);
+        // The opening rows of the new part need the blocks. The old part must have them before the journal
+        // belongs to the new part.
         self.encoder.list_blocks(now, &mut self.part.rows)?;
+        self.part.rows.flush()?;
         // The end row stays in the old part's buffer until the new part exists.
         self.encoder.end(now, 0, Ending::Rotated, "", &mut self.part.rows)?;
         let number = self.meta.part + 1;
