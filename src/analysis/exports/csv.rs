@@ -1,7 +1,7 @@
 //! The export `csv`: every row of a process in one plain file, which is itself a trace.
 //!
-//! The parts of a rotated trace are joined, and a compressed trace is
-//! decompressed. Thus tools that read only plain rows can read the file.
+//! The parts of a rotated trace are joined, and a compressed trace is decompressed. Thus tools that read only
+//! plain rows can read the file.
 
 use std::sync::Arc;
 

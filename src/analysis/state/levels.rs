@@ -286,8 +286,8 @@ fn count_input(inputs: &mut [i64; 2], born: i64, step: i64, bytes: i64, sign: i6
 /// Returns true for an event that shows work of the program. Frees and tags do not, because they also occur
 /// between steps and at the exit.
 fn is_work(event: EventName) -> bool {
-    use EventName::{Alloc, ExtAlloc, Oom, Op, RangeBegin, SegmentAlloc, SegmentMap};
-    matches!(event, Alloc | ExtAlloc | Oom | Op | RangeBegin | SegmentAlloc | SegmentMap)
+    use EventName::{Alloc, Brief, ExtAlloc, Oom, Op, RangeBegin, SegmentAlloc, SegmentMap};
+    matches!(event, Alloc | Brief | ExtAlloc | Oom | Op | RangeBegin | SegmentAlloc | SegmentMap)
 }
 
 /// The levels of the devices of a process.
@@ -325,7 +325,7 @@ impl Levels {
         // A step begins with its first work, not with its first row. Other rows come between two steps: the
         // program frees what it no longer needs, and memtrace writes tags and searches for holders. At the
         // exit, Python frees everything.
-        // What removed parts changed belongs to no step before them.
+        // The change of memory while parts were removed belongs to no step. So the step before them ends here.
         if row.is_behind_removed && self.worked >= 0 && !self.is_cut {
             self.is_cut = true;
             self.devices.iter_mut().for_each(|device| device.end_step(self.worked));
@@ -342,7 +342,7 @@ impl Levels {
         }
         // The memory of a free belongs to the device of the freed block.
         let ordinal = match MemoryKind::of(row.event) {
-            None if row.event != EventName::Sample && row.event != EventName::Oom => return,
+            None if !matches!(row.event, EventName::Sample | EventName::Oom | EventName::Brief) => return,
             Some((MemoryKind::Block, Effect::Free)) => replay.freed().map_or(HOST, |block| block.device),
             _ => row.device,
         };
@@ -388,6 +388,15 @@ mod tests {
             levels.feed(&row, &replay);
         }
         levels.devices[0].steps.iter().map(|level| (level.step, level.allocated)).collect()
+    }
+
+    /// A step without detail may have only `brief` rows: one at its peak and one at its end.
+    #[test]
+    fn steps_with_brief_rows_alone_end_at_their_last_row() {
+        use EventName::{Alloc, Brief, Meta};
+        let brief = |step: i64, kept: i64| [(Brief, step, 100), (Brief, step, kept - 100)];
+        let rows = [&[(Meta, -1, 0), (Alloc, 0, 10)][..], &brief(1, 5), &brief(2, 7), &brief(3, 0)].concat();
+        assert_eq!(ends(&rows), [(0, 10), (1, 15), (2, 22)]);
     }
 
     #[test]

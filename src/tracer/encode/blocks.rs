@@ -20,14 +20,8 @@ impl Encoder {
         self.reconcile(tid, header, reserved, pool, sink)?;
         let unknown = Live::reported(header, (bytes, requested, self.rounded(requested, bytes)), pool);
         if bytes >= 0 {
-            self.free_missed(tid, header, address, sink)?;
-            self.statistics.block(bytes);
-            self.keep_survivors(tid, header, sink)?;
-            let category = self.category_at_allocation(header.context, pool);
-            let live = Live { alloc_id: self.next_seq(), category, ..unknown };
-            // An address is handed out again only after the last stream has finished with its old block. If
-            // the report of that was lost, the old block is completed here.
-            self.complete(address);
+            let born = self.born(tid, header, address, &unknown, sink)?;
+            let live = Live { alloc_id: self.next_seq(), ..born };
             self.memory.alloc(&live.extent(), Key::Block(address), live);
             self.add_newborn(Key::Block(address), &live);
             self.correct(header.device, allocated, reserved);
@@ -53,6 +47,26 @@ impl Encoder {
             self.correct(header.device, allocated, reserved);
             self.freed(tid, header, address, &live, sink)
         }
+    }
+
+    /// Processes what the allocation of a block ends: an older block at its address, and the wait of the blocks
+    /// that an optimizer step left. Returns the block with its category.
+    #[inline]
+    pub(crate) fn born<S: RowSink>(
+        &mut self,
+        tid: u32,
+        header: &Header,
+        address: u64,
+        block: &Live,
+        sink: &mut S,
+    ) -> Result<Live, S::Error> {
+        self.free_missed(tid, header, address, sink)?;
+        self.statistics.block(block.bytes);
+        self.keep_survivors(tid, header, sink)?;
+        // An address is handed out again only after the last stream has finished with its old block. If the
+        // report of that was lost, the old block is completed here.
+        self.complete(address);
+        Ok(Live { category: self.category_at_allocation(block.context, block.pool), ..*block })
     }
 
     /// Returns the requested bytes after rounding; the size of the block if the request is unknown.

@@ -37,6 +37,10 @@ impl Encoder {
     /// Returns whether an event switches detail on (`Some(true)`) or off.
     #[must_use]
     pub fn switches_detail(&self, event: &Event) -> Option<bool> {
+        // Fast path, because most events are reports and ops.
+        if event.unpack_block().is_some() || event.unpack_op().is_some() {
+            return None;
+        }
         let (Header { api: Some(Api::Detail), .. }, Payload::Mark { name }) = event.unpack()? else {
             return None;
         };
@@ -136,7 +140,8 @@ impl Encoder {
             }
         }
         let Some((_, last)) = events.last() else { return Ok(()) };
-        let Some((header, _)) = events.iter().rev().find_map(|(_, event)| event.unpack_block()) else {
+        // The last reports may have the number of the next step; see the writer's window.
+        let Some((header, _)) = events.iter().find_map(|(_, event)| event.unpack_block()) else {
             return Ok(());
         };
         let header = Header { clock_ns: last.clock_ns, ..header };
@@ -176,21 +181,13 @@ impl Encoder {
             return Ok(());
         }
         self.reconcile(tid, header, reserved, pool, sink)?;
-        self.free_missed(tid, header, address, sink)?;
-        self.keep_survivors(tid, header, sink)?;
-        self.complete(address);
+        let reported = Live::reported(header, (bytes, requested, self.rounded(requested, bytes)), pool);
+        let born = self.born(tid, header, address, &reported, sink)?;
         self.brief.deferred.remove(&address);
         // The report of the free of an unlisted block at this address was lost.
         self.anomalies.missed_frees += u64::from(self.brief.remove(address).is_some());
-        self.statistics.block(bytes);
         self.brief.born += 1;
-        let category = self.category_at_allocation(header.context, pool);
-        let rounded = self.rounded(requested, bytes);
-        let live = Live {
-            alloc_id: self.brief.born,
-            category,
-            ..Live::reported(header, (bytes, requested, rounded), pool)
-        };
+        let live = Live { alloc_id: self.brief.born, ..born };
         self.brief.add(address, Unlisted { live, tid, window: self.brief.windows });
         let sums = self.brief.sums(header.device);
         sums.allocations += 1;

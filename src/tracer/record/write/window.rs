@@ -65,8 +65,12 @@ impl Window {
             }
             return if self.is_detailed { Next::Encode } else { Next::Turn };
         }
-        let step = event.unpack_block().map(|(header, _)| header.step);
-        let is_next_step = step.is_some_and(|step| self.step.is_some_and(|current| current != step));
+        let block = event.unpack_block();
+        let step = block.map(|(header, _)| header.step);
+        // A step begins with its first allocation, as in the reports: what the program frees before it, such
+        // as gradients, was the memory of the step before.
+        let allocates = block.is_some_and(|(_, block)| block.bytes >= 0);
+        let is_next_step = allocates && self.step.is_some_and(|current| step != Some(current));
         if switch.is_some() || is_next_step || self.is_urgent || self.events.len() >= self.most {
             return Next::Turn;
         }
