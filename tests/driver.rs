@@ -227,6 +227,7 @@ fn device_samples_attribute_memory_as_far_as_nvml_reports_it() {
     let (total, free) = (80 * GIB, 71 * GIB);
     for (machine, api, expected) in [
         ("plain", "nvml", format!("total={total} free={free} process={} others={}", 3 * GIB, 5 * GIB)),
+        ("reserve", "nvml", format!("total={} free={free} process={} others={}", 79 * GIB, 3 * GIB, 5 * GIB)),
         ("bus", "nvml", format!("total={total} free={free} process={} others={}", 3 * GIB, 5 * GIB)),
         ("mig", "nvml", format!("total={} free={GIB} process={} others={}", 10 * GIB, 3 * GIB, 5 * GIB)),
         ("mps", "nvml", format!("total={total} free={free} process={} others={}", 2 * GIB, 6 * GIB)),

@@ -20,8 +20,9 @@ pub enum Meaning<'a> {
     Library,
 }
 
-/// NVTX domains in which libraries mark their own kernels: CUB and Thrust, which torch uses.
-pub const LIBRARY_DOMAINS: &[&str] = &["CCCL", "CUB", "Thrust"];
+/// NVTX domains in which libraries mark their own kernels: CUB and Thrust, which torch uses, and NCCL, whose
+/// `ncclCommInitRankConfig` opens a range that it never closes on the same thread (2.28.9).
+pub const LIBRARY_DOMAINS: &[&str] = &["CCCL", "CUB", "Thrust", "NCCL"];
 
 /// The category name for ranges in [`LIBRARY_DOMAINS`].
 pub const LIBRARY: &str = "library";

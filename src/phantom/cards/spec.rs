@@ -213,11 +213,11 @@ impl Spec {
         [free(self.context), free(self.context_range.1), free(self.context_range.0)]
     }
 
-    /// Returns the number of address bits of each device: enough for 9/8 of its memory, and at least 40 (one
-    /// TiB).
+    /// Returns the number of address bits of each device: enough for twice its memory, because allocations
+    /// begin in regions of 32 MiB, and at least 40 (one TiB).
     #[must_use]
     pub fn address_bits(&self) -> u32 {
-        (self.memory + self.memory / 8).max(1 << 40).next_power_of_two().trailing_zeros()
+        (2 * self.memory).max(1 << 40).next_power_of_two().trailing_zeros()
     }
 
     /// Parses `h100-80g` or `8xh100-80g`.
@@ -360,10 +360,10 @@ mod tests {
     }
 
     #[test]
-    fn a_card_has_one_tib_of_addresses_or_more_than_its_memory() {
+    fn a_card_has_one_tib_of_addresses_or_twice_its_memory() {
         let bits = |text: &str| Spec::parse(text).unwrap().address_bits();
-        assert_eq!((bits("32xh100-80g"), bits("mem=900g,count=32"), bits("b300,mem=910g")), (40, 40, 40));
-        assert_eq!((bits("mem=911g"), bits("mem=1t,count=16"), bits("mem=8t,count=2")), (41, 41, 44));
+        assert_eq!((bits("32xh100-80g"), bits("mem=500g,count=32"), bits("b300")), (40, 40, 40));
+        assert_eq!((bits("mem=513g"), bits("mem=1t,count=16"), bits("mem=8t,count=2")), (41, 41, 44));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 /* Stands in for NVML and for the driver functions that the tracer queries with it. FAKE_NVML names the
  * machine: plain, bus (devices are found by PCI bus id only), mig, mps, unknown (memory per process is not
- * reported), none (NVML does not start), slow (a query takes 50 ms). */
+ * reported), none (NVML does not start), slow (a query takes 50 ms), reserve (the driver reserves 1 GiB). */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +31,13 @@ int nvmlDeviceGetMemoryInfo(void *of, uint64_t *out) {
     /* A MIG instance has a part of the device's memory. */
     uint64_t total = is("mig") ? 10ull * GIB : 80ull * GIB;
     out[0] = total, out[1] = total - 9ull * GIB, out[2] = 9ull * GIB;
+    return 0;
+}
+/* nvmlMemory_v2_t: the version and padding, then total, reserved, free, used. */
+int nvmlDeviceGetMemoryInfo_v2(void *of, uint64_t *out) {
+    if (of != &device || (uint32_t)out[0] != (40 | 2 << 24)) return BAD;
+    if (!is("reserve")) return UNSUPPORTED;
+    out[1] = 80ull * GIB, out[2] = 1ull * GIB, out[3] = 71ull * GIB, out[4] = 8ull * GIB;
     return 0;
 }
 static int list(const Process *from, unsigned n, unsigned *room, Process *out) {

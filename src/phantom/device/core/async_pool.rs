@@ -61,7 +61,8 @@ impl AsyncPool {
     /// is full.
     pub(crate) fn alloc(&mut self, vram: &Mutex<Vram>, size: usize) -> Option<usize> {
         let size = size.checked_add(511)? & !511;
-        let found = self.chunks.values_mut().find_map(|chunk| chunk.ranges.alloc(size, 512));
+        // Older chunks have higher addresses, and are filled first.
+        let found = self.chunks.values_mut().rev().find_map(|chunk| chunk.ranges.alloc(size, 512));
         let address = match found {
             Some(address) => address,
             None => self.grow(vram, size)?,

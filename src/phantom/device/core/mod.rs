@@ -11,6 +11,7 @@ pub(crate) mod clock;
 pub(crate) mod const_text;
 pub(crate) mod device;
 pub(crate) mod dlopen;
+pub(crate) mod driver_regions;
 pub(crate) mod driver_version;
 pub(crate) mod faults;
 pub(crate) mod ffi;

@@ -1,11 +1,11 @@
 //! The memory of one device: address space that costs nothing until it is touched, and the
 //! bytes charged to the device.
 //!
-//! NVIDIA does not document how the driver allocates memory. Assumed here:
+//! NVIDIA does not document how the driver allocates memory. [`DriverRegions`] has the order of addresses.
+//! Assumed here:
 //! - the driver takes memory from the card in pages of 2 MiB, so `cudaMemGetInfo` changes in such steps;
 //! - a `cudaMalloc` below 2 MiB shares a page with others, at a multiple of 512 bytes;
-//! - a larger allocation begins at a multiple of 2 MiB and is charged up to the next multiple;
-//! - freed addresses are reused, beginning with the lowest that fits.
+//! - a larger allocation begins at a multiple of 2 MiB and is charged up to the next multiple.
 //!
 //! PyTorch's caching allocator only asks for multiples of 2 MiB, so these assumptions do not affect it.
 
@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_cards::ADDRESSES;
 
+use crate::core::driver_regions::DriverRegions;
 use crate::core::faults;
 use crate::core::machine::Share;
 use crate::core::past_oom::{self, Caller};
@@ -90,7 +91,7 @@ pub(crate) struct Block {
 /// The memory of one device.
 #[derive(Debug)]
 pub(crate) struct Vram {
-    ranges: RangeAllocator,
+    ranges: DriverRegions,
     blocks: BTreeMap<usize, Block>,
     /// The free ranges of each shared page, by the start of the page.
     slabs: BTreeMap<usize, RangeAllocator>,
@@ -111,8 +112,7 @@ impl Vram {
     pub(crate) fn new(device: usize, limit: u64, share: Option<Arc<Share>>) -> Self {
         let bits = SHARE_BITS.load(Ordering::Relaxed);
         let start = FIRST + (device << bits);
-        // The first page is left out, so that no block begins exactly at the start of a device's share.
-        let ranges = RangeAllocator::new(start + PAGE, start + (1 << bits));
+        let ranges = DriverRegions::new(start, start + (1 << bits));
         Self { ranges, blocks: BTreeMap::new(), slabs: BTreeMap::new(), used: 0, limit, share }
     }
 

@@ -37,7 +37,24 @@ type Init = unsafe extern "C" fn() -> c_int;
 type ByText = unsafe extern "C" fn(*const c_char, *mut Device) -> c_int;
 /// `nvmlMemory_t` and `nvmlBAR1Memory_t`, in bytes: total, free, used.
 type Memory = unsafe extern "C" fn(Device, *mut [u64; 3]) -> c_int;
+type Memory2 = unsafe extern "C" fn(Device, *mut MemoryWithReserve) -> c_int;
 type Processes = unsafe extern "C" fn(Device, *mut c_uint, *mut ProcessMemory) -> c_int;
+
+/// `nvmlMemory_v2_t`, in bytes. Unlike `nvmlMemory_t`, it does not count the driver's reserve as used.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct MemoryWithReserve {
+    version: c_uint,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+
+const _: () = assert!(size_of::<MemoryWithReserve>() == 40);
+
+/// `nvmlMemory_v2`: the size of the struct and its version.
+const MEMORY_2: c_uint = size_of::<MemoryWithReserve>() as c_uint | 2 << 24;
 
 /// The functions of NVML, which stays loaded.
 #[derive(Clone, Copy)]
@@ -45,6 +62,7 @@ pub(crate) struct Nvml {
     by_uuid: ByText,
     by_bus: Option<ByText>,
     memory: Memory,
+    memory_2: Option<Memory2>,
     processes: Option<Processes>,
     mps_processes: Option<Processes>,
     bar1: Option<Memory>,
@@ -52,6 +70,8 @@ pub(crate) struct Nvml {
 
 /// The memory of a device, in bytes. A field is `None` if the device does not report it.
 pub(crate) struct DeviceMemory {
+    /// The total without the driver's reserve, as `cudaMemGetInfo` reports it. Drivers before 510 do not
+    /// report the reserve, and count it as used.
     pub(crate) total: Option<i64>,
     pub(crate) free: Option<i64>,
     pub(crate) bar1: Option<i64>,
@@ -96,6 +116,8 @@ impl Nvml {
             by_bus: unsafe { function(find(c"nvmlDeviceGetHandleByPciBusId_v2")) },
             // SAFETY: as above.
             memory: unsafe { function(find(memory)) }?,
+            // SAFETY: as above.
+            memory_2: unsafe { function(find(c"nvmlDeviceGetMemoryInfo_v2")) },
             processes: list([
                 c"nvmlDeviceGetComputeRunningProcesses_v3",
                 c"nvmlDeviceGetComputeRunningProcesses_v2",
@@ -119,10 +141,19 @@ impl Nvml {
         let has_memory = unsafe { (self.memory)(device, &raw mut sizes) } == SUCCESS;
         let known = |size| bytes(size).filter(|_| has_memory);
         let (total, free) = (known(sizes[0]), known(sizes[1]));
+        let total = total.map(|total| total - self.reserve(device).min(total));
         // SAFETY: as above.
         let has_bar1 = self.bar1.is_some_and(|bar1| unsafe { bar1(device, &raw mut sizes) } == SUCCESS);
         let bar1 = bytes(sizes[2]).filter(|_| has_bar1);
         Some(DeviceMemory { total, free, bar1, processes: self.processes_on(device) })
+    }
+
+    /// Returns the bytes that the driver reserves on a device, or 0 if NVML does not report them.
+    fn reserve(&self, device: Device) -> i64 {
+        let mut memory = MemoryWithReserve { version: MEMORY_2, ..MemoryWithReserve::default() };
+        // SAFETY: NVML returned the device, and `memory` is valid for writes and has its version.
+        let known = self.memory_2.is_some_and(|ask| unsafe { ask(device, &raw mut memory) } == SUCCESS);
+        bytes(memory.reserved).filter(|_| known).unwrap_or(0)
     }
 
     /// Returns the processes on a device, or `None` if NVML has no list for the device. Adds the MPS clients,
