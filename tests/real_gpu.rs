@@ -1,0 +1,22 @@
+//! `scripts/real-gpu`: the simulated GPU against figures that were recorded on a real one.
+
+use std::path::Path;
+use std::process::Command;
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Torch, VERSIONS, built};
+
+#[test]
+fn real_gpu_figures_of_ops_and_programs_are_met_or_have_a_cause() {
+    built("libmemtrace_phantom.so");
+    if Torch::installed(VERSIONS[0]).is_none() {
+        return;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/real-gpu");
+    let output = Command::new("python3").arg(script).arg("--ci").output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{told}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(told.contains(" programs: ") && told.contains(" ops: "), "{told}");
+}
