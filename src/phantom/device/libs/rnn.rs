@@ -324,9 +324,9 @@ answers! {
         reserve.put(if training == 0 { 0 } else { step * sequences.steps * (shape.gates() + 2) });
         OK
     }
-    /// Writes the size of one generator's state for each thread that the card can hold.
+    /// Writes the size of one generator's state for 1,024 threads of each multiprocessor, as an H200 does.
     Guess fn cudnnDropoutGetStatesSize(_handle: Word, size: Out<usize>) {
-        size.give(host_state().spec.sms as usize * 2048 * 48)
+        size.give(host_state().spec.sms as usize * 1024 * 48)
     }
 }
 
