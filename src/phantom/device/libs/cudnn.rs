@@ -28,7 +28,6 @@ use crate::cuda::device_attributes::{
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
     CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, attribute,
 };
-use crate::cuda::reach::{Holder, hold};
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
 use crate::libs::library_calls::{launch_of, set_stream, stream_of};
@@ -359,18 +358,5 @@ answers! {
         // The addresses of another descriptor are never found here: destroying a descriptor removes its
         // addresses, and the stand-in gives every descriptor a new address.
         launch_library(stream_of(handle), addresses.map(|addresses| launch_of(&addresses)))
-    }
-    /// The descriptor holds the address of the generator's state, which later calls advance.
-    Success fn cudnnSetDropoutDescriptor(
-        _descriptor: Word, _handle: Word, _probability: f32, states: Word, _size: usize, _seed: u64,
-    ) {
-        hold(Holder::Libraries, states);
-        OK
-    }
-    Success fn cudnnRestoreDropoutDescriptor(
-        _descriptor: Word, _handle: Word, _probability: f32, states: Word, _size: usize, _seed: u64,
-    ) {
-        hold(Holder::Libraries, states);
-        OK
     }
 }

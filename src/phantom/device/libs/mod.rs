@@ -13,5 +13,6 @@ pub(crate) mod nvml_device;
 pub(crate) mod nvrtc;
 pub(crate) mod rank_mailbox;
 pub(crate) mod rnn;
+pub(crate) mod rnn_memory;
 pub(crate) mod solver_codes;
 pub(crate) mod stand_ins;

@@ -1,23 +1,27 @@
-//! cuDNN's recurrent networks: the layout of the packed weights, into which PyTorch makes views, and the
-//! sizes of the scratch memory.
+//! cuDNN's recurrent networks: their descriptors, and the layout of the packed weights, into which PyTorch
+//! makes views. [`rnn_memory`](super::rnn_memory) computes the sizes.
 //!
 //! The layout is the documented one: all matrices, layer by layer and direction by direction, then all
-//! biases. cuDNN does not document alignment or padding between them. PyTorch only needs the matrices and
-//! biases to be disjoint and inside the buffer. The sizes of workspace and reserve space are guesses.
+//! biases. The size of the buffer shows that nothing is between them.
 
 use std::ffi::c_int;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use cudarc::cudnn::sys::{cudnnDataType_t, cudnnDirectionMode_t, cudnnRNNMode_t, cudnnStatus_t};
+use cudarc::cudnn::sys::{
+    cudnnDataType_t, cudnnDirectionMode_t, cudnnRNNAlgo_t, cudnnRNNDataLayout_t, cudnnStatus_t,
+};
 
 use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Destroyed, Handle, In, OK, Out, Status, Word, codes};
 use crate::core::host_state::host_state;
 use crate::core::lock::lock;
+use crate::cuda::reach::{Holder, hold};
+use crate::libs::rnn_memory::{RnnShape, SequenceShape};
 
-codes!(cudnnRNNMode_t { CUDNN_LSTM, CUDNN_GRU });
+codes!(cudnnRNNAlgo_t { CUDNN_RNN_ALGO_STANDARD });
+codes!(cudnnRNNDataLayout_t { CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_PACKED });
 codes!(cudnnDirectionMode_t { CUDNN_UNIDIRECTIONAL });
 codes!(cudnnDataType_t {
     CUDNN_DATA_DOUBLE,
@@ -31,34 +35,14 @@ codes!(cudnnDataType_t {
     CUDNN_DATA_FP8_E5M2,
 });
 
+/// The flag of a network that takes padded sequences (`CUDNN_RNN_PADDED_IO_ENABLED`).
+const PADDED_IO_ENABLED: u32 = 1;
+
 /// The status of a call with a null descriptor.
 const NOT_INITIALIZED: Status = cudnnStatus_t::CUDNN_STATUS_NOT_INITIALIZED as Status;
 
 /// The maximum number of dimensions of a tensor (`CUDNN_DIM_MAX`).
 const MAX_RANK: usize = 8;
-
-/// The shape of a recurrent network.
-#[derive(Debug, Clone, Copy, Default)]
-struct RnnShape {
-    /// The kind of cell, a `cudnnRNNMode_t`.
-    cell: c_int,
-    bias: bool,
-    directions: usize,
-    /// The type of the elements, a `cudnnDataType_t`.
-    data_type: c_int,
-    input: usize,
-    hidden: usize,
-    /// The size of the recurrent projection, or 0.
-    projected: usize,
-    layers: usize,
-}
-
-/// The shape of a batch of sequences.
-#[derive(Debug, Clone, Copy, Default)]
-struct SequenceShape {
-    steps: usize,
-    batch: usize,
-}
 
 /// The shape of a tensor.
 #[derive(Debug, Clone, Copy, Default)]
@@ -70,12 +54,15 @@ struct TensorShape {
     strides: [c_int; MAX_RANK],
 }
 
-/// A descriptor of a network, of sequences or of a tensor. Only the shape of its own type is used.
+/// A descriptor of a network, of sequences, of a tensor or of dropout. Only the fields of its own type are
+/// used.
 #[derive(Default)]
 struct Descriptor {
     network: Mutex<RnnShape>,
     sequences: Mutex<SequenceShape>,
     tensor: Mutex<TensorShape>,
+    /// Whether the probability of dropout is above 0.
+    has_dropout: AtomicBool,
     /// True from the destruction of the descriptor until the next creation reuses it.
     destroyed: AtomicBool,
 }
@@ -86,6 +73,7 @@ impl Descriptor {
         *lock(&self.network) = RnnShape::default();
         *lock(&self.sequences) = SequenceShape::default();
         *lock(&self.tensor) = TensorShape::default();
+        self.has_dropout.store(false, Relaxed);
         self.destroyed.store(false, Relaxed);
     }
 }
@@ -98,57 +86,6 @@ fn width(data_type: c_int) -> usize {
         CUDNN_DATA_INT8 | CUDNN_DATA_UINT8 | CUDNN_DATA_BOOLEAN | CUDNN_DATA_FP8_E4M3
         | CUDNN_DATA_FP8_E5M2 => 1,
         _ => 4,
-    }
-}
-
-impl RnnShape {
-    fn gates(self) -> usize {
-        match self.cell {
-            CUDNN_LSTM => 4,
-            CUDNN_GRU => 3,
-            _ => 1,
-        }
-    }
-
-    /// Returns the size of the output of one direction.
-    fn output(self) -> usize {
-        if self.projected > 0 { self.projected } else { self.hidden }
-    }
-
-    /// Returns the rows and columns of a weight matrix. `linear` is its number in the cell, and
-    /// `pseudo_layer` is the number of the layer and direction.
-    fn matrix(self, pseudo_layer: usize, linear: usize) -> (usize, usize) {
-        let gates = self.gates();
-        if linear >= 2 * gates {
-            return if self.output() == self.hidden { (0, 0) } else { (self.output(), self.hidden) };
-        }
-        let columns = match (linear < gates, pseudo_layer / self.directions) {
-            (true, 0) => self.input,
-            (true, _) => self.output() * self.directions,
-            (false, _) => self.output(),
-        };
-        (self.hidden, columns)
-    }
-
-    /// Returns the number of elements of all matrices before this one.
-    fn elements_before(self, pseudo_layer: usize, linear: usize) -> usize {
-        let of_layer = |layer, count: usize| -> usize {
-            (0..count).map(|linear| self.matrix(layer, linear)).map(|(rows, columns)| rows * columns).sum()
-        };
-        (0..pseudo_layer).map(|layer| of_layer(layer, 2 * self.gates() + 1)).sum::<usize>()
-            + of_layer(pseudo_layer, linear)
-    }
-
-    /// Returns the number of elements of all matrices.
-    fn matrix_elements(self) -> usize {
-        self.elements_before(self.layers * self.directions, 0)
-    }
-
-    /// Returns the size of the packed buffer in bytes.
-    fn weight_bytes(self) -> usize {
-        let biases =
-            if self.bias { self.layers * self.directions * 2 * self.gates() * self.hidden } else { 0 };
-        (self.matrix_elements() + biases) * width(self.data_type)
     }
 }
 
@@ -168,6 +105,39 @@ fn destroy(handle: Handle<Descriptor>) -> Status {
     let Some(descriptor) = handle.get() else { return OK };
     // Destroying a descriptor again succeeds, too, and changes nothing.
     DESTROYED.add(handle, &descriptor.destroyed);
+    OK
+}
+
+/// Sets the shape of sequences.
+///
+/// # Safety
+/// `lengths` is null or has an element for each sequence of the batch.
+unsafe fn set_sequences(
+    descriptor: Handle<Descriptor>,
+    layout: c_int,
+    steps: c_int,
+    batch: c_int,
+    lengths: In<c_int>,
+) -> Status {
+    let Some(descriptor) = descriptor.get() else { return NOT_INITIALIZED };
+    let (steps, batch) = (steps.max(0) as usize, batch.max(0) as usize);
+    let elements = if layout == CUDNN_RNN_DATA_LAYOUT_SEQ_MAJOR_PACKED {
+        // SAFETY: sequence < batch.
+        let length = |sequence| unsafe { lengths.at(sequence) }.get().unwrap_or(0).max(0) as usize;
+        (0..batch).map(length).sum()
+    } else {
+        steps * batch
+    };
+    *lock(&descriptor.sequences) = SequenceShape { steps, batch, elements };
+    OK
+}
+
+/// Sets the probability of dropout and the address of the generator's state, which later calls advance.
+fn set_dropout(descriptor: Handle<Descriptor>, probability: f32, states: Word) -> Status {
+    hold(Holder::Libraries, states);
+    if let Some(descriptor) = descriptor.get() {
+        descriptor.has_dropout.store(probability > 0.0, Relaxed);
+    }
     OK
 }
 
@@ -247,9 +217,23 @@ answers! {
     Real fn cudnnCreateRNNDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
     Real fn cudnnCreateRNNDataDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
     Real fn cudnnCreateTensorDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
+    Real fn cudnnCreateDropoutDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
     Real fn cudnnDestroyRNNDescriptor(descriptor: Handle<Descriptor>) { destroy(descriptor) }
     Real fn cudnnDestroyRNNDataDescriptor(descriptor: Handle<Descriptor>) { destroy(descriptor) }
     Real fn cudnnDestroyTensorDescriptor(descriptor: Handle<Descriptor>) { destroy(descriptor) }
+    Real fn cudnnDestroyDropoutDescriptor(descriptor: Handle<Descriptor>) { destroy(descriptor) }
+    Success fn cudnnSetDropoutDescriptor(
+        descriptor: Handle<Descriptor>, _handle: Word, probability: f32, states: Word, _size: usize,
+        _seed: u64,
+    ) {
+        set_dropout(descriptor, probability, states)
+    }
+    Success fn cudnnRestoreDropoutDescriptor(
+        descriptor: Handle<Descriptor>, _handle: Word, probability: f32, states: Word, _size: usize,
+        _seed: u64,
+    ) {
+        set_dropout(descriptor, probability, states)
+    }
     Real fn cudnnSetTensorNdDescriptor(
         descriptor: Handle<Descriptor>, data_type: c_int, rank: c_int, sizes: In<c_int>, strides: In<c_int>,
     ) {
@@ -262,9 +246,9 @@ answers! {
         by_contract!(get_tensor(descriptor, capacity, TensorOut { data_type, rank, sizes, strides }))
     }
     Real fn cudnnSetRNNDescriptor_v8(
-        descriptor: Handle<Descriptor>, _algorithm: c_int, cell: c_int, bias: c_int, direction: c_int,
+        descriptor: Handle<Descriptor>, algorithm: c_int, cell: c_int, bias: c_int, direction: c_int,
         _input_mode: c_int, data_type: c_int, _precision: c_int, _math: c_int, input: c_int, hidden: c_int,
-        projected: c_int, layers: c_int, _dropout: Word, _flags: u32,
+        projected: c_int, layers: c_int, dropout: Handle<Descriptor>, flags: u32,
     ) {
         let Some(descriptor) = descriptor.get() else { return NOT_INITIALIZED };
         let size = |value: c_int| value.max(0) as usize;
@@ -273,23 +257,25 @@ answers! {
             bias: bias != 0,
             directions: if direction == CUDNN_UNIDIRECTIONAL { 1 } else { 2 },
             data_type,
+            width: width(data_type),
             input: size(input),
             hidden: size(hidden),
             projected: size(projected),
             layers: size(layers),
+            // With bfloat16, cuDNN's sizes are always the sizes of the standard algorithm.
+            is_persistent: algorithm != CUDNN_RNN_ALGO_STANDARD && data_type != CUDNN_DATA_BFLOAT16,
+            has_dropout: dropout.get().is_some_and(|dropout| dropout.has_dropout.load(Relaxed)),
+            has_padded_io: flags & PADDED_IO_ENABLED != 0,
         };
         OK
     }
     Real fn cudnnSetRNNDataDescriptor(
-        descriptor: Handle<Descriptor>, _data_type: c_int, _layout: c_int, steps: c_int, batch: c_int,
-        _vector: c_int, _lengths: Word, _fill: Word,
+        descriptor: Handle<Descriptor>, _data_type: c_int, layout: c_int, steps: c_int, batch: c_int,
+        _vector: c_int, lengths: In<c_int>, _fill: Word,
     ) {
-        let Some(descriptor) = descriptor.get() else { return NOT_INITIALIZED };
-        *lock(&descriptor.sequences) =
-            SequenceShape { steps: steps.max(0) as usize, batch: batch.max(0) as usize };
-        OK
+        by_contract!(set_sequences(descriptor, layout, steps, batch, lengths))
     }
-    Guess fn cudnnGetRNNWeightSpaceSize(_handle: Word, network: Handle<Descriptor>, size: Out<usize>) {
+    Real fn cudnnGetRNNWeightSpaceSize(_handle: Word, network: Handle<Descriptor>, size: Out<usize>) {
         let Some(network) = network.get() else { return NOT_INITIALIZED };
         size.give(lock(&network.network).weight_bytes())
     }
@@ -303,11 +289,11 @@ answers! {
         let (layer, linear) = (pseudo_layer.max(0) as usize, linear.max(0) as usize);
         let (rows, columns) = shape.matrix(layer, linear);
         set_contiguous(matrix, shape.data_type, [1, rows, columns]);
-        let at = weights + shape.elements_before(layer, linear) * width(shape.data_type);
+        let at = weights + shape.elements_before(layer, linear) * shape.width;
         matrix_at.put(if rows * columns > 0 { at } else { 0 });
         set_contiguous(bias, shape.data_type, [1, shape.hidden, 1]);
         let index = layer * 2 * shape.gates() + linear;
-        let at = weights + (shape.matrix_elements() + index * shape.hidden) * width(shape.data_type);
+        let at = weights + (shape.matrix_elements() + index * shape.hidden) * shape.width;
         bias_at.put(if shape.bias && linear < 2 * shape.gates() { at } else { 0 });
         OK
     }
@@ -317,49 +303,12 @@ answers! {
     ) {
         let (Some(network), Some(data)) = (network.get(), data.get()) else { return NOT_INITIALIZED };
         let (shape, sequences) = (*lock(&network.network), *lock(&data.sequences));
-        let step = shape.layers * shape.directions * sequences.batch * shape.hidden * width(shape.data_type);
-        // The workspace holds the gates of one time step of all layers, twice. In training, the reserve holds
-        // the gates, the cell and the output of every time step of all layers for the backward pass.
-        workspace.put(step * shape.gates() * 2);
-        reserve.put(if training == 0 { 0 } else { step * sequences.steps * (shape.gates() + 2) });
+        workspace.put(shape.workspace_bytes(sequences, training != 0));
+        reserve.put(if training == 0 { 0 } else { shape.reserve_bytes(sequences) });
         OK
     }
     /// Writes the size of one generator's state for 1,024 threads of each multiprocessor, as an H200 does.
     Guess fn cudnnDropoutGetStatesSize(_handle: Word, size: Out<usize>) {
         size.give(host_state().spec.sms as usize * 1024 * 48)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::RnnShape;
-
-    #[test]
-    fn packed_rnn_weights_have_as_many_elements_as_the_module_has_parameters() {
-        // Expected: the parameters of torch.nn.LSTM(64, 128, 2): 4 * 128 * (64 + 128 + 2) + 4 * 128 * (128 +
-        // 128 + 2).
-        let lstm = RnnShape {
-            cell: 2,
-            bias: true,
-            directions: 1,
-            data_type: 0,
-            input: 64,
-            hidden: 128,
-            projected: 0,
-            layers: 2,
-        };
-        assert_eq!(lstm.weight_bytes(), 4 * (4 * 128 * (64 + 128 + 2) + 4 * 128 * (128 + 128 + 2)));
-        // Expected: the parameters of torch.nn.GRU(8, 16, bidirectional=True, bias=False).
-        let gru = RnnShape {
-            cell: 3,
-            bias: false,
-            directions: 2,
-            data_type: 2,
-            input: 8,
-            hidden: 16,
-            projected: 0,
-            layers: 1,
-        };
-        assert_eq!(gru.weight_bytes(), 2 * (2 * 3 * 16 * (8 + 16)));
     }
 }

@@ -21,7 +21,6 @@ success! {
     cudnnDestroyActivationDescriptor,
     cudnnDestroyCTCLossDescriptor,
     cudnnDestroyConvolutionDescriptor,
-    cudnnDestroyDropoutDescriptor,
     cudnnDestroyFilterDescriptor,
     cudnnDestroySpatialTransformerDescriptor,
     cudnnGetFilterNdDescriptor,
@@ -374,7 +373,6 @@ fills! {
     Success cudnnCreateActivationDescriptor(a0: Out<usize>) { a0 = opaque_handle(); }
     Success cudnnCreateCTCLossDescriptor(a0: Out<usize>) { a0 = opaque_handle(); }
     Success cudnnCreateConvolutionDescriptor(a0: Out<usize>) { a0 = opaque_handle(); }
-    Success cudnnCreateDropoutDescriptor(a0: Out<usize>) { a0 = opaque_handle(); }
     Success cudnnCreateFilterDescriptor(a0: Out<usize>) { a0 = opaque_handle(); }
     Success cudnnCreatePoolingDescriptor(a0: Out<usize>) { a0 = opaque_handle(); }
     Success cudnnCreateSpatialTransformerDescriptor(a0: Out<usize>) { a0 = opaque_handle(); }
