@@ -1,4 +1,4 @@
-//! The libraries above CUDA: cuBLAS, cuDNN, NCCL, NVML and NVRTC.
+//! The libraries above CUDA: cuBLAS, cuDNN, cuFFT, cuSOLVER, cuSPARSE, NCCL, NVML and NVRTC.
 
 pub(crate) mod cublas;
 pub(crate) mod cudnn;
@@ -16,3 +16,4 @@ pub(crate) mod rnn;
 pub(crate) mod rnn_memory;
 pub(crate) mod solver_codes;
 pub(crate) mod stand_ins;
+pub(crate) mod workspaces;

@@ -53,7 +53,6 @@ success! {
     cusparseDestroyDnMat,
     cusparseDestroyDnVec,
     cusparseDestroyMatDescr,
-    cusparseDestroySpMat,
     cusparseDnMatSetStridedBatch,
     cusparseLtMatDescriptorDestroy,
     cusparseLtMatmulAlgGetAttribute,
@@ -382,13 +381,9 @@ fills! {
     Guess cudnnGetCTCLossWorkspaceSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, a8: Out<usize>) { a8 = 0; }
     Guess cudnnGetCTCLossWorkspaceSize_v8(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<usize>) { a5 = 0; }
     Success cufftCreate(a0: Out<usize>) { a0 = opaque_handle(); }
-    Guess cufftXtMakePlanMany(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, a12: Out<usize>, _a13: Word) { a12 = 0; }
     Guess cusolverDnCgeqrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<c_int>) { a5 = 0; }
     Guess cusolverDnCgesvd_bufferSize(_a0: Word, _a1: Word, _a2: Word, a3: Out<c_int>) { a3 = 0; }
     Guess cusolverDnCgesvdaStridedBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, _a12: Word, _a13: Word, _a14: Word, _a15: Word, a16: Out<c_int>, _a17: Word) { a16 = 0; }
-    Guess cusolverDnCgesvdjBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<c_int>, _a12: Word, _a13: Word) { a11 = 0; }
-    Guess cusolverDnCgesvdj_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, a12: Out<c_int>, _a13: Word) { a12 = 0; }
-    Guess cusolverDnCgetrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<c_int>) { a5 = 0; }
     Guess cusolverDnCheevd_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>) { a7 = 0; }
     Guess cusolverDnCheevjBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>, _a8: Word, _a9: Word) { a7 = 0; }
     Guess cusolverDnCheevj_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>, _a8: Word) { a7 = 0; }
@@ -398,16 +393,9 @@ fills! {
     Success cusolverDnCreateParams(a0: Out<usize>) { a0 = opaque_handle(); }
     Success cusolverDnCreateSyevjInfo(a0: Out<usize>) { a0 = opaque_handle(); }
     Guess cusolverDnCsytrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, a4: Out<c_int>) { a4 = 0; }
-    Guess cusolverDnCungqr_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>) { a7 = 0; }
-    Guess cusolverDnCunmqr_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<c_int>) { a11 = 0; }
     Guess cusolverDnDgeqrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<c_int>) { a5 = 0; }
     Guess cusolverDnDgesvd_bufferSize(_a0: Word, _a1: Word, _a2: Word, a3: Out<c_int>) { a3 = 0; }
     Guess cusolverDnDgesvdaStridedBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, _a12: Word, _a13: Word, _a14: Word, _a15: Word, a16: Out<c_int>, _a17: Word) { a16 = 0; }
-    Guess cusolverDnDgesvdjBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<c_int>, _a12: Word, _a13: Word) { a11 = 0; }
-    Guess cusolverDnDgesvdj_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, a12: Out<c_int>, _a13: Word) { a12 = 0; }
-    Guess cusolverDnDgetrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<c_int>) { a5 = 0; }
-    Guess cusolverDnDorgqr_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>) { a7 = 0; }
-    Guess cusolverDnDormqr_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<c_int>) { a11 = 0; }
     Guess cusolverDnDpotrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<c_int>) { a5 = 0; }
     Guess cusolverDnDsyevd_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>) { a7 = 0; }
     Guess cusolverDnDsyevjBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>, _a8: Word, _a9: Word) { a7 = 0; }
@@ -416,43 +404,26 @@ fills! {
     Guess cusolverDnSgeqrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<c_int>) { a5 = 0; }
     Guess cusolverDnSgesvd_bufferSize(_a0: Word, _a1: Word, _a2: Word, a3: Out<c_int>) { a3 = 0; }
     Guess cusolverDnSgesvdaStridedBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, _a12: Word, _a13: Word, _a14: Word, _a15: Word, a16: Out<c_int>, _a17: Word) { a16 = 0; }
-    Guess cusolverDnSgesvdjBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<c_int>, _a12: Word, _a13: Word) { a11 = 0; }
-    Guess cusolverDnSgesvdj_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, a12: Out<c_int>, _a13: Word) { a12 = 0; }
-    Guess cusolverDnSgetrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<c_int>) { a5 = 0; }
-    Guess cusolverDnSorgqr_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>) { a7 = 0; }
-    Guess cusolverDnSormqr_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<c_int>) { a11 = 0; }
     Guess cusolverDnSpotrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<c_int>) { a5 = 0; }
     Guess cusolverDnSsyevd_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>) { a7 = 0; }
     Guess cusolverDnSsyevjBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>, _a8: Word, _a9: Word) { a7 = 0; }
-    Guess cusolverDnSsyevj_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>, _a8: Word) { a7 = 0; }
     Guess cusolverDnSsytrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, a4: Out<c_int>) { a4 = 0; }
     Guess cusolverDnXgeev_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, _a12: Word, _a13: Word, _a14: Word, _a15: Word, _a16: Word, a17: Out<usize>, a18: Out<usize>) { a17 = 0; a18 = 0; }
-    Guess cusolverDnXgeqrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, a10: Out<usize>, a11: Out<usize>) { a10 = 0; a11 = 0; }
-    Guess cusolverDnXpotrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, a8: Out<usize>, a9: Out<usize>) { a8 = 0; a9 = 0; }
-    Guess cusolverDnXsyevBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<usize>, a12: Out<usize>, _a13: Word) { a11 = 0; a12 = 0; }
-    Guess cusolverDnXsyevd_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<usize>, a12: Out<usize>) { a11 = 0; a12 = 0; }
     Guess cusolverDnXsytrs_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<usize>, a12: Out<usize>) { a11 = 0; a12 = 0; }
     Guess cusolverDnZgeqrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<c_int>) { a5 = 0; }
     Guess cusolverDnZgesvd_bufferSize(_a0: Word, _a1: Word, _a2: Word, a3: Out<c_int>) { a3 = 0; }
     Guess cusolverDnZgesvdaStridedBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, _a12: Word, _a13: Word, _a14: Word, _a15: Word, a16: Out<c_int>, _a17: Word) { a16 = 0; }
-    Guess cusolverDnZgesvdjBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<c_int>, _a12: Word, _a13: Word) { a11 = 0; }
-    Guess cusolverDnZgesvdj_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, a12: Out<c_int>, _a13: Word) { a12 = 0; }
-    Guess cusolverDnZgetrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<c_int>) { a5 = 0; }
     Guess cusolverDnZheevd_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>) { a7 = 0; }
     Guess cusolverDnZheevjBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>, _a8: Word, _a9: Word) { a7 = 0; }
     Guess cusolverDnZheevj_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>, _a8: Word) { a7 = 0; }
     Guess cusolverDnZpotrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<c_int>) { a5 = 0; }
     Guess cusolverDnZsytrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, a4: Out<c_int>) { a4 = 0; }
-    Guess cusolverDnZungqr_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>) { a7 = 0; }
-    Guess cusolverDnZunmqr_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<c_int>) { a11 = 0; }
     Guess cusparseCbsrsm2_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, _a12: Word, a13: Out<c_int>) { a13 = 0; }
     Guess cusparseCbsrsv2_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<c_int>) { a11 = 0; }
     Guess cusparseCcsrgeam2_bufferSizeExt(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, _a12: Word, _a13: Word, _a14: Word, _a15: Word, _a16: Word, _a17: Word, _a18: Word, a19: Out<usize>) { a19 = 0; }
     Success cusparseCreate(a0: Out<usize>) { a0 = opaque_handle(); }
     Success cusparseCreateBsrsm2Info(a0: Out<usize>) { a0 = opaque_handle(); }
     Success cusparseCreateBsrsv2Info(a0: Out<usize>) { a0 = opaque_handle(); }
-    Success cusparseCreateCoo(a0: Out<usize>, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word) { a0 = opaque_handle(); }
-    Success cusparseCreateCsr(a0: Out<usize>, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word) { a0 = opaque_handle(); }
     Success cusparseCreateDnMat(a0: Out<usize>, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word) { a0 = opaque_handle(); }
     Success cusparseCreateDnVec(a0: Out<usize>, _a1: Word, _a2: Word, _a3: Word) { a0 = opaque_handle(); }
     Success cusparseCreateMatDescr(a0: Out<usize>) { a0 = opaque_handle(); }
@@ -471,10 +442,6 @@ fills! {
     Guess cusparseSbsrsm2_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, _a12: Word, a13: Out<c_int>) { a13 = 0; }
     Guess cusparseSbsrsv2_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<c_int>) { a11 = 0; }
     Guess cusparseScsrgeam2_bufferSizeExt(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, _a11: Word, _a12: Word, _a13: Word, _a14: Word, _a15: Word, _a16: Word, _a17: Word, _a18: Word, a19: Out<usize>) { a19 = 0; }
-    Guess cusparseSpGEMM_compute(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<usize>, _a12: Word) { a11 = 0; }
-    Guess cusparseSpGEMM_workEstimation(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, _a10: Word, a11: Out<usize>, _a12: Word) { a11 = 0; }
-    Guess cusparseSpMM_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, a10: Out<usize>) { a10 = 0; }
-    Guess cusparseSpMV_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, a9: Out<usize>) { a9 = 0; }
     Guess cusparseSpMatGetSize(_a0: Word, a1: Out<i64>, a2: Out<i64>, a3: Out<i64>) { a1 = 0; a2 = 0; a3 = 0; }
     Guess cusparseSpSM_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, a10: Out<usize>) { a10 = 0; }
     Guess cusparseSpSV_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, a9: Out<usize>) { a9 = 0; }

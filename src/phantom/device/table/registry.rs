@@ -30,6 +30,7 @@ static TABLES: &[&[&CallEntry]] = &[
     kernels::modules::TABLE,
     cuda::vmm::TABLE,
     libs::library_calls::TABLE,
+    libs::workspaces::TABLE,
     libs::cublas::TABLE,
     libs::cudnn::TABLE,
     libs::cudnn_conv::TABLE,
