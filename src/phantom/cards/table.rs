@@ -28,8 +28,8 @@
 //!     process on GPU 0 with one segment of 2 MiB. The process uses 610 with the drivers 535 and 550, and 614
 //!     with the drivers 560 and 570. vLLM found 78.66 of 79.19 GiB free at its start, before PyTorch's
 //!     kernels were loaded.
-//!   - H200: in the same logs, a process that has just started uses 520. With NCCL, each rank uses 6 less
-//!     than on an H100.
+//!   - H200: `scripts/calibrate` measured 518 before and 610 after the first kernels (torch 2.11.0, driver
+//!     580). In the same logs, a process that has just started uses 520.
 //!   - A100: 78.84 of 79.25 GiB are free when vLLM starts, and 38.87 of 39.39 GiB when SGLang loads its
 //!     weights.
 //!   - B200: 177.57 of 178.35 GiB are free when SGLang loads its weights, and the process group uses 0.09
@@ -278,12 +278,12 @@ cards! {
     "h20" "NVIDIA H20", 97285 MiB
         from "properties",
         cc 9 0, 78 SMs, context {~430}, L2 61440, bus 6144, MHz 1980 2619;
-    "h200" "NVIDIA H200", 143071 MiB
-        from "OOM: 139.72 GiB",
-        cc 9 0, 132 SMs, context {606 in 518..614}, L2 61440, bus 6144, MHz 1980 3201;
+    "h200" "NVIDIA H200", 143155 MiB
+        from "scripts/calibrate, torch 2.11.0, driver 580.159.04: 150,109,880,320 bytes",
+        cc 9 0, 132 SMs, context {610 in 518..614}, L2 61440, bus 6016, MHz 1980 3201;
     "h200-nvl" "NVIDIA H200 NVL", 143156 MiB
         from "Unsloth, torch 2.8: 139.801 GiB",
-        cc 9 0, 132 SMs, context {606 in 518..614}, L2 61440, bus 6144, MHz 1785 3201;
+        cc 9 0, 132 SMs, context {610 in 518..614}, L2 61440, bus 6144, MHz 1785 3201;
     "gh200" "NVIDIA GH200 480GB", 96768 MiB
         from "OOM: 94.50 GiB; 94.88, https://github.com/Lightning-AI/litgpt/issues/1892",
         cc 9 0, 132 SMs, context {~612}, L2 61440, bus 6144, MHz 1980 2619;

@@ -19,6 +19,7 @@ use crate::core::const_text::{contains, is_in, starts_with};
 use crate::core::faults::{self, Part};
 use crate::core::ffi::{NO_DEVICE, OK, Status};
 use crate::core::host_state::{current, fail, host_state};
+use crate::core::on_behalf::is_on_behalf;
 
 /// The conditions under which one call fails at once: the driver is not initialized, a fault is injected, or
 /// a stream is captured.
@@ -188,6 +189,8 @@ impl CaptureRule {
     fn refusal(self) -> Option<Status> {
         match self {
             Self::Free => None,
+            // A library relaxes the mode of its thread before it allocates for itself.
+            Self::Unsafe if is_on_behalf() => None,
             Self::Unsafe => capture::refuse_unsafe(),
             Self::Device => capture::refuse_device(current().index),
             Self::Synchronous => capture::refuse_legacy(current().index).or_else(capture::refuse_unsafe),

@@ -17,6 +17,7 @@ use crate::core::lock::lock;
 use crate::cuda::reach::{Holder, hold};
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
+use crate::libs::handle_memory;
 use crate::libs::library_calls::{launch_of, set_stream, stream_of};
 
 /// The state of a cuBLAS handle.
@@ -53,8 +54,14 @@ fn add_address(description: usize, address: usize) {
 const _: () = assert!(size_of::<cublasLtMatmulHeuristicResult_t>() == 96);
 
 answers! {
-    Real fn cublasCreate_v2(out: Out<Handle<BlasHandle>>) { out.give(Handle::new(BlasHandle::default())) }
-    Success fn cublasDestroy_v2(_handle: Word) { OK }
+    Real fn cublasCreate_v2(out: Out<Handle<BlasHandle>>) {
+        let handle = Handle::new(BlasHandle::default());
+        match handle_memory::create_cublas(handle.address()) {
+            OK => out.give(handle),
+            status => status,
+        }
+    }
+    Success fn cublasDestroy_v2(handle: Word) { handle_memory::destroy(handle) }
     Real fn cublasSetStream_v2(handle: Handle<BlasHandle>, stream: StreamHandle) {
         if handle.get().is_none() {
             return NOT_INITIALIZED;

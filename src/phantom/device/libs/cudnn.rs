@@ -30,6 +30,7 @@ use crate::cuda::device_attributes::{
 };
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
+use crate::libs::handle_memory;
 use crate::libs::library_calls::{launch_of, set_stream, stream_of};
 use crate::libs::nvrtc;
 
@@ -325,8 +326,14 @@ unsafe fn keep_addresses(descriptor: usize, count: i64, values: In<usize>) {
 
 answers! {
     /// A handle holds the index of the device on which it was created.
-    Real fn cudnnCreate(out: Out<Handle<[usize; 8]>>) { out.give(Handle::new([current().index; 8])) }
-    Success fn cudnnDestroy(_handle: Word) { OK }
+    Real fn cudnnCreate(out: Out<Handle<[usize; 8]>>) {
+        let handle = Handle::new([current().index; 8]);
+        match handle_memory::create_cudnn(handle.address()) {
+            OK => out.give(handle),
+            status => status,
+        }
+    }
+    Success fn cudnnDestroy(handle: Word) { handle_memory::destroy(handle) }
     Real fn cudnnSetStream(handle: Word, stream: StreamHandle) {
         set_stream(handle, stream);
         OK

@@ -1,8 +1,7 @@
 //! The allocations of a communicator. They are made through the driver on behalf of NCCL, in the sizes that
 //! [`nccl_memory`](crate::libs::nccl_memory) computes.
 //!
-//! cuBLAS, cuDNN, cuFFT, cuSOLVER and cuSPARSE allocate nothing here, because we found no source that states
-//! how much memory their handles take. `scripts/calibrate` measures it.
+//! [`handle_memory`](crate::libs::handle_memory) has the memory of the other libraries' handles.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, c_int};
@@ -27,7 +26,7 @@ use crate::libs::nccl_memory::{HOPPER_CODE, HOPPER_FIRST_KERNEL, NcclMemory, hop
 ///
 /// # Safety
 /// `F` is the type of a function pointer, with the signature that `cuda.h` gives the function of this name.
-unsafe fn find_in_program<F: Copy>(name: &CStr) -> Option<F> {
+pub(crate) unsafe fn find_in_program<F: Copy>(name: &CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<usize>()) };
     // SAFETY: a null name is the program itself, which stays open.
     let program = unsafe { libc::dlopen(null(), libc::RTLD_LAZY) };

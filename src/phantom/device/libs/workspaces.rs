@@ -14,6 +14,7 @@ use crate::core::call_table::answers;
 use crate::core::ffi::{In, OK, Out, Status, Word, opaque_handle};
 use crate::core::host_state::host_state;
 use crate::core::lock::lock;
+use crate::libs::handle_memory;
 
 /// Returns a length that the program passed. A negative length counts as 0, and the limit keeps the products
 /// below 2^64.
@@ -356,7 +357,8 @@ answers! {
             _ => Transform::Complex,
         };
         let bytes = plan_bytes(transform, &lengths, length(batch), element_bytes(execution));
-        size.give(bytes as usize)
+        size.put(bytes as usize);
+        handle_memory::plan_fft()
     }
 
     Success fn cusparseCreateCsr(

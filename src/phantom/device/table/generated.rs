@@ -36,7 +36,6 @@ success! {
     cufftDestroy,
     cufftSetAutoAllocation,
     cufftSetWorkArea,
-    cusolverDnDestroy,
     cusolverDnDestroyGesvdjInfo,
     cusolverDnDestroyParams,
     cusolverDnDestroySyevjInfo,
@@ -388,7 +387,6 @@ fills! {
     Guess cusolverDnCheevjBatched_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>, _a8: Word, _a9: Word) { a7 = 0; }
     Guess cusolverDnCheevj_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, a7: Out<c_int>, _a8: Word) { a7 = 0; }
     Guess cusolverDnCpotrf_bufferSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<c_int>) { a5 = 0; }
-    Success cusolverDnCreate(a0: Out<usize>) { a0 = opaque_handle(); }
     Success cusolverDnCreateGesvdjInfo(a0: Out<usize>) { a0 = opaque_handle(); }
     Success cusolverDnCreateParams(a0: Out<usize>) { a0 = opaque_handle(); }
     Success cusolverDnCreateSyevjInfo(a0: Out<usize>) { a0 = opaque_handle(); }

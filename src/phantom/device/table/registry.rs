@@ -31,6 +31,7 @@ static TABLES: &[&[&CallEntry]] = &[
     cuda::vmm::TABLE,
     libs::library_calls::TABLE,
     libs::workspaces::TABLE,
+    libs::handle_memory::TABLE,
     libs::cublas::TABLE,
     libs::cudnn::TABLE,
     libs::cudnn_conv::TABLE,
