@@ -5,7 +5,7 @@
 //! on the heuristics, the engine and the plan, and passes no handle. A stand-in with one plan that needs no
 //! workspace replaces an older cuDNN, and its answers are reported as guesses.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::transmute;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,6 +31,7 @@ use crate::cuda::device_attributes::{
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
 use crate::libs::handle_memory;
+use crate::libs::cudnn_products::workspace_of_product;
 use crate::libs::library_calls::{launch_of, set_stream, stream_of};
 use crate::libs::nvrtc;
 
@@ -54,6 +55,7 @@ codes!(cudnnBackendAttributeName_t {
     CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
     CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
     CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP,
+    CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION,
     CUDNN_ATTR_OPERATIONGRAPH_HANDLE,
     CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT,
     CUDNN_ATTR_ENGINE_GLOBAL_INDEX,
@@ -89,6 +91,8 @@ struct RealCudnn {
     card: usize,
     /// The types of the live descriptors.
     types: Mutex<HashMap<usize, c_int>>,
+    /// The configuration that the heuristics name first for each graph, and the plans made from one.
+    first: Mutex<HashSet<usize>>,
 }
 
 /// Looks up a function in the loaded libcudnn. Returns `None` if the library does not have the function.
@@ -133,6 +137,7 @@ fn open() -> Option<RealCudnn> {
             get: transmute::<*mut c_void, Get>(symbol(library, c"cudnnBackendGetAttribute")?),
             card: 0,
             types: Mutex::default(),
+            first: Mutex::default(),
         }
     };
     let mut card = 0usize;
@@ -224,6 +229,7 @@ unsafe fn destroy_descriptor(descriptor: usize) -> Status {
     lock(&ADDRESSES).remove(&descriptor);
     let Some(real) = real() else { return OK };
     lock(&real.types).remove(&descriptor);
+    lock(&real.first).remove(&descriptor);
     // SAFETY: the caller's promise.
     unsafe { (real.destroy)(descriptor) }
 }
@@ -270,12 +276,48 @@ unsafe fn get_attribute(descriptor: usize, request: AttributeRequest) -> Status 
     unsafe {
         let Some(real) = real() else { return stand_in(name, count, values) };
         let status = (real.get)(descriptor, name, kind, wanted, count, values);
-        if status == OK && name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE && values != 0 {
-            let size = (values as *const i64).read_unaligned();
-            LARGEST_WORKSPACE.fetch_max(size.max(0) as usize, Ordering::Relaxed);
+        if status != OK || values == 0 || wanted < 1 {
+            return status;
+        }
+        if name == CUDNN_ATTR_ENGINEHEUR_RESULTS {
+            lock(&real.first).insert((values as *const usize).read_unaligned());
+        }
+        if name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE {
+            let place = values as *mut i64;
+            let mut size = place.read_unaligned().max(0) as usize;
+            if let Some(product) = product_of(real, descriptor, size) {
+                size = product;
+                place.write_unaligned(product as i64);
+            }
+            LARGEST_WORKSPACE.fetch_max(size, Ordering::Relaxed);
         }
         status
     }
+}
+
+/// Returns the workspace of the matrix product that a Hopper card takes instead of this plan, if it does.
+///
+/// # Safety
+/// The descriptor is a finalized plan.
+unsafe fn product_of(real: &RealCudnn, plan: usize, workspace: usize) -> Option<usize> {
+    if host_state().spec.cc != (9, 0) || !lock(&real.first).contains(&plan) {
+        return None;
+    }
+    let mut text = vec![0u8; 1 << 16];
+    let mut length = 0i64;
+    // SAFETY: the caller's promise, with places of ours.
+    let status = unsafe {
+        (real.get)(
+            plan,
+            CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION,
+            CUDNN_TYPE_CHAR,
+            text.len() as i64,
+            Out::of(&mut length),
+            text.as_mut_ptr() as usize,
+        )
+    };
+    let text = text.get(..usize::try_from(length).ok()?)?;
+    (status == OK).then(|| workspace_of_product(std::str::from_utf8(text).ok()?, workspace)).flatten()
 }
 
 /// Reads an attribute of the stand-in, which has one engine and one configuration, and needs no workspace.
@@ -350,7 +392,16 @@ answers! {
             by_contract!(keep_addresses(descriptor, count, In::from_address(values)));
         }
         match real() {
-            Some(real) if !is_handle => by_contract!((real.set)(descriptor, name, kind, count, values)),
+            Some(real) if !is_handle => {
+                if name == CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG {
+                    let configuration = by_contract!(In::<usize>::from_address(values)).get();
+                    let mut first = lock(&real.first);
+                    if configuration.is_some_and(|configuration| first.contains(&configuration)) {
+                        first.insert(descriptor);
+                    }
+                }
+                by_contract!((real.set)(descriptor, name, kind, count, values))
+            }
             _ => OK,
         }
     }
