@@ -213,6 +213,33 @@ unsafe fn get_tensor(descriptor: Handle<Descriptor>, capacity: c_int, out: Tenso
     OK
 }
 
+/// A tensor of batches and places in which the channels of a place are neighbours.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ChannelsLast {
+    pub(crate) places: usize,
+    pub(crate) channels: usize,
+    /// The bytes of an element.
+    pub(crate) width: usize,
+}
+
+/// Returns the shape of the tensor at this address, or `None` if its channels are not neighbours.
+///
+/// # Safety
+/// `descriptor` is null or a tensor descriptor.
+pub(crate) unsafe fn channels_last(descriptor: Word) -> Option<ChannelsLast> {
+    // SAFETY: the caller's promise.
+    let descriptor = unsafe { Handle::<Descriptor>::from_address(descriptor) }.get()?;
+    let tensor = *lock(&descriptor.tensor);
+    let (sizes, strides) = (tensor.sizes.get(..tensor.rank)?, tensor.strides.get(..tensor.rank)?);
+    let (&[batch, channels, ref places @ ..], &[_, 1, ..]) = (sizes, strides) else { return None };
+    let size = |size: c_int| size.max(0) as usize;
+    Some(ChannelsLast {
+        places: places.iter().fold(size(batch), |places, &next| places * size(next)),
+        channels: size(channels),
+        width: width(tensor.data_type),
+    })
+}
+
 answers! {
     Real fn cudnnCreateRNNDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
     Real fn cudnnCreateRNNDataDescriptor(out: Out<Handle<Descriptor>>) { create(out) }

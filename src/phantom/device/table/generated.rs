@@ -374,8 +374,6 @@ fills! {
     Success cudnnCreateFilterDescriptor(a0: Out<usize>) { a0 = opaque_handle(); }
     Success cudnnCreatePoolingDescriptor(a0: Out<usize>) { a0 = opaque_handle(); }
     Success cudnnCreateSpatialTransformerDescriptor(a0: Out<usize>) { a0 = opaque_handle(); }
-    Guess cudnnGetBatchNormalizationBackwardExWorkspaceSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, _a8: Word, _a9: Word, a10: Out<usize>) { a10 = 0; }
-    Guess cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, a8: Out<usize>) { a8 = 0; }
     Guess cudnnGetBatchNormalizationTrainingExReserveSpaceSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<usize>) { a5 = 0; }
     Guess cudnnGetCTCLossWorkspaceSize(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, _a5: Word, _a6: Word, _a7: Word, a8: Out<usize>) { a8 = 0; }
     Guess cudnnGetCTCLossWorkspaceSize_v8(_a0: Word, _a1: Word, _a2: Word, _a3: Word, _a4: Word, a5: Out<usize>) { a5 = 0; }

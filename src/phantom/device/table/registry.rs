@@ -35,6 +35,7 @@ static TABLES: &[&[&CallEntry]] = &[
     libs::cublas::TABLE,
     libs::cudnn::TABLE,
     libs::cudnn_conv::TABLE,
+    libs::cudnn_norms::TABLE,
     libs::rnn::TABLE,
     libs::nccl::TABLE,
     libs::nvml::TABLE,
