@@ -255,7 +255,6 @@ def indexing(n):
 
 
 def on_images(d):
-    grid = torch.zeros(8, 32, 32, 2, device=DEVICE)
     calls = {
         "maxpool": lambda x: F.max_pool2d(x, 2),
         "avgpool": lambda x: F.avg_pool2d(x, 2),
@@ -279,7 +278,7 @@ def on_images(d):
         "roll": lambda x: x.roll(3, -1),
         "glu": lambda x: F.glu(x, 1),
         "pixel": lambda x: F.pixel_shuffle(x, 2),
-        "grid": lambda x: F.grid_sample(x.float(), grid),
+        "grid": lambda x: F.grid_sample(x.float(), torch.zeros(8, 32, 32, 2, device=DEVICE)),
     }
     for name, call in calls.items():
         op(f"{name}:{d}", lambda: [randn(8, 16, 64, 64, d=d, requires_grad=True)], call, backward)
@@ -312,8 +311,7 @@ def main():
                 fourier(n, batch)
     for n in (64, 127, 256, 500, 1024):
         fourier_2d(n)
-    window = torch.ones(400, device=DEVICE)
-    stft = lambda a: torch.stft(a, 400, 160, return_complex=True, window=window)
+    stft = lambda a: torch.stft(a, 400, 160, return_complex=True, window=torch.ones(400, device=DEVICE))
     op("stft", lambda: [randn(4, 16000)], stft)
     for name, kind in (("lstm", nn.LSTM), ("gru", nn.GRU), ("rnn", nn.RNN)):
         for d in ("f32", "f16", "bf16"):

@@ -36,7 +36,7 @@ def train(model, batch, steps=3, autocast=None, optimizer=torch.optim.AdamW, **o
         inputs = batch()
         with torch.autocast("cuda", autocast, enabled=autocast is not None):
             loss = model(*inputs)
-        loss.float().mean().backward()
+        (loss if loss.dim() == 0 else loss.float().mean()).backward()
         optimizer.step()
         optimizer.zero_grad()
     torch.cuda.synchronize()
@@ -94,9 +94,9 @@ def resnet(channels_last=False, benchmark=False, autocast=None):
 
     torch.backends.cudnn.benchmark = benchmark
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    model = WithLoss(torchvision.models.resnet50().to(memory_format=memory_format), classify)
+    model = torchvision.models.resnet50().to(DEVICE).to(memory_format=memory_format)
     sgd = {"optimizer": torch.optim.SGD, "lr": 0.1, "momentum": 0.9}
-    train(model, images(memory_format), autocast=autocast, **sgd)
+    train(WithLoss(model, classify), images(memory_format), autocast=autocast, **sgd)
 
 
 class UNet3d(nn.Module):
@@ -190,8 +190,7 @@ def loader():
     model = nn.Sequential(*layers).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for pixels, labels in DataLoader(data, 64, num_workers=2, pin_memory=True):
-        logits = model(pixels.cuda(non_blocking=True))
-        F.cross_entropy(logits, labels.cuda(non_blocking=True)).backward()
+        F.cross_entropy(model(pixels.cuda(non_blocking=True)), labels.cuda(non_blocking=True)).backward()
         optimizer.step()
         optimizer.zero_grad()
 

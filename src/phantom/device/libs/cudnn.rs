@@ -30,8 +30,8 @@ use crate::cuda::device_attributes::{
 };
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
-use crate::libs::handle_memory;
 use crate::libs::cudnn_products::workspace_of_product;
+use crate::libs::handle_memory;
 use crate::libs::library_calls::{launch_of, set_stream, stream_of};
 use crate::libs::nvrtc;
 

@@ -3,10 +3,10 @@
 pub(crate) mod cublas;
 pub(crate) mod cudnn;
 pub(crate) mod cudnn_conv;
-pub(crate) mod handle_memory;
 pub(crate) mod cudnn_gpcs;
 pub(crate) mod cudnn_norms;
 pub(crate) mod cudnn_products;
+pub(crate) mod handle_memory;
 pub(crate) mod library_calls;
 pub(crate) mod nccl;
 pub(crate) mod nccl_buffers;
