@@ -1,6 +1,7 @@
-//! Finds the loaded library to which an address belongs.
+//! Finds the loaded library to which an address belongs, and functions by name.
 
 use std::ffi::CStr;
+use std::ptr::null;
 
 /// Returns the file of the library that contains an address.
 pub(crate) fn library_of(address: *mut libc::c_void) -> Option<String> {
@@ -12,4 +13,20 @@ pub(crate) fn library_of(address: *mut libc::c_void) -> Option<String> {
     }
     // SAFETY: not null, so the loader's name of a loaded library.
     Some(unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned())
+}
+
+/// Finds a function of the driver in the way in which other libraries find it. So a tracer that was loaded
+/// before this library sees the call. (`RTLD_DEFAULT` would find this library's own function, because this
+/// library is linked to bind its own names first.)
+///
+/// # Safety
+/// `F` is the type of a function pointer, with the signature that `cuda.h` gives the function of this name.
+pub(crate) unsafe fn find_in_program<F: Copy>(name: &CStr) -> Option<F> {
+    const { assert!(size_of::<F>() == size_of::<usize>()) };
+    // SAFETY: a null name is the program itself, which stays open.
+    let program = unsafe { libc::dlopen(null(), libc::RTLD_LAZY) };
+    // SAFETY: an open handle and a C string.
+    let found = unsafe { libc::dlsym(program, name.as_ptr()) };
+    // SAFETY: the caller's promise.
+    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut libc::c_void, F>(&found) })
 }

@@ -14,10 +14,10 @@ use crate::core::call_table::answers;
 use crate::core::driver_version::driver_version;
 use crate::core::ffi::{OK, OUT_OF_MEMORY, Out, Status, Word, opaque_handle};
 use crate::core::host_state::{current, host_state};
+use crate::core::loaded_library::find_in_program;
 use crate::core::lock::lock;
 use crate::core::on_behalf::on_behalf_of;
 use crate::core::past_oom::Caller;
-use crate::libs::nccl_buffers::find_in_program;
 
 /// The names of a library for CUDA 12 and for CUDA 13.
 type Names = [&'static CStr; 2];

@@ -6,35 +6,19 @@
 use std::collections::HashSet;
 use std::ffi::{CStr, c_int};
 use std::mem::zeroed;
-use std::ptr::null;
 use std::sync::{Mutex, OnceLock};
 
 use cudarc::driver::sys::{CUmemAllocationProp, CUmemAllocationType, CUmemLocationType};
 
 use crate::core::ffi::{OK, OUT_OF_MEMORY, Out, Status};
 use crate::core::host_state::{device, host_state};
+use crate::core::loaded_library::find_in_program;
 use crate::core::lock::lock;
 use crate::core::on_behalf::on_behalf_of;
 use crate::core::past_oom::Caller;
 use crate::core::vram::PAGE;
 use crate::libs::nccl_groups::RankPlace;
 use crate::libs::nccl_memory::{HOPPER_CODE, HOPPER_FIRST_KERNEL, NcclMemory, hopper_message_kernel};
-
-/// Finds a function of the driver in the way in which other libraries find it. So a tracer that was loaded
-/// before this library sees the call. (`RTLD_DEFAULT` would find this library's own function, because this
-/// library is linked to bind its own names first.)
-///
-/// # Safety
-/// `F` is the type of a function pointer, with the signature that `cuda.h` gives the function of this name.
-pub(crate) unsafe fn find_in_program<F: Copy>(name: &CStr) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<usize>()) };
-    // SAFETY: a null name is the program itself, which stays open.
-    let program = unsafe { libc::dlopen(null(), libc::RTLD_LAZY) };
-    // SAFETY: an open handle and a C string.
-    let found = unsafe { libc::dlsym(program, name.as_ptr()) };
-    // SAFETY: the caller's promise.
-    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut libc::c_void, F>(&found) })
-}
 
 type MemCreate = unsafe extern "C" fn(*mut u64, usize, *const CUmemAllocationProp, u64) -> Status;
 type MemRelease = unsafe extern "C" fn(u64) -> Status;
