@@ -130,15 +130,18 @@ def write_page(ran: list[Compared], figures: list[Figure]) -> None:
     """
     rows = read_rows(DATA, figures)
     today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, commit {commit()}"
-    rows |= {entry.figure: row_of(entry, today) for entry in ran}
+    rows |= {entry.figure: row_of(entry, rows.get(entry.figure), today) for entry in ran}
     write_rows(DATA, in_order(rows, figures))
     write_from_data(figures)
 
 
-def row_of(entry: Compared, computed: str) -> Row:
-    newest = entry.shown(NEWEST) if entry.ours.get(NEWEST) is not None else entry.shown()
+def row_of(entry: Compared, before: Row | None, computed: str) -> Row:
+    """Returns the row of a figure. Without a run on the newest torch, the number of the row before stays."""
     error = "0" if entry.equal() else f"{entry.error() * 100:.4f}"
-    return Row(entry.figure, entry.shown(), newest if newest != entry.shown() else "", error, computed)
+    newest = before.newest if before else ""
+    if entry.ours.get(NEWEST) is not None:
+        newest = entry.shown(NEWEST) if entry.shown(NEWEST) != entry.shown() else ""
+    return Row(entry.figure, entry.shown(), newest, error, computed)
 
 
 def write_from_data(figures: list[Figure]) -> None:

@@ -32,8 +32,10 @@ pub struct Spec {
     /// The memory in bytes that is in use before the first allocation.
     pub context: u64,
     /// The range in bytes in which the context of a real card is expected. Both ends equal
-    /// [`context`](Self::context) if the request sets it.
+    /// [`context`](Self::context) if the request sets it, or if a small `mem` limits it.
     pub context_range: (u64, u64),
+    /// Whether the request sets the context, which then includes the memory of libraries' handles.
+    pub has_own_context: bool,
     /// The memory in bytes that other processes use on each device. On a machine with one shared memory, this
     /// is the memory of the system and of other programs.
     pub others: u64,
@@ -147,6 +149,7 @@ impl Spec {
             sms: card.sms,
             context: card.context.typical_mib * MIB,
             context_range: (card.context.low_mib * MIB, card.context.high_mib * MIB),
+            has_own_context: false,
             others: card.unified().map_or(0, |pool| pool.system_mib * MIB),
             count: 1,
             channels: card.nccl_channels(),
@@ -256,6 +259,7 @@ impl Spec {
                 self.context =
                     size::parse(value).ok_or_else(|| bad("context", "a size such as 500m or 0"))?;
                 self.context_range = (self.context, self.context);
+                self.has_own_context = true;
             }
             "others" => {
                 self.others = size::parse(value).ok_or_else(|| bad("others", "a size such as 500m or 0"))?;

@@ -108,6 +108,14 @@ fn real() -> Option<&'static RealCudnn> {
     REAL.get_or_init(open).as_ref()
 }
 
+/// The version of the loaded library, such as 91900; 0 before the first descriptor.
+static VERSION: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns the version of the loaded library, such as 91900, or 0 before the program's first descriptor.
+pub(crate) fn version() -> usize {
+    VERSION.load(Ordering::Relaxed)
+}
+
 fn open() -> Option<RealCudnn> {
     // PyTorch loads the library privately, so the default search does not find it. A search by name finds a
     // loaded library and loads none.
@@ -121,7 +129,9 @@ fn open() -> Option<RealCudnn> {
         transmute::<*mut c_void, unsafe extern "C" fn() -> usize>(symbol(library, c"cudnnGetVersion")?)
     };
     // SAFETY: takes no arguments.
-    if unsafe { version() } < FIRST_DEVICELESS {
+    let version = unsafe { version() };
+    VERSION.store(version, Ordering::Relaxed);
+    if version < FIRST_DEVICELESS {
         return None;
     }
     // SAFETY: as above, for each. A `void*` of the header has the size of a `Word`.

@@ -57,15 +57,16 @@ static USED: LazyLock<Mutex<HashSet<(usize, &'static CStr)>>> = LazyLock::new(Mu
 /// Returns true if the memory that libraries and graphs took on the measured card is charged.
 pub(crate) fn is_counted() -> bool {
     let spec = &host_state().spec;
-    spec.cc == (9, 0) && spec.context_range.0 < spec.context_range.1
+    spec.cc == (9, 0) && !spec.has_own_context
 }
 
 fn name(names: Names) -> &'static CStr {
     names[usize::from(driver_version() >= 13000)]
 }
 
-/// Allocates memory for a handle with calls of the driver, which a tracer sees as calls of the library.
-fn allocate(handle: usize, library: &'static CStr, sizes: &[usize]) -> Status {
+/// Allocates memory for a handle with calls of the driver, which a tracer sees as calls of the library. Memory
+/// without a handle is never freed.
+fn allocate(handle: Option<usize>, library: &'static CStr, sizes: &[usize]) -> Status {
     type MemAlloc = unsafe extern "C" fn(*mut u64, usize) -> Status;
     // SAFETY: the signature of cuda.h.
     let Some(alloc) = (unsafe { find_in_program::<MemAlloc>(c"cuMemAlloc_v2") }) else { return OK };
@@ -74,7 +75,11 @@ fn allocate(handle: usize, library: &'static CStr, sizes: &[usize]) -> Status {
             let mut address = 0;
             // SAFETY: the place is good for one write.
             match unsafe { alloc(&raw mut address, size) } {
-                OK => lock(&HELD).entry(handle).or_default().push((library, address)),
+                OK => {
+                    if let Some(handle) = handle {
+                        lock(&HELD).entry(handle).or_default().push((library, address));
+                    }
+                }
                 status => return status,
             }
         }
@@ -94,17 +99,23 @@ fn free(handle: usize) {
     }
 }
 
-/// Returns true at the first use of a library on the current device.
-fn is_first_use(library: &'static CStr) -> bool {
-    lock(&USED).insert((current().index, library))
+/// Calls `take` at the first use of a library on the current device. If it fails, the next use is the first
+/// again.
+fn on_first_use(library: &'static CStr, take: impl FnOnce() -> Status) -> Status {
+    let usage = (current().index, library);
+    if !lock(&USED).insert(usage) {
+        return OK;
+    }
+    let status = take();
+    if status != OK {
+        lock(&USED).remove(&usage);
+    }
+    status
 }
 
 /// Charges the kernels of a library to the context, once for each device.
 fn load(library: &'static CStr, bytes: u64) -> Status {
-    if is_first_use(library) && !current().vram().charge(bytes, Caller::GivesUp) {
-        return OUT_OF_MEMORY;
-    }
-    OK
+    on_first_use(library, || if current().vram().charge(bytes, Caller::GivesUp) { OK } else { OUT_OF_MEMORY })
 }
 
 /// Returns the status of a library for a status of the driver. If an allocation failed, frees the others.
@@ -121,7 +132,7 @@ pub(crate) fn create_cublas(handle: usize) -> Status {
     if !is_counted() {
         return OK;
     }
-    finish(handle, allocate(handle, name(CUBLAS), &CUBLAS_HANDLE), CUBLAS_ALLOC_FAILED)
+    finish(handle, allocate(Some(handle), name(CUBLAS), &CUBLAS_HANDLE), CUBLAS_ALLOC_FAILED)
 }
 
 /// Takes the memory of a new cuDNN handle.
@@ -131,7 +142,7 @@ pub(crate) fn create_cudnn(handle: usize) -> Status {
     }
     let library = name(CUDNN);
     let status = match load(library, CUDNN_KERNELS) {
-        OK => allocate(handle, library, &CUDNN_HANDLE),
+        OK => allocate(Some(handle), library, &CUDNN_HANDLE),
         status => status,
     };
     finish(handle, status, CUDNN_ALLOC_FAILED)
@@ -146,10 +157,10 @@ pub(crate) fn destroy(handle: usize) -> Status {
 /// Takes the memory that cuFFT allocates with its first plan on a device, and keeps.
 pub(crate) fn plan_fft() -> Status {
     let library = name(CUFFT);
-    if !is_counted() || !is_first_use(library) {
+    if !is_counted() {
         return OK;
     }
-    let status = allocate(0, library, &CUFFT_FIRST_PLAN);
+    let status = on_first_use(library, || allocate(None, library, &CUFFT_FIRST_PLAN));
     if status == OK { OK } else { ALLOC_FAILED }
 }
 
@@ -158,9 +169,9 @@ fn create_cusolver(handle: usize) -> Status {
         return OK;
     }
     let library = name(CUSOLVER);
-    let mut status = allocate(handle, name(CUBLAS), &CUBLAS_HANDLE);
+    let mut status = allocate(Some(handle), name(CUBLAS), &CUBLAS_HANDLE);
     if status == OK {
-        status = allocate(handle, library, &CUSOLVER_HANDLE);
+        status = allocate(Some(handle), library, &CUSOLVER_HANDLE);
     }
     if status == OK {
         status = load(library, CUSOLVER_KERNELS);

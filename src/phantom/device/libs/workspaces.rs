@@ -16,8 +16,8 @@ use crate::core::host_state::host_state;
 use crate::core::lock::lock;
 use crate::libs::handle_memory;
 
-/// Returns a length that the program passed. A negative length counts as 0, and the limit keeps the products
-/// below 2^64.
+/// Returns a length that the program passed. A negative length counts as 0, and the limit keeps products of
+/// two lengths below 2^64.
 fn length(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0).min(1 << 28)
 }
@@ -58,8 +58,8 @@ fn orgqr(rows: u64, columns: u64, reflectors: u64) -> u64 {
     128 * rows.max(128) + columns * reflectors.min(256) + 128 * 128 + 256
 }
 
-/// The product with the orthogonal factor, of which `columns` is the other matrix's: exact for orders 256 to
-/// 1024, and 0.03% too large for order 32.
+/// Applies the orthogonal factor to a matrix with `columns` columns: exact for orders 256 to 1024, and 0.03%
+/// too large for order 32.
 fn ormqr(rows: u64, columns: u64, reflectors: u64) -> u64 {
     let copies = (rows * (columns + reflectors)).next_multiple_of(32);
     copies + 256 * (rows + columns + reflectors) + reflectors.next_multiple_of(32) + 256 * 256 + 256
@@ -77,7 +77,7 @@ fn syevd_bytes(n: u64, element: u64) -> u64 {
 
 /// The batched form of [`syevd`], which PyTorch uses for orders up to 32.
 fn syev_batched_bytes(n: u64, element: u64, batch: u64) -> u64 {
-    128 + element * (64 + batch * (syevd(n) - 64))
+    batch.saturating_mul(syevd(n) - 64).saturating_add(64).saturating_mul(element).saturating_add(128)
 }
 
 /// Eigenvalues by Jacobi's method, which PyTorch uses for float32 from order 32 to 512: exact for the two
@@ -164,10 +164,15 @@ const LONG_ROW: u64 = 64 << 10;
 fn plan_bytes(transform: Transform, lengths: &[u64], batch: u64, complex: u64) -> u64 {
     let Some((&last, others)) = lengths.split_last() else { return 0 };
     let stored = if transform == Transform::Complex { last } else { last / 2 + 1 };
-    let along = |n: u64, transform, all: u64| fft_bytes(transform, n, all / n.max(1) * batch, complex);
-    let outer: u64 = others.iter().product();
-    let rows = others.iter().map(|&n| along(n, Transform::Complex, outer * stored)).max().unwrap_or(0);
-    rows.max(along(last, transform, outer * last))
+    // No real transform has more elements, and fewer keep the products below 2^64.
+    let limited = |a: u64, b: u64| a.saturating_mul(b).min(1 << 48);
+    let along = |n: u64, transform, all: u64| {
+        fft_bytes(transform, n, limited(all / n.max(1), batch).min((1 << 48) / n.max(1)), complex)
+    };
+    let outer = others.iter().fold(1, |all, &n| limited(all, n));
+    let rows =
+        others.iter().map(|&n| along(n, Transform::Complex, limited(outer, stored))).max().unwrap_or(0);
+    rows.max(along(last, transform, limited(outer, last)))
 }
 
 /// The bytes that cuSPARSE adds so that it can align a workspace.
@@ -460,6 +465,9 @@ mod tests {
         assert_eq!([1, 7, 8195, 131069, 1 << 30].map(next_smooth), [1, 8, 8640, 131072, 1 << 30]);
         assert_eq!(plan_bytes(ToReal, &[2097150], 1, 8), 8388608);
         assert_eq!(plan_bytes(Complex, &[1024, 1024], 2, 8), 0);
+        let huge = length(i64::MAX);
+        assert!(plan_bytes(Complex, &[huge, huge, huge], huge, 16) > 1 << 48);
+        assert!(syev_batched_bytes(huge, 8, huge) > 1 << 48);
         for (lengths, bytes) in [([64, 126], 0), ([256, 510], 1044480), ([500, 998], 3992000)] {
             assert_eq!(plan_bytes(ToReal, &lengths, 2, 8), bytes, "{lengths:?}");
         }

@@ -136,24 +136,27 @@ impl Nvml {
     pub(crate) fn memory(&self, ordinal: c_int) -> Option<DeviceMemory> {
         let device = self.device(ordinal)?;
         let mut sizes = [0; 3];
-        // SAFETY: NVML returned the device, and `sizes` is valid for writes.
-        // A device without its own memory has no such figures, but may have a list of processes.
-        let has_memory = unsafe { (self.memory)(device, &raw mut sizes) } == SUCCESS;
-        let known = |size| bytes(size).filter(|_| has_memory);
-        let (total, free) = (known(sizes[0]), known(sizes[1]));
-        let total = total.map(|total| total - self.reserve(device).min(total));
+        let (total, free) = self.total_and_free(device);
         // SAFETY: as above.
         let has_bar1 = self.bar1.is_some_and(|bar1| unsafe { bar1(device, &raw mut sizes) } == SUCCESS);
         let bar1 = bytes(sizes[2]).filter(|_| has_bar1);
         Some(DeviceMemory { total, free, bar1, processes: self.processes_on(device) })
     }
 
-    /// Returns the bytes that the driver reserves on a device, or 0 if NVML does not report them.
-    fn reserve(&self, device: Device) -> i64 {
+    /// Returns the total without the driver's reserve and the free bytes of a device. A device without its own
+    /// memory has no such figures, but may have a list of processes.
+    fn total_and_free(&self, device: Device) -> (Option<i64>, Option<i64>) {
         let mut memory = MemoryWithReserve { version: MEMORY_2, ..MemoryWithReserve::default() };
         // SAFETY: NVML returned the device, and `memory` is valid for writes and has its version.
-        let known = self.memory_2.is_some_and(|ask| unsafe { ask(device, &raw mut memory) } == SUCCESS);
-        bytes(memory.reserved).filter(|_| known).unwrap_or(0)
+        if self.memory_2.is_some_and(|ask| unsafe { ask(device, &raw mut memory) } == SUCCESS) {
+            let reserved = bytes(memory.reserved).unwrap_or(0);
+            return (bytes(memory.total).map(|total| total - reserved.min(total)), bytes(memory.free));
+        }
+        let mut sizes = [0; 3];
+        // SAFETY: NVML returned the device, and `sizes` is valid for writes.
+        let has_memory = unsafe { (self.memory)(device, &raw mut sizes) } == SUCCESS;
+        let known = |size| bytes(size).filter(|_| has_memory);
+        (known(sizes[0]), known(sizes[1]))
     }
 
     /// Returns the processes on a device, or `None` if NVML has no list for the device. Adds the MPS clients,
