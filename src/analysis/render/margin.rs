@@ -5,10 +5,10 @@ use memtrace_trace::units::Unit;
 
 use crate::render::numbers::{percent, share};
 
-/// The uses of memory that no figure of a simulated GPU includes.
+/// The uses of memory that the figures of a simulated GPU leave out.
 const NOT_MODELLED: &str = "not counted on a simulated GPU: fragmentation that builds up in a longer run, \
-                            the handles of cuBLAS, cuDNN and similar libraries, the growth of the context, \
-                            other processes";
+                            the handles of cuBLAS, cuDNN and similar libraries on cards other than Hopper, \
+                            the growth of the context, other processes";
 
 /// Describes the margin of a run that used `used` of `capacity` bytes at its peak. Returns `None` if the
 /// capacity is unknown.

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::core::range_allocator::RangeAllocator;
+use crate::core::range_allocator::{RangeAllocator, take_neighbours};
 
 /// The unit of a region's size and start, in bytes.
 const REGION: usize = 32 << 20;
@@ -54,21 +54,13 @@ impl DriverRegions {
     /// Frees a range, and its region if the rest of it is free.
     pub(crate) fn free(&mut self, at: usize, size: usize) {
         let Some((&region, (end, free))) = self.regions.range_mut(..=at).next_back() else { return };
-        let (mut start, mut end) = (region, *end);
+        let end = *end;
         free.free(at, size);
         if !free.is_empty() {
             return;
         }
         self.regions.remove(&region);
-        if let Some((&before, &len)) = self.unreserved.range(..start).next_back()
-            && before + len == start
-        {
-            self.unreserved.remove(&before);
-            start = before;
-        }
-        if let Some(len) = self.unreserved.remove(&end) {
-            end += len;
-        }
+        let (start, end) = take_neighbours(&mut self.unreserved, region, end);
         self.unreserved.insert(start, end - start);
     }
 }

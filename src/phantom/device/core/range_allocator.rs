@@ -5,6 +5,25 @@
 
 use std::collections::BTreeMap;
 
+/// Removes the free ranges that touch `start..end` from a table of lengths by start. Returns the range that they
+/// make with it.
+pub(crate) fn take_neighbours(
+    free: &mut BTreeMap<usize, usize>,
+    mut start: usize,
+    mut end: usize,
+) -> (usize, usize) {
+    if let Some((&before, &len)) = free.range(..start).next_back()
+        && before + len == start
+    {
+        free.remove(&before);
+        start = before;
+    }
+    if let Some(len) = free.remove(&end) {
+        end += len;
+    }
+    (start, end)
+}
+
 /// One region of the address space.
 #[derive(Debug)]
 pub(crate) struct RangeAllocator {
@@ -75,16 +94,7 @@ impl RangeAllocator {
 
     /// Frees a range and merges it with adjacent holes.
     pub(crate) fn free(&mut self, at: usize, size: usize) {
-        let (mut start, mut end) = (at, at + size);
-        if let Some((&before, &len)) = self.holes.range(..at).next_back()
-            && before + len == at
-        {
-            self.holes.remove(&before);
-            start = before;
-        }
-        if let Some(len) = self.holes.remove(&end) {
-            end += len;
-        }
+        let (start, end) = take_neighbours(&mut self.holes, at, at + size);
         if end == self.top {
             self.top = start;
         } else {

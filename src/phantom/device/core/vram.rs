@@ -29,8 +29,8 @@ pub(crate) const HOST_PAGE: usize = if cfg!(target_arch = "aarch64") { 1 << 16 }
 /// 0x5555_0000_0000, libraries and stacks above 0x7000_0000_0000. On aarch64 with addresses of 48 bits, both
 /// are above 0xAAAA_0000_0000.
 const FIRST: usize = 0x1000_0000_0000;
-/// The number of address bits of each device (`Spec::address_bits`). A device has more addresses than memory,
-/// so that an allocation never fails because its addresses are fragmented.
+/// The number of address bits of each device (`Spec::address_bits`). A device has at least twice as many
+/// addresses as memory, so that an allocation rarely fails because its addresses are fragmented.
 static SHARE_BITS: AtomicU32 = AtomicU32::new(40);
 /// The end of the devices' addresses.
 const LAST: usize = FIRST + ADDRESSES as usize;
