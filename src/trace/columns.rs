@@ -9,7 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::text::NONE;
+use crate::text::{NONE, UNKNOWN};
 use crate::{Category, EventName};
 
 /// The schema that this version writes, as recorded in the meta row.
@@ -156,6 +156,13 @@ macro_rules! columns {
                 /// as `communicator 2: rank 0 of 8`; `live` on the rows that open a part of a
                 /// rotated trace; for `op` rows the overload, with `MEMTRACE_OPS=io`
                 name: text = NONE, any, rare, mostly_none;
+                /// the type of the tensor in the block: `bfloat16`; `nf4(bfloat16)` for packed values that stand for
+                /// another type; `?` when unknown. The `tag` row that names a block has it, and the later rows of the
+                /// block
+                dtype: text = UNKNOWN, any, rare, plain;
+                /// the shape of the tensor in the block: `[4096x11008]`; `[]` for a single value; `?` when unknown, or
+                /// when the tensor is only a part of the block
+                shape: text = UNKNOWN, any, rare, plain;
             }
         }
     };

@@ -24,6 +24,7 @@ pub mod event;
 pub mod event_name;
 pub mod files;
 pub mod first_use;
+pub mod form;
 pub mod gpu_process;
 pub mod hello;
 pub mod host;

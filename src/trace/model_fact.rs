@@ -8,6 +8,8 @@ pub enum ModelFact<'a> {
     Type(&'a str),
     /// The bytes of the trained parameters; `None` if all are trained.
     Trained(Option<i64>),
+    /// The type and the shape of the largest input of the latest call, such as `int64[8x1024]`.
+    Input(&'a str),
     /// True if all inputs of the latest call have one sample.
     BatchOfOne(bool),
     /// True if the latest call was in evaluation mode.
@@ -27,6 +29,7 @@ impl<'a> ModelFact<'a> {
         let fact = match fact.split_once('=')? {
             ("type", name) => ModelFact::Type(name),
             ("trained", bytes) => ModelFact::Trained(bytes.parse().ok()),
+            ("input", form) => ModelFact::Input(form),
             ("batch", samples) => ModelFact::BatchOfOne(samples == "one"),
             ("mode", mode) => ModelFact::Evaluates(mode == "eval"),
             ("optimizer", class) => ModelFact::Optimizer(class),
@@ -46,6 +49,8 @@ mod tests {
         assert_eq!(ModelFact::parse("type=bfloat16 GPT"), Some((ModelFact::Type("bfloat16"), "GPT")));
         assert_eq!(ModelFact::parse("trained=512 GPT"), Some((ModelFact::Trained(Some(512)), "GPT")));
         assert_eq!(ModelFact::parse("trained=all GPT"), Some((ModelFact::Trained(None), "GPT")));
+        let input = ModelFact::Input("int64[8x1024]");
+        assert_eq!(ModelFact::parse("input=int64[8x1024] GPT"), Some((input, "GPT")));
         assert_eq!(ModelFact::parse("batch=one my net"), Some((ModelFact::BatchOfOne(true), "my net")));
         assert_eq!(ModelFact::parse("batch=several GPT"), Some((ModelFact::BatchOfOne(false), "GPT")));
         assert_eq!(ModelFact::parse("mode=eval GPT"), Some((ModelFact::Evaluates(true), "GPT")));

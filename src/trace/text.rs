@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 
 /// The placeholder in a text column without a text.
 pub const NONE: &str = "(none)";
+/// The placeholder in the columns `dtype` and `shape`, shorter than [`NONE`] because most rows have it.
+pub const UNKNOWN: &str = "?";
 /// The name of blocks without a category in reports.
 pub const NO_CATEGORY: &str = "(no category)";
 /// The name of blocks without a module in reports.

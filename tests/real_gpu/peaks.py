@@ -17,7 +17,7 @@ stats = torch.cuda.memory_stats()
 Path(out).write_text(
     json.dumps({what: stats[f"{what}_bytes.all.peak"] for what in ("allocated", "reserved")})
 )
-# The figures are complete. In one of about 100 runs the interpreter's own end aborts: a thread of autograd that
-# still has a Python object then asks for the GIL, and CPython before 3.14 ends that thread inside C++ code.
+# The figures are complete. In one of about 100 runs the interpreter's own end aborts: a thread of autograd
+# that still has a Python object asks for the GIL, and CPython before 3.14 ends that thread inside C++ code.
 sys.stdout.flush()
 os._exit(0)

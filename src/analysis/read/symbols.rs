@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use memtrace_trace::text::{NO_CATEGORY, NO_LINE, NO_MODULE, NO_OP, NO_OWNER, NO_PHASE, NO_STACK};
-use memtrace_trace::text::{NONE, SCRIPT, WITHOUT_DETAIL};
+use memtrace_trace::text::{NONE, SCRIPT, UNKNOWN, WITHOUT_DETAIL};
 
 /// The number of an interned text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,6 +22,8 @@ impl Symbol {
     pub const REST: Symbol = Symbol(2);
     /// `(without detail)`: the owner is unknown, see [`memtrace_trace::detail`].
     pub const WITHOUT_DETAIL: Symbol = Symbol(3);
+    /// `?`: the type or the shape of a tensor is unknown.
+    pub const UNKNOWN: Symbol = Symbol(4);
 
     /// Returns the number of the symbol. The numbers start at 0 without gaps, so a list can have one element
     /// for each symbol.
@@ -53,7 +55,7 @@ struct Interned {
 impl Default for SymbolTable {
     fn default() -> Self {
         let mut inner = Interned::default();
-        for text in [NONE, SCRIPT, REST, WITHOUT_DETAIL] {
+        for text in [NONE, SCRIPT, REST, WITHOUT_DETAIL, UNKNOWN] {
             inner.intern(text);
         }
         SymbolTable { inner: Arc::new(Mutex::new(inner)) }

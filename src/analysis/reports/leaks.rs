@@ -37,6 +37,7 @@ use crate::state::replay::{MemoryKind, Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 use crate::state::retained::{RetainedSearch, RetainedSearches};
 use crate::state::stacks::Stacks;
+use crate::state::step_inputs::LargestInput;
 
 /// `memtrace leaks`.
 pub(super) struct Leaks;
@@ -93,6 +94,11 @@ impl Report for Leaks {
                 printer.gap();
                 growth.print(&mut printer, options);
             }
+            let input = levels.largest_input(&whole.symbols);
+            if let Some(line) = input.as_ref().and_then(LargestInput::line) {
+                printer.gap();
+                printer.plain(line);
+            }
             let lost = whole.replay.counts.lost;
             if lost > 0 && !grown.is_empty() {
                 footer.notes.push(format!(
@@ -119,6 +125,7 @@ impl Report for Leaks {
             let mut value = found.json(trace);
             value["growth"] = grown.iter().map(|growth| growth.json(options.units)).collect();
             value["host"] = growth.as_ref().map(HostGrowth::json).into();
+            value["largest_input"] = input.as_ref().map(LargestInput::json).into();
             value["retained"] = searches.telling().map(RetainedSearch::json).into();
             json.push(value);
         }

@@ -41,6 +41,7 @@ mod serving;
 mod stats;
 mod summary;
 mod timeline;
+mod wide_types;
 
 use crate::error::Result;
 use crate::options::{Flag, Options};

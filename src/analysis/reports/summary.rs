@@ -11,6 +11,7 @@ use super::late_buckets::late_buckets;
 use super::ranks::{highest, more_ranks};
 use super::report::{Answer, Report, View, next};
 use super::stats::{STATS, Stats};
+use super::wide_types::wide_types;
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
@@ -28,6 +29,7 @@ use crate::state::host_memory::{HostMemory, SAMPLE};
 use crate::state::levels::Levels;
 use crate::state::replay::{self, Block, CPU, Device, HOST, Metric, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_rows_knowing, used_name};
+use crate::state::step_inputs::LargestInput;
 
 /// `memtrace summary`.
 pub(super) struct Summary;
@@ -65,7 +67,7 @@ impl Report for Summary {
         let mut hosts = Vec::new();
         let mut is_killed = false;
         // Of several processes, only the replay of the process with the highest peak is kept.
-        let mut fullest: Option<(&TraceFile, Replayed, Option<Need>, Vec<String>)> = None;
+        let mut fullest: Option<(&TraceFile, Replayed, Seen)> = None;
         let mut highest_peak = (i64::MIN, 0, 0);
         let traced: Vec<i64> = input.traces.iter().filter_map(|trace| trace.pid().parse().ok()).collect();
         for trace in &input.traces {
@@ -93,7 +95,9 @@ impl Report for Summary {
             let need = trace.needed_bytes().map(|bytes| Need { bytes, died: past_oom });
             let host = host.unwrap_or_default();
             let grown = growth_lines(&levels, &trace.meta, options.units);
+            let largest = levels.largest_input(&replayed.symbols);
             let mut value = process(trace, &replayed, need.as_ref(), options);
+            value["largest_input"] = largest.as_ref().map(LargestInput::json).into();
             value["host_peak_rss_bytes"] = host.peak_rss().into();
             value["host_peak_bytes"] = host.peak_with_children(&traced).into();
             value["growth"] = grown.clone().into();
@@ -106,14 +110,15 @@ impl Report for Summary {
             let peak = |metric| device.map_or(0, |device| device.peak(metric).bytes);
             let peak = (peak(Metric::Used), peak(Metric::Allocated), -trace.meta.rank);
             if peak >= highest_peak {
-                (highest_peak, fullest) = (peak, Some((trace, replayed, need, grown)));
+                let seen = Seen { need, grown, input: largest };
+                (highest_peak, fullest) = (peak, Some((trace, replayed, seen)));
             }
         }
         let json = json!({ "processes": processes });
         // The text fits on one screen: one line for each process, and the details of the process with the
         // highest peak.
         let mut hints = Vec::new();
-        if let Some((trace, replayed, need, grown)) = &fullest {
+        if let Some((trace, replayed, seen)) = &fullest {
             heading(&mut printer, input, &trace.meta);
             printer.gap();
             if lines.len() > 1 {
@@ -145,14 +150,17 @@ impl Report for Summary {
                     is_killed = true;
                 }
             }
-            for line in grown {
+            for line in &seen.grown {
                 printer.plain(line);
                 hints.push(next("leaks", input, ""));
+            }
+            if let Some(line) = seen.input.as_ref().and_then(LargestInput::line) {
+                printer.plain(line);
             }
             if is_killed {
                 hints.push(next("ledger", input, "--host --at end"));
             }
-            if let Some(need) = need {
+            if let Some(need) = &seen.need {
                 printer.plain(need.text(trace, replayed, options));
             }
             if replayed.replay.counts.of(EventName::Oom) > 0 {
@@ -162,6 +170,14 @@ impl Report for Summary {
         }
         Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
     }
+}
+
+/// What the rows of the process with the highest peak showed, beside its replay.
+struct Seen {
+    need: Option<Need>,
+    /// Sentences about memory that grew.
+    grown: Vec<String>,
+    input: Option<LargestInput>,
 }
 
 /// The memory that a process needed (`--past-oom`).
@@ -275,6 +291,10 @@ fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options
         peaks(printer, replayed, device, options);
         capacity(printer, trace, device, options);
         categories(printer, trace, replayed, device, options);
+        let blocks = replayed.replay.at_peak(device.ordinal, false);
+        if let Some(line) = wide_types(&blocks, &replayed.replay, options.units) {
+            printer.plain(line);
+        }
         printer.gap();
     }
     for ordinal in [CPU, HOST].into_iter().filter(|ordinal| options.device != Some(*ordinal)) {

@@ -61,6 +61,10 @@ pub struct Block {
     pub pool: i64,
     /// The `stack_id` of the allocation; 0 if there is no stack or the column was not read.
     pub stack: i64,
+    /// The type of its tensor; unknown if [`is_unknown_form`] says so.
+    pub dtype: Symbol,
+    /// The shape of its tensor; unknown if [`is_unknown_form`] says so.
+    pub shape: Symbol,
     /// The owner according to the rows so far.
     pub owner: Owner,
     /// The owner at the peak, and the `seq` of the peak's row. Set only if the block was live at the peak and
@@ -78,6 +82,12 @@ pub struct Block {
     pub(super) predates: bool,
     /// True if the block was allocated in the window and so counts in the device's `total_allocated`.
     pub(super) in_window: bool,
+}
+
+/// Returns true if a type or a shape is unknown: the row does not have it, or the column was not read.
+#[must_use]
+pub fn is_unknown_form(form: Symbol) -> bool {
+    matches!(form, Symbol::UNKNOWN | Symbol::NONE)
 }
 
 /// The moment of a block's free.

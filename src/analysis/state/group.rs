@@ -10,12 +10,14 @@ use crate::options::{Flag, Options};
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{NO_CATEGORY, NO_LINE, NO_MODULE, NO_OP, NO_PHASE, NO_STACK, Symbol, SymbolTable};
+use crate::state::block::is_unknown_form;
 use crate::state::module_layers::{Layers, ModuleClasses};
 use crate::state::replay::{Block, Owner, Replay};
 use crate::state::stacks::Stacks;
 
 /// The keys by which blocks can be grouped.
-pub const KEYS: &[&str] = &["module", "type", "op", "category", "phase", "step", "size", "line", "stack"];
+pub const KEYS: &[&str] =
+    &["module", "type", "op", "category", "phase", "step", "size", "dtype", "shape", "line", "stack"];
 
 /// The option that selects one of [`KEYS`].
 pub const BY: Flag = Flag {
@@ -41,6 +43,10 @@ pub const APART: Flag =
 
 /// The group name for the blocks of modules whose class is unknown.
 pub const NO_TYPE: &str = "(unknown type)";
+/// The group name for the blocks whose tensor's type is unknown.
+pub const NO_DTYPE: &str = "(unknown dtype)";
+/// The group name for the blocks whose tensor's shape is unknown.
+pub const NO_SHAPE: &str = "(unknown shape)";
 
 /// A key by which blocks are grouped.
 #[derive(Clone, Debug)]
@@ -78,6 +84,8 @@ impl Key {
     pub const MODULE: Key = Key::named("module");
     /// Groups by category.
     pub const CATEGORY: Key = Key::named("category");
+    /// Groups by the types of tensors.
+    pub const DTYPE: Key = Key::named("dtype");
 
     const fn named(name: &'static str) -> Key {
         Key { name, depth: None, apart: false, stacks: None, layers: None, classes: None }
@@ -150,6 +158,8 @@ impl Key {
             "line" => NO_LINE,
             "stack" => NO_STACK,
             "type" => NO_TYPE,
+            "dtype" => NO_DTYPE,
+            "shape" => NO_SHAPE,
             _ => NO_MODULE,
         }
     }
@@ -159,10 +169,19 @@ impl Key {
     pub fn of(&self, block: &Block, symbols: &SymbolTable) -> String {
         match self.name {
             "size" => format!("{} B", block.bytes),
+            "dtype" => self.of_form(block.dtype, symbols),
+            "shape" => match is_unknown_form(block.shape) {
+                true => self.missing().to_owned(),
+                false => format!("{} {}", symbols.get(block.dtype), symbols.get(block.shape)),
+            },
             "line" | "stack" => self.of_stack(block.stack),
             "category" => block_category(block).to_owned(),
             _ => self.of_owner(&block.owner, symbols),
         }
+    }
+
+    fn of_form(&self, form: Symbol, symbols: &SymbolTable) -> String {
+        if is_unknown_form(form) { self.missing().to_owned() } else { symbols.get(form).to_string() }
     }
 
     fn of_stack(&self, id: i64) -> String {
@@ -209,14 +228,18 @@ impl Key {
     pub fn groups(&self, blocks: &[Block], symbols: &SymbolTable) -> FxHashMap<String, Group> {
         // A trace has far fewer owners than blocks. So group by owner first, which is cheap to hash, and
         // compute the name of a group only once per owner.
-        let mut owners: FxHashMap<(Owner, bool, i64), (Block, Group)> = FxHashMap::default();
+        let mut owners: FxHashMap<(Owner, bool, i64, [Symbol; 2]), (Block, Group)> = FxHashMap::default();
         for block in blocks {
             let more = match self.name {
                 "size" => block.bytes,
                 "line" | "stack" => block.stack,
                 _ => 0,
             };
-            let key = (block.owner, block.inferred, more);
+            let form = match self.name {
+                "dtype" | "shape" => [block.dtype, block.shape],
+                _ => [Symbol::NONE; 2],
+            };
+            let key = (block.owner, block.inferred, more, form);
             let (_, group) = owners.entry(key).or_insert((*block, Group::default()));
             group.bytes += block.bytes;
             group.blocks += 1;
@@ -339,6 +362,7 @@ mod tests {
             let owner = Owner { op, module: symbols.intern(path), phase, category, step };
             let (kind, device, id, born_ns, requested, rounded) = (MemoryKind::Block, 0, 1, 0, bytes, bytes);
             let (addr, stream, pool, stack, then, pass, died) = (0, 0, 0, 0, None, 0, None);
+            let [dtype, shape] = [Symbol::UNKNOWN; 2];
             let (managed, inferred, predates, in_window) = (false, false, false, true);
             Block {
                 kind,
@@ -352,6 +376,8 @@ mod tests {
                 stream,
                 pool,
                 stack,
+                dtype,
+                shape,
                 owner,
                 then,
                 pass,

@@ -9,10 +9,11 @@ use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
 use crate::read::record::Record;
-use crate::read::symbols::Symbol;
+use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::device::Moment;
 use crate::state::replay::{HOST, Metric, Replay, is_gpu};
+use crate::state::step_inputs::{LargestInput, StepInputs};
 
 /// When there would be twice this many slices, adjacent slices are joined in pairs.
 const MOST_SLICES: usize = 128;
@@ -299,6 +300,8 @@ pub struct Levels {
     pub step: i64,
     /// The number of steps that ended because the next step began.
     pub ended: usize,
+    /// The inputs of the steps.
+    inputs: StepInputs,
     /// The highest step with work.
     worked: i64,
     /// True if removed parts (`MEMTRACE_KEEP`) ended step `worked`, and no work has followed.
@@ -310,7 +313,14 @@ impl Levels {
     /// Creates the levels of the device `only`, or of all GPUs.
     #[must_use]
     pub fn new(only: Option<i32>) -> Levels {
-        Levels { devices: Vec::new(), step: -1, ended: 0, worked: -1, is_cut: false, only }
+        let inputs = StepInputs::default();
+        Levels { devices: Vec::new(), step: -1, ended: 0, inputs, worked: -1, is_cut: false, only }
+    }
+
+    /// Returns the largest input of the run, if the trace has inputs.
+    #[must_use]
+    pub fn largest_input(&self, symbols: &SymbolTable) -> Option<LargestInput> {
+        self.inputs.largest(self.step, symbols)
     }
 
     /// Adds a row, after the replay processed it.
@@ -318,6 +328,7 @@ impl Levels {
         if !replay.in_window() {
             return;
         }
+        self.inputs.feed(row, &replay.symbols);
         if row.step > self.step {
             self.ended += usize::from(self.step >= 0);
             self.step = row.step;
@@ -362,7 +373,6 @@ impl Levels {
 mod tests {
     use super::*;
     use crate::options::Window;
-    use crate::read::symbols::SymbolTable;
 
     /// Returns each finished step with its allocated bytes. Each row is an event, a step and allocated bytes;
     /// a meta row follows removed parts.

@@ -26,3 +26,4 @@ pub mod retained;
 pub mod series;
 pub(crate) mod stacked_series;
 pub mod stacks;
+pub mod step_inputs;

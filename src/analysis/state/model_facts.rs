@@ -53,7 +53,7 @@ impl ModelFacts {
             ModelFact::Trained(bytes) => facts.trained = bytes,
             ModelFact::BatchOfOne(is_one) => facts.is_batch_of_one = is_one,
             ModelFact::Evaluates(evaluates) => facts.evaluates = evaluates,
-            ModelFact::Optimizer(_) | ModelFact::OnCpu(_) => return false,
+            ModelFact::Optimizer(_) | ModelFact::OnCpu(_) | ModelFact::Input(_) => return false,
         }
         true
     }

@@ -227,8 +227,8 @@ mod tests {
     #[test]
     fn the_columns_that_a_file_lacks_have_their_defaults() {
         assert_eq!(defaults_from(COLUMNS.len()), [""; 0]);
-        let last = defaults_from(COLUMNS.len() - 2);
-        assert_eq!(last, ["0", crate::text::NONE]);
+        let last = defaults_from(crate::columns::index_of("stack_id"));
+        assert_eq!(last, ["0", crate::text::NONE, crate::text::UNKNOWN, crate::text::UNKNOWN]);
         assert_eq!(defaults_from(crate::columns::index_of("device"))[0], "-1");
         // A file without `name`, the last of the first columns -> an error that names the column.
         let text = String::from_utf8(trace(&[])).unwrap();

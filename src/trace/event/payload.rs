@@ -133,6 +133,8 @@ pub enum Payload {
         module: TextId,
         /// The name of the block in the module.
         name: TextId,
+        /// The type and the shape of the tensor, as [`crate::form`] writes them; 0 if unknown.
+        form: TextId,
         /// The earlier uses that the tag replaces.
         claim: Claim,
     },
@@ -372,8 +374,9 @@ impl Payload {
             Payload::Op { bytes, duration_ns, overload } => {
                 Event { size: bytes, extra: duration_ns as i64, reserved: u64::from(overload), ..event }
             }
-            Payload::Tag { address, category, module, name, claim } => Event {
+            Payload::Tag { address, category, module, name, form, claim } => Event {
                 addr: address,
+                allocated: u64::from(form),
                 flags: claim.flags(),
                 size: i64::from(category.id()),
                 extra: i64::from(module),
@@ -529,6 +532,7 @@ impl Event {
                 category: u64::try_from(self.size).ok().and_then(Category::from_id).unwrap_or_default(),
                 module: TextId::try_from(self.extra).unwrap_or(0),
                 name: self.reserved as TextId,
+                form: self.allocated as TextId,
                 claim: Claim::of(self.flags),
             },
             Kind::Io => Payload::Io { address: self.addr, bytes: self.size, rounded: self.reserved as i64 },
@@ -698,6 +702,7 @@ mod tests {
                 category: Category::Gradient,
                 module: 15,
                 name: 16,
+                form: 30,
                 claim: Claim::Reduced,
             },
             Payload::Io { address: 17, bytes: 18, rounded: 19 },

@@ -127,6 +127,9 @@ impl Encoder {
                         }
                     }
                 }
+                Some((Header { api: Some(Api::ModelFact), .. }, Payload::Mark { .. })) => {
+                    self.encode(*tid, event, sink)?;
+                }
                 Some((
                     header,
                     Payload::Mark { .. } | Payload::RangeBegin { .. } | Payload::RangeEnd { .. },

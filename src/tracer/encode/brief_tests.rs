@@ -102,7 +102,7 @@ fn short_lived_blocks_are_one_row_at_the_peak_and_one_at_the_end() {
 fn tagged_blocks_get_rows() {
     let tag = |address, category| {
         let claim = memtrace_trace::Claim::Strong;
-        let tag = Payload::Tag { address, category, module: 0, name: 0, claim };
+        let tag = Payload::Tag { address, category, module: 0, name: 0, form: 0, claim };
         (1, tag.pack(Header::new(9, Api::Python, 0)))
     };
     let mut program = Program::new();

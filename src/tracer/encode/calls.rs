@@ -62,6 +62,7 @@ impl Encoder {
             api: header.api,
             library: call.library,
             pool: call.pool,
+            form: 0,
         };
         if given {
             if kind == MemoryKind::Block {
@@ -123,6 +124,7 @@ impl Encoder {
             api: header.api,
             library: call.library,
             pool: call.pool,
+            form: 0,
         });
         self.memory.count(&live.extent().freed());
         self.note_peak(live.device);

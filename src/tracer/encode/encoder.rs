@@ -153,8 +153,8 @@ impl Encoder {
             Payload::Op { bytes, duration_ns, overload } => {
                 self.op(tid, header, (bytes, duration_ns, overload), sink)
             }
-            Payload::Tag { address, category, module, name, claim } => {
-                self.tag(tid, header, address, Use { category, module, name, claim }, sink)
+            Payload::Tag { address, category, module, name, form, claim } => {
+                self.tag(tid, header, address, Use { category, module, name, form, claim }, sink)
             }
             Payload::Io { address, bytes, rounded } => self.io(tid, header, address, bytes, rounded, sink),
             Payload::Sample { .. } | Payload::SampleUnified { .. } | Payload::SamplePools { .. } => {

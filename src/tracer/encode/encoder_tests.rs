@@ -160,27 +160,26 @@ fn buffer_that_ranks_reduce_is_a_gradient_unless_a_backward_allocated_it() {
     let [forward, backward, without, net, bucket] = [1, 2, 3, 4, 5];
     // Returns the tags of a block that is allocated in this phase and then reduced: twice in a step without
     // detail (no module), and twice in a detailed step.
-    let categories = |phase: u32, module: u32, flags: u8| {
-        let mut encoder = encoder();
-        for (text, id) in texts.into_iter().zip(1..) {
-            encoder.define_text(id, text);
-        }
-        encoder.define_context(1, Context { phase, module, flags, ..Context::default() });
-        let reduced = |module| {
-            let (category, claim) = (Category::Gradient, memtrace_trace::Claim::Reduced);
-            Payload::Tag { address: 512, category, module, name: bucket, claim }.pack(header(
-                Api::Memtrace,
-                0,
-                0,
-            ))
+    let categories =
+        |phase: u32, module: u32, flags: u8| {
+            let mut encoder = encoder();
+            for (text, id) in texts.into_iter().zip(1..) {
+                encoder.define_text(id, text);
+            }
+            encoder.define_context(1, Context { phase, module, flags, ..Context::default() });
+            let reduced =
+                |module| {
+                    let (category, claim) = (Category::Gradient, memtrace_trace::Claim::Reduced);
+                    Payload::Tag { address: 512, category, module, name: bucket, form: 0, claim }
+                        .pack(header(Api::Memtrace, 0, 0))
+                };
+            let events = [block_of(1, 512, 512, 512, 0), reduced(0), reduced(0), reduced(net), reduced(net)];
+            let mut owners = Owners::default();
+            for event in &events {
+                encoder.encode(1, event, &mut owners).unwrap();
+            }
+            owners.0
         };
-        let events = [block_of(1, 512, 512, 512, 0), reduced(0), reduced(0), reduced(net), reduced(net)];
-        let mut owners = Owners::default();
-        for event in &events {
-            encoder.encode(1, event, &mut owners).unwrap();
-        }
-        owners.0
-    };
     let named = |module: &str| (module.to_owned(), Category::Gradient);
     let unseen = Context::WITHOUT_DETAIL;
     // A block that the backward allocated (FSDP and tensor parallelism do this for the sum) -> no tag.

@@ -31,6 +31,8 @@ pub struct Live {
     pub library: u32,
     /// The allocator's private pool; 0 for the default pool.
     pub pool: u16,
+    /// The text id of the type and shape of its tensor ([`memtrace_trace::form`]); 0 if unknown.
+    pub form: u32,
 }
 
 impl Live {
@@ -52,6 +54,7 @@ impl Live {
             api: Some(Api::CachingAllocator),
             library: 0,
             pool,
+            form: 0,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use memtrace_trace::context::Context;
 use memtrace_trace::memory::{DeviceTotals, Effect, Extent, LiveMemory, MemoryKind};
+use memtrace_trace::text::UNKNOWN;
 use memtrace_trace::{Api, Event, EventName, Row};
 
 use crate::encoder::Encoder;
@@ -108,6 +109,10 @@ impl Encoder {
                         _ => self.own_names.text(row.source),
                     },
                     pool: row.pool as u16,
+                    form: match row.dtype {
+                        UNKNOWN => 0,
+                        dtype => self.own_names.text(&format!("{dtype} {}", row.shape)),
+                    },
                 };
                 self.physical.restore(address, &live);
                 if effect == Effect::Alloc {

@@ -1,6 +1,7 @@
 //! Fills in the fields of rows, and numbers the rows.
 
 use memtrace_trace::context::Context;
+use memtrace_trace::form::Form;
 use memtrace_trace::host::{self, HostValues};
 use memtrace_trace::ledger::Rest;
 use memtrace_trace::memory::Totals;
@@ -158,8 +159,11 @@ impl Encoder {
     /// Returns the fields of a row about live memory, whose owner comes from the allocation.
     #[inline(always)]
     pub(crate) fn of_live<'a>(&'a self, tid: u32, header: &Header, address: u64, live: &Live) -> Row<'a> {
-        let Live { device, context, .. } = *live;
+        let Live { device, context, form, .. } = *live;
+        let Form { dtype, shape } = if form == 0 { Form::UNKNOWN } else { Form::parse(self.text(form)) };
         Row {
+            dtype,
+            shape,
             alloc_id: live.alloc_id,
             addr: address as i64,
             requested_bytes: live.requested,

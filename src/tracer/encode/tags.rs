@@ -1,8 +1,9 @@
 //! Category changes after the allocation: by a tag, or because a block outlives the optimizer step that
 //! allocated it.
 
+use memtrace_trace::form::Form;
 use memtrace_trace::memory::LiveMemory;
-use memtrace_trace::text::{LOAD, NONE, SCRIPT, WITHOUT_DETAIL};
+use memtrace_trace::text::{LOAD, NONE, SCRIPT, UNKNOWN, WITHOUT_DETAIL};
 use memtrace_trace::{Category, Claim, EventName, Header, Row};
 
 use crate::encoder::{Encoder, LIBRARY, RowSink};
@@ -41,6 +42,8 @@ pub(crate) struct Use {
     pub(crate) module: u32,
     /// The name within the module.
     pub(crate) name: u32,
+    /// The type and shape of the tensor; 0 if unknown.
+    pub(crate) form: u32,
     /// The strength of the claim, which decides which earlier uses are replaced.
     pub(crate) claim: Claim,
 }
@@ -119,8 +122,10 @@ impl Encoder {
         if given.module > 0 {
             context.module = given.module;
         }
+        let form = self.form_of_whole(given.form, before.requested);
         let same = before.category == given.category
-            && self.text(context.module) == self.owner(before.context).module;
+            && self.text(context.module) == self.owner(before.context).module
+            && (form == 0 || form == before.form);
         if same || given.yields_to(before.category, self.owner(before.context)) {
             return Ok(());
         }
@@ -129,8 +134,20 @@ impl Encoder {
             context.phase = self.own_names.number("dataloader");
         }
         let context = self.own_names.id(context);
-        let after = Live { category: given.category, context, ..before };
+        let form = if form == 0 { before.form } else { form };
+        let after = Live { category: given.category, context, form, ..before };
         self.change_owner(tid, header, key, (before, after), given.name, sink)
+    }
+
+    /// Returns the id of the form of a tensor, without its shape if the tensor is only a part of a block of
+    /// `requested` bytes. Returns 0 for an unknown form.
+    fn form_of_whole(&mut self, form: u32, requested: i64) -> u32 {
+        let known = if form == 0 { Form::UNKNOWN } else { Form::parse(self.text(form)) };
+        if known == Form::UNKNOWN || known.bytes().is_none_or(|bytes| bytes >= requested) {
+            return if known == Form::UNKNOWN { 0 } else { form };
+        }
+        let text = format!("{} {UNKNOWN}", known.dtype);
+        self.own_names.number(&text)
     }
 
     /// Writes the two rows of a block whose owner changes from `before` to `after`.

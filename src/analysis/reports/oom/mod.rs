@@ -42,6 +42,7 @@ use crate::state::moment::{NamedMoment, replay_to_moment};
 use crate::state::replay::Block;
 use crate::state::replay_trace::Replayed;
 use crate::state::retained::{RetainedSearch, RetainedSearches};
+use crate::state::step_inputs::LargestInput;
 use case::{OomCase, RowsBefore};
 use cause::{Cause, Kept};
 use found_at_oom::FoundAtOom;
@@ -98,6 +99,10 @@ impl Report for Oom {
             for line in &grown {
                 printer.plain(line);
             }
+            let largest = levels.largest_input(&replayed.symbols);
+            if let Some(line) = largest.as_ref().and_then(LargestInput::line) {
+                printer.plain(line);
+            }
             if let Some(why) = &why_not {
                 printer.plain(format!("memtrace advise finds nothing for this peak: {why}"));
             }
@@ -116,6 +121,7 @@ impl Report for Oom {
             let mut value = case.json(&replayed);
             value["retained"] = search.map(RetainedSearch::json).into();
             value["growth"] = grown.into();
+            value["largest_input"] = largest.as_ref().map(LargestInput::json).into();
             value["advised"] = advised.into();
             value["not_advised_because"] = why_not.into();
             cases.push(value);

@@ -133,6 +133,8 @@ impl Replay {
                 stream: row.stream,
                 pool: row.pool,
                 stack: row.stack_id,
+                dtype: row.dtype,
+                shape: row.shape,
                 owner: Owner::of(row),
                 then: None,
                 pass: self.passes.begun,
@@ -308,5 +310,6 @@ impl Replay {
             block.then = Some((block.owner, peak));
         }
         block.owner = Owner::of(row);
+        (block.dtype, block.shape) = (row.dtype, row.shape);
     }
 }

@@ -46,6 +46,9 @@ const MEMORY: Columns = Columns::of(&[
 /// The columns that a row needs if it allocates a block or may raise a peak.
 const OWNED: Columns = Columns::of(&["ts_ns", "op", "module", "category"]);
 
+/// The columns with the type and the shape of a tensor. The row of an allocation does not have them yet.
+const FORM: Columns = Columns::of(&["dtype", "shape"]);
+
 /// The columns that a replay needs. A free row needs no owner, because the owner of its block is known
 /// already. The row of an op or a range changes no memory. A report adds the other columns that it reads,
 /// such as addresses or requested sizes.
@@ -57,6 +60,8 @@ pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
     .except(EventName::RangeEnd, ANY)
     .except(EventName::Mark, ANY.and(MARK_COLUMNS))
     .except(EventName::Lost, ANY.and(Columns::of(&["requested_bytes"])))
+    .plus(EventName::Tag, FORM)
+    .plus(EventName::Live, FORM)
     .plus(EventName::ExtAlloc, Columns::of(&["api"]))
     .plus(EventName::Oom, Columns::of(&["api", "rounded_bytes"]))
     .plus(EventName::Sample, Columns::of(&["name"]));

@@ -293,6 +293,8 @@ fn a_live_block_is_found_at_any_age() {
         stream: 0,
         pool: 0,
         stack: 0,
+        dtype: Symbol::UNKNOWN,
+        shape: Symbol::UNKNOWN,
         owner,
         then: None,
         pass: 0,

@@ -38,5 +38,5 @@ pub(super) fn is_reduced(buffer: *const c_void) {
     // to an earlier step.
     let path = if detail::is_on() { root_of(op_stack::backward_module()) } else { 0 };
     let claim = Claim::Reduced;
-    tags::record(Tag { pointer, category: Category::Gradient, path, name: NAME.id(), claim });
+    tags::record(Tag { pointer, category: Category::Gradient, path, name: NAME.id(), form: 0, claim });
 }

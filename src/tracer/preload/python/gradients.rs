@@ -128,8 +128,8 @@ fn gradient(
 }
 
 /// `record_gradients(owners, Tensor, strided, category) -> list`: tags the gradients of the parameters in
-/// `owners`, a list of pairs whose second item is an `Owner` (a weak reference, the id of the path, the id of
-/// the name, and more). Returns the indices of the gradients that are left to the tracer. These include
+/// `owners`, a list of pairs whose second item is an `Owner` (a weak reference, the ids of the path, the name
+/// and the form, and more). A gradient has the form of its parameter. Returns the indices of the gradients that are left to the tracer. These include
 /// gradients that share a storage, because the tag of such a storage names the module that contains all of
 /// them.
 pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
@@ -149,7 +149,8 @@ pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
             Some(Gradient::None | Gradient::At(0)) => {}
             Some(Gradient::At(pointer)) => {
                 let text = |index| owner.tuple_item(index)?.to_size().map(|id| id as TextId);
-                let tag = Tag { pointer, category, path: text(1)?, name: text(2)?, claim: Claim::Strong };
+                let [path, name, form] = [text(1)?, text(2)?, text(3)?];
+                let tag = Tag { pointer, category, path, name, form, claim: Claim::Strong };
                 let before = last.insert(pointer, found.len());
                 if let Some(before) = before.and_then(|before| found.get_mut(before)) {
                     before.is_shared = true;

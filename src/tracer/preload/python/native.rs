@@ -149,10 +149,11 @@ fn text_id_of(arguments: Arguments<'_>) -> i64 {
 }
 
 fn record_tag(arguments: Arguments<'_>) {
-    let [pointer, category, path, name] = [0, 1, 2, 3].map(|index| arguments.size(index));
+    let [pointer, category, path, name, form] = [0, 1, 2, 3, 4].map(|index| arguments.size(index));
     if let Some(category) = Category::from_id(category as u64) {
-        let claim = if arguments.size(4) != 0 { Claim::Weak } else { Claim::Strong };
-        tags::record(Tag { pointer, category, path: path as TextId, name: name as TextId, claim });
+        let claim = if arguments.size(5) != 0 { Claim::Weak } else { Claim::Strong };
+        let [path, name, form] = [path, name, form].map(|id| id as TextId);
+        tags::record(Tag { pointer, category, path, name, form, claim });
     }
 }
 

@@ -14,6 +14,8 @@ pub(crate) struct Tag {
     pub(crate) path: TextId,
     /// The name within the module; 0 if unknown.
     pub(crate) name: TextId,
+    /// The type and shape of the tensor; 0 if unknown.
+    pub(crate) form: TextId,
     /// The strength of the tag, which decides whether it replaces an earlier use of the block.
     pub(crate) claim: Claim,
 }
@@ -29,6 +31,7 @@ pub(crate) fn record(tag: Tag) {
         category: tag.category,
         module: tag.path,
         name: tag.name,
+        form: tag.form,
         claim: tag.claim,
     };
     recorder.record(|clock_ns| payload.pack(Header::new(clock_ns, Api::Python, 0)));

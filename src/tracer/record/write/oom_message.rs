@@ -226,6 +226,7 @@ mod tests {
                 category: Category::Parameter,
                 module: 2,
                 name: 0,
+                form: 0,
                 claim: Claim::Strong,
             }
             .pack(header),

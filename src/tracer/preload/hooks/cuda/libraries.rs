@@ -28,6 +28,7 @@ fn is_used(workspace: *mut c_void, name: &'static FixedText) {
             category: Category::Workspace,
             path: 0,
             name: name.id(),
+            form: 0,
             claim: Claim::Strong,
         });
     }

@@ -22,7 +22,7 @@ from .forwards import has_optimizer, module_is_called, root_was_called
 from .fsdp import hook_reductions
 from .held import tag_engines
 from .model_discovery import add_groups, is_time_to_search, name_parameters, name_uncalled_models
-from .model_facts import note_call
+from .model_facts import note_call, note_input
 from .module_memory import measure_call, measure_result
 from .native import (
     ENTERED_OUTERMOST,
@@ -82,7 +82,7 @@ def _make_before_forward(is_compiling):
                 count("step of a program without training", error)
         if not is_detailed():
             try:
-                _root_is_called_unseen(module)
+                _root_is_called_unseen(module, args, kwargs)
             except Exception as error:
                 count("call of a model", error)
             return
@@ -139,11 +139,12 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
         tag_inputs(args, seen)
         tag_inputs(kwargs, seen)
         note_call(root, path_of(root), args, kwargs)
+        note_input(path_of(root), args, kwargs)
 
 
-def _root_is_called_unseen(root) -> None:
-    """Handles the call of an outermost module outside the detailed steps. Tags the model in the first calls
-    and then in one of EVERY, but no inputs and caches."""
+def _root_is_called_unseen(root, args: tuple, kwargs: dict) -> None:
+    """Handles the call of an outermost module outside the detailed steps. Records the shape of its input.
+    Tags the model in the first calls and then in one of EVERY, but no inputs and caches."""
     global _outermost_calls
     _outermost_calls += 1
     module_id = id(root)
@@ -160,6 +161,8 @@ def _root_is_called_unseen(root) -> None:
                 name_uncalled_models()
             if is_engine_due:
                 tag_engines()
+    with without_torch_function():
+        note_input(path_of(root), args, kwargs)
 
 
 # The number of calls of outermost modules. A program may call many, such as each layer of a model by itself.

@@ -1,9 +1,11 @@
-"""Records facts about called models that the sizes of their blocks do not show: that most of the parameters
-are not float32 or not trained, that the batch has one sample, that the model is in evaluation mode, and,
-after an OOM, the class of its optimizer and the bytes of the parameters that are still on the CPU.
+"""Records facts about called models that the sizes of their blocks do not show: the shape of the largest
+input, that most of the parameters are not float32 or not trained, that the batch has one sample, that the
+model is in evaluation mode, and, after an OOM, the class of its optimizer and the bytes of the parameters
+that are still on the CPU.
 
-These are exceptions, so many programs have no such row. If a model is no longer such an exception, a further
-row says so (see src/trace/model_fact.rs).
+The input gets a row when its shape changes. The other facts are exceptions, so many programs have no such
+row.
+If a model is no longer such an exception, a further row says so (see src/trace/model_fact.rs).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from .torch_api import Tensor
 _recorded: dict[tuple[str, str], str] = {}
 # The maximum number of entries in `_recorded`.
 MOST = 1000
+MOST_ITEMS = 100
 
 
 def _record(path: str, fact: str, value: str, ordinary: str) -> None:
@@ -51,6 +54,26 @@ def note_call(root, path: str, args: tuple, kwargs: dict) -> None:
     samples = {value.size(0) for value in given if value.dim() > 1}
     if samples:
         _record(path, "batch", "one" if samples == {1} else "several", "several")
+
+
+def note_input(path: str, args: tuple, kwargs: dict) -> None:
+    """Records the type and the shape of the largest tensor among the arguments of a root's call. Lists and
+    dicts are searched, too, up to MOST_ITEMS items."""
+    given = []
+    for value in (*args, *kwargs.values()):
+        if type(value) in (list, tuple):
+            given += value[:MOST_ITEMS]
+        elif type(value) is dict:
+            given += list(value.values())[:MOST_ITEMS]
+        else:
+            given.append(value)
+    largest, elements = None, 0
+    for value in given:
+        if isinstance(value, Tensor) and not value.is_nested and value.numel() > elements:
+            largest, elements = value, value.numel()
+    if largest is not None:
+        sizes = "x".join(map(str, largest.shape))
+        _record(path, "input", f"{largest.dtype}[{sizes}]".removeprefix("torch."), "")
 
 
 def note_optimizer(path: str, optimizer) -> None:

@@ -148,9 +148,11 @@ def record_retained(text: str) -> None:
 # Tags
 
 def text_id(text: str) -> int: ...
-def record_tag(pointer: int, category: int, path_id: int, name_id: int, weak: int = 0) -> None:
-    """Records the category, module and name of the block at `pointer`. An id of 0 means that the path or name
-    is unknown. A weak tag does not replace a more specific use."""
+def record_tag(
+    pointer: int, category: int, path_id: int, name_id: int, form_id: int, weak: int = 0
+) -> None:
+    """Records the category, module, name and form (type and shape) of the block at `pointer`. An id of 0 means
+    that the path, name or form is unknown. A weak tag does not replace a more specific use."""
 
 def record_gradients(
     owners: list[tuple[int, Any]], tensor: type, strided: object, category: int

@@ -4,7 +4,7 @@ buckets of DDP. Such a storage belongs to the innermost module that contains all
 from __future__ import annotations
 
 from .native import record_tag
-from .storages import pointers_of
+from .storages import storages_of
 from .texts import common_ancestor
 
 
@@ -13,20 +13,20 @@ class SharedTags:
 
     def __init__(self, category: int) -> None:
         self.category = category
-        # By the start address of a storage: the ids of the path and the name in its tag.
-        self._found: dict[int, tuple[int, int]] = {}
+        # By the start address of a storage: the ids of the path, the name and the form in its tag.
+        self._found: dict[int, tuple[int, int, int]] = {}
 
     def add(self, tensor, path_id: int, name_id: int) -> None:
-        for pointer in pointers_of(tensor):
+        for pointer, form_id in storages_of(tensor):
             known = self._found.get(pointer)
             if known is None:
-                self._found[pointer] = (path_id, name_id)
-            elif known != (path_id, name_id):
-                self._found[pointer] = (common_ancestor(known[0], path_id), 0)
+                self._found[pointer] = (path_id, name_id, form_id)
+            elif known[:2] != (path_id, name_id):
+                self._found[pointer] = (common_ancestor(known[0], path_id), 0, form_id)
 
     def record(self, seen: set[int]) -> None:
         """Records the tags of all storages that are not in `seen`, and adds these storages to `seen`."""
-        for pointer, (path_id, name_id) in self._found.items():
+        for pointer, (path_id, name_id, form_id) in self._found.items():
             if pointer not in seen:
                 seen.add(pointer)
-                record_tag(pointer, self.category, path_id, name_id, 0)
+                record_tag(pointer, self.category, path_id, name_id, form_id)

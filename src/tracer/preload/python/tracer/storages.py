@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .failures import count
-from .native import HOST_TENSORS, record_tag
+from .native import HOST_TENSORS, record_tag, text_id
 from .torch_api import (
     Parameter,
     Tensor,
@@ -14,6 +14,11 @@ from .torch_api import (
     strided,
     without_torch_dispatch,
 )
+
+# By type and shape: the ids of the texts with both.
+_forms: dict[tuple, int] = {}
+# The maximum number of entries in `_forms`. Inputs may have another shape in each step.
+MOST_FORMS = 20_000
 
 
 def is_traced(tensor) -> bool:
@@ -59,8 +64,34 @@ def values_of(gradient):
         return gradient._values()
 
 
-def pointers_of(tensor) -> list[int]:
-    """Returns the start addresses of a tensor's storages in traced memory. The list is empty without any."""
+def form_of(dtype: str, shape) -> int:
+    """Returns the id of the text with a type and a shape (see src/trace/form.rs), or 0 after many of them."""
+    found = _forms.get((dtype, shape))
+    if found is None:
+        if len(_forms) >= MOST_FORMS:
+            return 0
+        text = f"{dtype} [{'x'.join(map(str, shape))}]".replace("torch.", "")
+        found = _forms[dtype, shape] = text_id(text)
+    return found
+
+
+def form_of_tensor(tensor, part) -> int:
+    """Returns the form of a part of a tensor, or 0 if it is unknown. A plain tensor is its own part. If the
+    part is packed, the type that it stands for is in brackets, such as `int8(bfloat16)`."""
+    try:
+        if part is not tensor and part.element_size() < tensor.element_size():
+            return form_of(f"{part.dtype}({tensor.dtype})", part.shape)
+        if type(tensor).__name__ == "Params4bit" and tensor.quant_state is not None:
+            state = tensor.quant_state
+            return form_of(f"{state.quant_type}({state.dtype})", tuple(state.shape))
+        return form_of(part.dtype, part.shape)
+    except Exception:
+        # A lazy parameter and a nested tensor have no shape, and a subclass may raise any exception.
+        return 0
+
+
+def storages_of(tensor) -> list[tuple[int, int]]:
+    """Returns the start address and the id of the form for each storage of a tensor in traced memory."""
     try:
         kind = type(tensor)
         if (kind is Tensor or kind is Parameter) and tensor.layout is strided:
@@ -70,9 +101,13 @@ def pointers_of(tensor) -> list[int]:
             parts = dense_parts(tensor)
         # `untyped_storage` creates an object, so it is called only for views.
         found = [
-            part.untyped_storage().data_ptr() if part.storage_offset() else part.data_ptr() for part in parts
+            (
+                part.untyped_storage().data_ptr() if part.storage_offset() else part.data_ptr(),
+                form_of_tensor(tensor, part),
+            )
+            for part in parts
         ]
-        return [pointer for pointer in found if pointer]
+        return [storage for storage in found if storage[0]]
     except Exception as error:
         # A tensor without memory is not a failure. A tensor subclass may raise any exception.
         if not _is_without_storage(tensor, error):
@@ -83,10 +118,10 @@ def pointers_of(tensor) -> list[int]:
 def tag(tensor, category: int, path_id: int, name_id: int, seen: set[int], weak: int = 0) -> None:
     """Records the use of a tensor's memory. `seen` has the storages that are tagged already, so the first of
     several tensors that share a storage names it. A weak tag does not replace a more specific use."""
-    for pointer in pointers_of(tensor):
+    for pointer, form_id in storages_of(tensor):
         if pointer not in seen:
             seen.add(pointer)
-            record_tag(pointer, category, path_id, name_id, weak)
+            record_tag(pointer, category, path_id, name_id, form_id, weak)
 
 
 def _is_without_storage(tensor, error: Exception) -> bool:

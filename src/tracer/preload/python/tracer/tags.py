@@ -16,9 +16,9 @@ from .model_facts import note_parameters
 from .native import CATEGORIES, backward_count, hide, record_gradients
 from .paths import path_of, root_id_of, table_by_module
 from .shared import SharedTags
-from .storages import tag, values_of
+from .storages import form_of_tensor, tag, values_of
 from .texts import id_of
-from .torch_api import Tensor, float32, strided
+from .torch_api import Parameter, Tensor, float32, strided
 
 PARAMETER = CATEGORIES["parameter"]
 BUFFER = CATEGORIES["buffer"]
@@ -30,14 +30,16 @@ INPUT = CATEGORIES["input"]
 MAIN_THREAD = sys.modules["threading"].main_thread().ident
 # The depth to which inputs are searched for tensors, in tuples, lists and dicts.
 INPUT_DEPTH = 3
+PLAIN_TENSORS = (Tensor, Parameter)
 
 
 class Owner(NamedTuple):
-    """The names of a parameter. `record_gradients` reads the first three by their position."""
+    """The names of a parameter. `record_gradients` reads the first four by their position."""
 
     reference: weakref.ref
     path_id: int
     name_id: int
+    form_id: int
     name: str
     # The `id` of the root to which the parameter belongs; 0 if no module of a called model has the parameter.
     root_id: int
@@ -80,7 +82,9 @@ _parameter_is_gone = hide(_count_gone)
 
 
 def _new_owner(parameter, path_id: int, name_id: int, name: str, root_id: int) -> Owner:
-    owner = Owner(weakref.ref(parameter, _parameter_is_gone), path_id, name_id, name, root_id)
+    # `record_gradients` handles plain tensors only.
+    form_id = form_of_tensor(parameter, parameter) if type(parameter) in PLAIN_TENSORS else 0
+    owner = Owner(weakref.ref(parameter, _parameter_is_gone), path_id, name_id, form_id, name, root_id)
     _owners[id(parameter)] = owner
     return owner
 

@@ -1,0 +1,64 @@
+//! The float32 memory of a program whose parameters have 16 bits or fewer.
+
+use memtrace_trace::units::Unit;
+
+use crate::render::numbers::{percent, share};
+use crate::state::block::is_unknown_form;
+use crate::state::group::{Group, Key, category, layers_of, sorted};
+use crate::state::replay::{Block, Replay};
+
+/// The minimum share of the peak that float32 must have for a line, and the minimum share of the parameters that
+/// narrower types must have.
+const NOTABLE: f64 = 0.1;
+/// The maximum number of modules in the line.
+const MODULES: usize = 3;
+/// The types of more than 16 bits; quantization counts, such as `int32`, are no parameters.
+const WIDE: [&str; 3] = ["float32", "float64", "complex64"];
+
+/// Returns a sentence about the float32 tensors among the blocks of a peak, if they have at least a tenth of the
+/// peak, and other parameters have 16 bits or fewer. Only the types of parameters, buffers, gradients, optimizer
+/// state and inputs are recorded, so the share is a lower bound.
+pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Option<String> {
+    let symbols = &replay.symbols;
+    let float32 = symbols.intern("float32");
+    let wide_types = WIDE.map(|name| symbols.intern(name));
+    let is_narrow = |block: &&Block| !is_unknown_form(block.dtype) && !wide_types.contains(&block.dtype);
+    let parameters: Vec<Block> =
+        blocks.iter().filter(|block| category(block.owner.category) == "parameter").copied().collect();
+    let narrow: Vec<Block> = parameters.iter().filter(is_narrow).copied().collect();
+    let wide: Vec<Block> = blocks.iter().filter(|block| block.dtype == float32).copied().collect();
+    let bytes = sum(&wide);
+    if share(bytes, sum(blocks)) < NOTABLE || share(sum(&narrow), sum(&parameters)) < NOTABLE {
+        return None;
+    }
+    let groups = |key: &Key, blocks: &[Block]| sorted(key.groups(blocks, symbols));
+    let (narrow_type, Group { bytes: narrow_bytes, .. }) = groups(&Key::DTYPE, &narrow).into_iter().next()?;
+    let parts: Vec<String> = groups(&Key::CATEGORY, &wide)
+        .into_iter()
+        .map(|(name, group)| format!("{name} {}", units.show(group.bytes)))
+        .collect();
+    let by_module = groups(&Key::MODULE.joining(&layers_of(replay, blocks)), &wide);
+    // PEFT's `prepare_model_for_kbit_training` converts each parameter that is not packed to float32.
+    let is_peft = narrow_type.contains('(') && by_module.iter().any(|(name, _)| name.contains(".lora_"));
+    let made_by = match is_peft {
+        true => " (PEFT's prepare_model_for_kbit_training makes parameters float32 that are not quantized)",
+        false => "",
+    };
+    let large = by_module.into_iter().filter(|(_, group)| share(group.bytes, bytes) >= NOTABLE);
+    let modules: Vec<String> = large.take(MODULES).map(|(name, _)| name).collect();
+    let modules = if modules.is_empty() { "many modules".to_owned() } else { modules.join(", ") };
+    Some(format!(
+        "float32 has {} ({}) of this peak, beside {} of parameters in {narrow_type}: {}; most in {modules}{made_by}. In 16 bits \
+         it would have {} less",
+        units.show(bytes),
+        percent(share(bytes, sum(blocks))),
+        units.show(narrow_bytes),
+        parts.join(", "),
+        units.show(bytes / 2),
+    ))
+}
+
+/// Returns the bytes of these blocks.
+fn sum(blocks: &[Block]) -> i64 {
+    blocks.iter().map(|block| block.bytes).sum()
+}

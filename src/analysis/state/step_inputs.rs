@@ -1,0 +1,186 @@
+//! The shape of the largest input of each step, and the step with the largest input of the run.
+
+use memtrace_trace::form::Form;
+use memtrace_trace::model_fact::ModelFact;
+use memtrace_trace::{Api, EventName};
+use rustc_hash::FxHashMap;
+use serde_json::{Value, json};
+
+use crate::read::record::Record;
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::render::numbers::count;
+
+/// The maximum number of changes kept, so that memory does not grow with the trace.
+const MOST: usize = 1 << 20;
+/// How many times as large as the median the largest input must be to be worth a line.
+const NOTABLE: f64 = 1.5;
+/// The minimum number of steps with an input for a line.
+const LEAST_STEPS: i64 = 3;
+
+/// An input that differs from the previous input of its model.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    step: i64,
+    elements: i64,
+    /// The name of the mark, which has the form and the model's path.
+    name: Symbol,
+}
+
+/// The inputs of each model. A trace has a mark for each change of an input's shape.
+#[derive(Clone, Debug, Default)]
+pub struct StepInputs {
+    /// By the path of the model: its changes, in order.
+    changes: FxHashMap<String, Vec<Change>>,
+    kept: usize,
+}
+
+/// The largest input of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LargestInput {
+    /// The first step that has it.
+    pub step: i64,
+    /// Its type, such as `int64`.
+    pub dtype: String,
+    /// Its shape, such as `[1x8192]`.
+    pub shape: String,
+    /// The path of the model that got it.
+    pub model: String,
+    /// The shape of the median step's input.
+    pub median_shape: String,
+    /// True if it is so much larger than the median that reports mention it.
+    pub is_notable: bool,
+}
+
+impl StepInputs {
+    /// Processes a row.
+    pub fn feed(&mut self, row: &Record, symbols: &SymbolTable) {
+        if row.event != EventName::Mark || *symbols.get(row.api) != *Api::ModelFact.as_str() {
+            return;
+        }
+        let name = symbols.get(row.name);
+        let Some((ModelFact::Input(form), path)) = ModelFact::parse(&name) else { return };
+        let Some(elements) = Form::of_input(form).elements() else { return };
+        if self.kept < MOST {
+            self.kept += 1;
+            let change = Change { step: row.step, elements, name: row.name };
+            match self.changes.get_mut(path) {
+                Some(changes) => changes.push(change),
+                None => drop(self.changes.insert(path.to_owned(), vec![change])),
+            }
+        }
+    }
+
+    /// Returns the largest input of the model whose input changes most often, in the steps up to `last`. Returns
+    /// `None` if the trace has no inputs.
+    #[must_use]
+    pub fn largest(&self, last: i64, symbols: &SymbolTable) -> Option<LargestInput> {
+        let (_, changes) =
+            self.changes.iter().max_by_key(|(path, changes)| (changes.len(), path.as_str()))?;
+        // The largest input of each step in which the input changes, and the number of steps for which it lasts.
+        let mut steps: Vec<(Change, i64)> = Vec::new();
+        for change in changes {
+            match steps.last_mut() {
+                Some((known, _)) if known.step == change.step => {
+                    if change.elements > known.elements {
+                        *known = *change;
+                    }
+                }
+                _ => steps.push((*change, 1)),
+            }
+        }
+        for at in 0..steps.len() {
+            let next = steps.get(at + 1).map_or(last + 1, |(next, _)| next.step);
+            steps[at].1 = (next - steps[at].0.step).max(1);
+        }
+        let first_of_largest = |(change, _): &&(Change, i64)| (change.elements, -change.step);
+        let largest = steps.iter().max_by_key(first_of_largest)?.0;
+        let all: i64 = steps.iter().map(|(_, lasts)| lasts).sum();
+        steps.sort_by_key(|(change, _)| change.elements);
+        let mut before = 0;
+        let median = steps.iter().find(|(_, lasts)| {
+            before += lasts;
+            2 * before >= all
+        })?;
+        let form_of = |change: &Change| {
+            let name = symbols.get(change.name);
+            let (ModelFact::Input(form), path) = ModelFact::parse(&name)? else { return None };
+            let form = Form::of_input(form);
+            Some((form.dtype.to_owned(), form.shape.to_owned(), path.to_owned()))
+        };
+        let (dtype, shape, model) = form_of(&largest)?;
+        let median_shape = form_of(&median.0)?.1;
+        let is_notable = all >= LEAST_STEPS && largest.elements as f64 >= NOTABLE * median.0.elements as f64;
+        Some(LargestInput { step: largest.step, dtype, shape, model, median_shape, is_notable })
+    }
+}
+
+impl LargestInput {
+    /// Returns the sentence about an input that is much larger than the median.
+    #[must_use]
+    pub fn line(&self) -> Option<String> {
+        let LargestInput { step, dtype, shape, model, median_shape, is_notable } = self;
+        let step = count(step.max(&0).cast_unsigned());
+        is_notable.then(|| {
+            format!("step {step} has the largest input of the run: {dtype} {shape} of {model}; median {median_shape}")
+        })
+    }
+
+    /// Returns the input for `--json`.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        json!({
+            "step": self.step, "dtype": self.dtype, "shape": self.shape, "model": self.model,
+            "median_shape": self.median_shape,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds inputs of `GPT`, each a step and its form.
+    fn inputs(marks: &[(i64, &str)]) -> (StepInputs, SymbolTable) {
+        let symbols = SymbolTable::default();
+        let mut inputs = StepInputs::default();
+        for (step, form) in marks {
+            let row = Record {
+                event: EventName::Mark,
+                api: symbols.intern("model_fact"),
+                name: symbols.intern(&format!("input={form} GPT")),
+                step: *step,
+                ..Record::default()
+            };
+            inputs.feed(&row, &symbols);
+        }
+        (inputs, symbols)
+    }
+
+    #[test]
+    fn one_long_sample_is_the_largest_input() {
+        let marks = [(0, "int64[1x1310]"), (7, "int64[1x8192]"), (8, "int64[1x1310]"), (9, "int64[1x900]")];
+        let (inputs, symbols) = inputs(&marks);
+        let line = inputs.largest(20, &symbols).unwrap().line().unwrap();
+        assert_eq!(line, "step 7 has the largest input of the run: int64 [1x8192] of GPT; median [1x900]");
+    }
+
+    #[test]
+    fn inputs_of_about_one_size_get_no_line() {
+        let (inputs, symbols) = inputs(&[(0, "int64[8x1000]"), (1, "int64[8x1024]"), (2, "int64[8x900]")]);
+        assert_eq!(inputs.largest(2, &symbols).unwrap().line(), None);
+        assert_eq!(StepInputs::default().largest(2, &symbols), None);
+    }
+
+    #[test]
+    fn a_step_with_several_inputs_counts_its_largest() {
+        let marks = [(0, "int64[1x10]"), (1, "int64[1x10]"), (1, "int64[1x90]"), (1, "int64[1x20]")];
+        let (inputs, symbols) = inputs(&marks);
+        assert_eq!(inputs.largest(3, &symbols).unwrap().shape, "[1x90]");
+    }
+
+    #[test]
+    fn a_mark_without_a_shape_is_ignored() {
+        let (inputs, symbols) = inputs(&[(0, "int64"), (1, "[]["), (2, "int64[axb]")]);
+        assert_eq!(inputs.largest(3, &symbols), None);
+    }
+}

@@ -1,0 +1,107 @@
+//! The types and shapes of tensors in traces, and the largest input of a run.
+
+#[path = "common/torch.rs"]
+#[expect(dead_code, reason = "each test crate uses its own part")]
+mod harness;
+use harness::{Run, Torch, memtrace, on_every_torch, text};
+
+use std::collections::BTreeMap;
+
+const SCRIPT: &str = "tensor_types/several.py";
+const UNKNOWN: [&str; 2] = ["?", "?"];
+
+on_every_torch![
+    types_and_shapes_are_those_of_torch: "the tracer reads tensors",
+    the_step_with_the_largest_input_is_named_with_and_without_detail,
+    types_of_packed_parts_name_the_type_they_stand_for,
+];
+
+/// By module and name, and category: the types and shapes in the `tag` rows.
+fn tagged(run: &Run) -> BTreeMap<(String, String), Vec<[String; 2]>> {
+    let mut found: BTreeMap<(String, String), Vec<[String; 2]>> = BTreeMap::new();
+    let mut reader = csv::Reader::from_path(run.file()).unwrap();
+    let at: BTreeMap<String, usize> =
+        reader.headers().unwrap().iter().enumerate().map(|(index, name)| (name.to_owned(), index)).collect();
+    for row in reader.records() {
+        let row = row.unwrap();
+        let column = |name: &str| row[at[name]].to_owned();
+        let form = [column("dtype"), column("shape")];
+        if column("event") == "tag" && !column("delta_bytes").starts_with('-') {
+            let name = format!("{}.{}", column("module"), column("name"));
+            found.entry((name, column("category"))).or_default().push(form);
+        } else if column("event") == "alloc" {
+            assert_eq!(form, UNKNOWN);
+        }
+    }
+    found
+}
+
+fn types_and_shapes_are_those_of_torch(torch: &Torch) {
+    let run = torch.trace(SCRIPT, &["40", "50", "60"]).expect_success();
+    let expected: BTreeMap<String, [[String; 2]; 2]> =
+        serde_json::from_str(&text(&run.output.stdout)).unwrap();
+    let found = tagged(&run);
+    let of = |name: &str, category: &str| found.get(&(name.to_owned(), category.to_owned()));
+    for (name, [parameter, state]) in &expected {
+        let mut parameter = parameter.clone();
+        if name == "Net.part" {
+            "?".clone_into(&mut parameter[1]);
+        }
+        assert_eq!(of(name, "parameter").unwrap(), &[parameter.clone()], "{name}");
+        let whole = &expected[name][0];
+        assert_eq!(of(name, "gradient").unwrap().iter().filter(|form| *form != whole).count(), 0, "{name}");
+        assert_eq!(of(&format!("{name}.exp_avg"), "optimizer_state").unwrap(), &[state.clone()], "{name}");
+    }
+    assert_eq!(expected["Net.scale"][0], ["bfloat16", "[]"]);
+    assert_eq!(of("Net.position", "buffer").unwrap(), &[["int32".to_owned(), "[64x32]".to_owned()]]);
+
+    // The groups of a report sum to the peak, with the blocks of unknown type.
+    let answer = run.json("peak", &["--by", "dtype"]);
+    let groups = answer["groups"].as_array().unwrap();
+    let bytes = |name: &str| {
+        let group = groups.iter().find(|group| group["key"] == name).unwrap();
+        group["bytes"].as_i64().unwrap()
+    };
+    let sum: i64 = groups.iter().map(|group| group["bytes"].as_i64().unwrap()).sum();
+    assert_eq!(
+        sum,
+        bytes("bfloat16") + bytes("float32") + bytes("(unknown dtype)") + bytes("int64") + bytes("int32")
+    );
+    let shapes = run.report("peak", &["--by", "shape"]);
+    assert!(shapes.contains("bfloat16 [2048x2048]") && shapes.contains("float32 [2048]"), "{shapes}");
+    torch.check(memtrace().arg("check").arg(run.file()));
+}
+
+fn the_step_with_the_largest_input_is_named_with_and_without_detail(torch: &Torch) {
+    let lengths = ["40", "50", "45", "45", "45", "60", "50", "900", "45", "40", "45", "45"];
+    let line = "step 7 has the largest input of the run: int64 [2x900] of Net; median [2x45]";
+    for detail in ["full", "every:5"] {
+        let run = torch.trace_with(SCRIPT, &lengths, &[("MEMTRACE_DETAIL", detail)]).expect_success();
+        for report in ["summary", "leaks"] {
+            let printed = run.report(report, &[]);
+            assert!(printed.contains(line), "{detail}, {report}: {printed}");
+        }
+        let answer = run.json("summary", &[]);
+        let input = &answer["processes"][0]["largest_input"];
+        assert_eq!((&input["step"], &input["shape"]), (&7.into(), &"[2x900]".into()));
+    }
+    let run = torch.trace(SCRIPT, &["40", "50", "45", "44"]).expect_success();
+    assert!(!run.report("summary", &[]).contains("largest input"));
+    assert_eq!(run.json("summary", &[])["processes"][0]["largest_input"]["shape"], "[2x50]");
+}
+
+fn types_of_packed_parts_name_the_type_they_stand_for(torch: &Torch) {
+    let run = torch.trace("tensor_types/packed.py", &[]).expect_success();
+    let found = tagged(&run);
+    let weight = &found[&("Linear.weight".to_owned(), "parameter".to_owned())];
+    let texts: Vec<String> = weight.iter().map(|form| form.join(" ")).collect();
+    assert_eq!(texts, ["int8(bfloat16) [512x2048]", "bfloat16 [512]"]);
+    // Few parameters are narrow, so there is no sentence about the others.
+    assert!(!run.report("summary", &[]).contains("float32 has"));
+    // With narrow parameters of a tenth of all, there is one.
+    let run = torch.trace("tensor_types/packed.py", &["4096"]).expect_success();
+    let summary = run.report("summary", &[]);
+    let expected = "of this peak, beside 64.00 MiB of parameters in int8(bfloat16): parameter 390.62 MiB; most in \
+                    Embedding. In 16 bits it would have 195.31 MiB less";
+    assert!(summary.contains("float32 has 390.62 MiB") && summary.contains(expected), "{summary}");
+}
