@@ -131,8 +131,9 @@ fn repair_ends_the_part_before_when_the_process_was_killed_between_two_parts() {
             .collect()
     };
     // A repaired end row must lack `formulas=0`, because the repair does not know all texts of the trace.
-    let said = whole.trim_end().strip_suffix(" formulas=0").unwrap();
-    assert_eq!(fields(&fs::read_to_string(old).unwrap()), fields(said));
+    let said = whole.replace(" formulas=0,", ",");
+    assert_ne!(said, whole);
+    assert_eq!(fields(&fs::read_to_string(old).unwrap()), fields(&said));
     // The last part is complete by now, so nothing is repaired. `check` must accept the missing end row of an
     // earlier part, but must report a gap if the row before it is missing, too.
     fs::write(old, without_end).unwrap();

@@ -90,8 +90,10 @@ struct Texts(Vec<Option<Arc<str>>>);
 impl Texts {
     /// Returns the row to write for a record, after adding the texts of the record's symbols.
     fn row(&mut self, record: &Record, symbols: &SymbolTable) -> Row<'_> {
-        let Record { api, source, op, module, phase, name, .. } = *record;
-        [api, source, op, module, phase, name].into_iter().for_each(|symbol| self.learn(symbol, symbols));
+        let Record { api, source, op, module, phase, name, dtype, shape, .. } = *record;
+        [api, source, op, module, phase, name, dtype, shape]
+            .into_iter()
+            .for_each(|symbol| self.learn(symbol, symbols));
         row(record, self)
     }
 

@@ -1,6 +1,7 @@
 //! A row as the analysis stores it: its numbers, and symbols for its texts.
 
 use memtrace_trace::columns::{COLUMNS, Reading, Shape, index_of};
+use memtrace_trace::text::{NONE, UNKNOWN};
 use memtrace_trace::{Category, Event, EventName};
 
 use crate::read::symbols::Symbol;
@@ -161,7 +162,7 @@ macro_rules! field_type {
 
 macro_rules! field_default {
     (text $default:expr) => {
-        Symbol::NONE
+        Symbol::of_placeholder($default)
     };
     ($type:ident $default:expr) => {
         $default

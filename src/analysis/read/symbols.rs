@@ -25,6 +25,12 @@ impl Symbol {
     /// `?`: the type or the shape of a tensor is unknown.
     pub const UNKNOWN: Symbol = Symbol(4);
 
+    /// Returns the symbol of the default of a column, which is [`NONE`] or [`UNKNOWN`].
+    #[must_use]
+    pub(crate) const fn of_placeholder(text: &str) -> Symbol {
+        if text.len() == UNKNOWN.len() { Symbol::UNKNOWN } else { Symbol::NONE }
+    }
+
     /// Returns the number of the symbol. The numbers start at 0 without gaps, so a list can have one element
     /// for each symbol.
     #[must_use]

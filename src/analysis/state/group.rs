@@ -228,18 +228,15 @@ impl Key {
     pub fn groups(&self, blocks: &[Block], symbols: &SymbolTable) -> FxHashMap<String, Group> {
         // A trace has far fewer owners than blocks. So group by owner first, which is cheap to hash, and
         // compute the name of a group only once per owner.
-        let mut owners: FxHashMap<(Owner, bool, i64, [Symbol; 2]), (Block, Group)> = FxHashMap::default();
+        let mut owners: FxHashMap<(Owner, bool, i64), (Block, Group)> = FxHashMap::default();
         for block in blocks {
             let more = match self.name {
                 "size" => block.bytes,
                 "line" | "stack" => block.stack,
+                "dtype" | "shape" => (block.dtype.index() << 32 | block.shape.index()) as i64,
                 _ => 0,
             };
-            let form = match self.name {
-                "dtype" | "shape" => [block.dtype, block.shape],
-                _ => [Symbol::NONE; 2],
-            };
-            let key = (block.owner, block.inferred, more, form);
+            let key = (block.owner, block.inferred, more);
             let (_, group) = owners.entry(key).or_insert((*block, Group::default()));
             group.bytes += block.bytes;
             group.blocks += 1;

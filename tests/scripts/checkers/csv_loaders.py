@@ -15,7 +15,7 @@ import pandas
 import polars
 
 path = sys.argv[1]
-TEXT = {"event", "api", "source", "op", "module", "phase", "category", "name"}
+TEXT = {"event", "api", "source", "op", "module", "phase", "category", "name", "dtype", "shape"}
 
 frames = {
     "pandas": pandas.read_csv(path),

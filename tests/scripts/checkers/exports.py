@@ -271,7 +271,10 @@ def parquet(folder, csvs):
     frame = polars.concat([polars.read_csv(path) for path in csvs])
     files = f"{folder}/**/*.parquet"
     read = polars.scan_parquet(files, hive_partitioning=True).collect()
-    assert set(read.columns) == set(frame.columns), (read.columns, frame.columns)
+    # The fixtures lack the columns that were added later.
+    new = set(read.columns) - set(frame.columns)
+    assert new == {"dtype", "shape"} and set(frame.columns) < set(read.columns), (read.columns, frame.columns)
+    assert all(set(read[column]) == {"?"} for column in new)
     order = ["rank", "seq"]
     read = read.select(frame.columns).with_columns(polars.col("rank").cast(polars.Int64)).sort(order)
     assert read.equals(frame.sort(order)), "polars"

@@ -16,7 +16,7 @@ import re
 import sys
 
 MOST_SHOWN = 20
-TEXT = {"event", "api", "source", "op", "module", "phase", "category", "name"}
+TEXT = {"event", "api", "source", "op", "module", "phase", "category", "name", "dtype", "shape"}
 
 
 class Device:

@@ -49,7 +49,8 @@ def ranks():
         none = command.pop("(no phase)", 0)
         assert sums.pop("(none)", 0) == none and sums == command, (sums, command)
     for column, kind in rows.schema.items():
-        text = column in ("event", "api", "source", "op", "module", "phase", "category", "name")
+        names = ("event", "api", "source", "op", "module", "phase", "category", "name", "dtype", "shape")
+        text = column in names
         assert kind == (pl.String if text else pl.Int64), (column, kind)
     arrow = memtrace.read("out", backend="pyarrow")
     assert pl.from_arrow(arrow).equals(rows)

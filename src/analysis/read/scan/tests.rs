@@ -117,7 +117,7 @@ fn a_column_that_a_file_lacks_has_its_default() {
     let rows = [Row { name: "plain", ..FULL }, FULL];
     let whole = lines(&rows);
     let (chunk, _) = scan(&whole, Columns::ALL, false);
-    for missing in 1..5 {
+    for missing in 1..7 {
         for line_end in ["\n", "\r\n"] {
             let width = COLUMNS.len() - missing;
             let mut narrow = Vec::new();
@@ -134,9 +134,10 @@ fn a_column_that_a_file_lacks_has_its_default() {
             assert_eq!((read.faults.len(), read.records.len()), (0, 2));
             for (read, whole) in read.records.iter().zip(&chunk.records) {
                 let default = Record::default();
-                assert_eq!(read.name, default.name);
-                assert_eq!(read.stack_id, if missing > 1 { default.stack_id } else { whole.stack_id });
-                assert_eq!(read.pool, if missing > 3 { default.pool } else { whole.pool });
+                assert_eq!(read.shape, default.shape);
+                assert_eq!(read.name == default.name, missing > 2);
+                assert_eq!(read.stack_id, if missing > 3 { default.stack_id } else { whole.stack_id });
+                assert_eq!(read.pool, if missing > 5 { default.pool } else { whole.pool });
                 assert_eq!((read.seq, read.delta_bytes), (whole.seq, whole.delta_bytes));
             }
         }
