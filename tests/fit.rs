@@ -548,12 +548,12 @@ fn fit_ask_prints_a_figure_of_the_program_for_each_card_and_value() {
 fn fit_counts_the_host_memory_of_the_ranks_of_a_node_that_did_not_run() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let (python, gathers) = (torch.python.to_str().unwrap(), script("gathers.py"));
-    let run = |ranks: &str| {
+    let run = |ranks: &str, form: &[&str]| {
         let program = ["-m", "torch.distributed.run", "--nproc-per-node", "4", gathers.as_str(), "{}"];
-        let words = ["--ranks", ranks, "--host-mem", "100m", "--values", "64", "--json", "--", python];
-        Fit::on("4xt4", &[&words[..], &program[..]].concat())
+        let words = ["--ranks", ranks, "--host-mem", "100m", "--values", "64"];
+        Fit::on("4xt4", &[&words[..], form, &["--", python], &program[..]].concat())
     };
-    let one = run("0").json();
+    let one = run("0", &["--json"]).json();
     let host = |fit: &Value| fit["trials"][0]["peak_host_bytes"].as_i64().unwrap() >> 20;
     assert_eq!(
         (&one["trials"][0]["outcome"], &one["trials"][0]["processes"]),
@@ -562,7 +562,13 @@ fn fit_counts_the_host_memory_of_the_ranks_of_a_node_that_did_not_run() {
     assert!(one["next"][0].as_str().unwrap().starts_with("memtrace ledger --host"), "{one}");
     // Only rank 0 gathers 512 MiB. A run of rank 0 alone counts them for every rank, a run of two ranks does
     // not.
-    let two = run("0,1").json();
+    let two = run("0,1", &["--json"]).json();
     assert!(host(&one) > 4 * 512 && host(&two) > 512, "{one} {two}");
     assert!(host(&two) < host(&one) - 512, "{} {}", host(&two), host(&one));
+    // The note recommends a second rank, unless two ranks ran already.
+    for (ranks, absent, is_hinted) in [("0", "3 ranks", true), ("0,1", "2 ranks", false)] {
+        let text = run(ranks, &[]).text();
+        assert!(text.contains(&format!("note: host memory is for one node: {absent} did not run")), "{text}");
+        assert_eq!(text.contains("use --ranks 0,1"), is_hinted, "{text}");
+    }
 }

@@ -108,12 +108,16 @@ impl<'a> Answer<'a> {
                 }
             ));
         }
-        let absent = self.device().map_or(0, |peak| peak.absent_ranks);
-        if absent > 0 {
+        if let Some(peak) = self.device().filter(|peak| peak.absent_ranks > 0) {
+            // With a second rank, an extra of rank 0 counts once.
+            let hint = match peak.processes {
+                1 => "; if rank 0 does more than the others, use --ranks 0,1",
+                _ => "",
+            };
             page.plain(format!(
                 "note: host memory is for one node: {} did not run, and each counts as much as the smallest \
-                 rank that ran; if rank 0 does more than the others, use --ranks 0,1",
-                counted(absent.cast_unsigned(), "rank")
+                 rank that ran{hint}",
+                counted(peak.absent_ranks.cast_unsigned(), "rank")
             ));
         }
         if self.device().is_some_and(|peak| peak.phantom) {
