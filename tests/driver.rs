@@ -261,6 +261,26 @@ fn sample_ms_0_takes_no_device_samples() {
     assert_eq!(samples("0"), 0);
 }
 
+/// While the driver frees a block, the trace and the driver disagree about its bytes.
+#[test]
+fn sample_of_a_device_is_put_off_while_a_call_changes_its_memory() {
+    let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
+    compiled("fakes/cudart.c", "libcudart.so.12", &[]);
+    let program = compiled("api/slow_free.c", "slow_free", &[&include, "libcudart.so.12"]);
+    let nvml = compiled("fakes/nvml.c", "libfake-nvml.so", &[]);
+    let preload = format!("{}:{}", library("libmemtrace.so").display(), nvml.display());
+    let run = Traced::new(&program, &[]).env("LD_PRELOAD", &preload).env("FAKE_NVML", "plain");
+    let ran = run.env("MEMTRACE_SAMPLE_MS", "500").run();
+    assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
+    let trace = ran.trace();
+    let free = trace.rows.iter().find(|row| row.delta < 0).unwrap();
+    let during = free.ts_ns..free.ts_ns + 790_000_000;
+    let samples = trace.of(EventName::Sample);
+    let times: Vec<i64> = samples.iter().filter(|row| row.device == 0).map(|row| row.ts_ns).collect();
+    assert!(!times.iter().any(|time| during.contains(time)), "{during:?}: {times:?}");
+    assert!(times.iter().any(|time| *time >= during.end), "{during:?}: {times:?}");
+}
+
 /// A child of `fork` must not wait at its exit for a sample that a thread of its parent was taking.
 #[test]
 fn fork_during_a_device_sample_leaves_a_child_that_ends() {

@@ -13,6 +13,7 @@
 
 pub mod clock;
 mod control;
+pub mod device_calls;
 pub mod fast_tls;
 pub mod fork_lock;
 pub mod intern;

@@ -7,7 +7,7 @@
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// The largest size of a page: 4 KiB on x86-64, and 64 KiB on aarch64, where the kernel decides.
 const PAGE: usize = if cfg!(target_arch = "aarch64") { 1 << 16 } else { 4096 };
@@ -27,8 +27,12 @@ pub(crate) struct OwnPage {
     is_claimed: AtomicBool,
     /// The process id; 0 until the first query.
     pid: AtomicU32,
+    /// The numbers of calls that [`device_calls`](crate::device_calls) counts. A child has no call in
+    /// progress, because only the thread that forks exists there.
+    pub(crate) device_calls_begun: AtomicU64,
+    pub(crate) device_calls_ended: AtomicU64,
     /// Fills up the page, because the kernel wipes whole pages and no other variable may be lost.
-    _rest: [u8; PAGE - 16],
+    _rest: [u8; PAGE - 32],
 }
 
 const _: () = assert!(size_of::<OwnPage>() == PAGE);
@@ -38,7 +42,9 @@ pub(crate) static OWN: OwnPage = OwnPage {
     state: AtomicU8::new(0),
     is_claimed: AtomicBool::new(false),
     pid: AtomicU32::new(0),
-    _rest: [0; PAGE - 16],
+    device_calls_begun: AtomicU64::new(0),
+    device_calls_ended: AtomicU64::new(0),
+    _rest: [0; PAGE - 32],
 };
 
 /// True if the kernel wipes the page in children. This flag is outside the page because a child must inherit

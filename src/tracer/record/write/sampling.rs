@@ -1,7 +1,8 @@
 //! Schedules the samples of devices and of the host, and records the samples of devices.
 //!
 //! A sample is recorded on the writer thread's own lane, so that its row is ordered by time like every other
-//! row.
+//! row. Its time is the time before the query of the driver. A sample that met a call which allocates or frees
+//! device memory is taken again, because the trace and the driver may disagree about that call.
 
 use std::time::{Duration, Instant};
 
@@ -10,11 +11,20 @@ use memtrace_trace::{Header, Payload};
 
 use super::gpu_processes::GpuProcesses;
 use super::host::HostSampler;
+use crate::clock;
+use crate::device_calls;
 use crate::queue::event_queue::EventQueue;
 use crate::session::{SampleDevices, SampledDevice, Session};
 
 /// The minimum time between two samples, however fast memory grows.
 const SHORTEST: Duration = Duration::from_millis(100);
+
+/// The number of times that a sample is tried, and the pause between two tries, until no call is in progress.
+const TRIES: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(1);
+/// The longest time for which a due sample is put off because of calls in progress, or the interval if that is
+/// shorter. `cudaFree` may wait long for the device. After this time, a sample is taken in spite of the call.
+const LONGEST_DELAY: Duration = Duration::from_secs(1);
 
 /// Decides when to sample devices and the host.
 pub(crate) struct Sampler {
@@ -23,6 +33,8 @@ pub(crate) struct Sampler {
     processes: GpuProcesses,
     every: Duration,
     last: Option<Instant>,
+    /// The time since when a due sample is put off; `None` if no sample is.
+    put_off: Option<Instant>,
     /// The maximum number of bytes that the process held at a sample.
     highest: i64,
 }
@@ -34,7 +46,7 @@ impl Sampler {
         let every = Duration::from_millis(session.settings.sample_ms);
         let host = HostSampler::new(every, is_simulated);
         let processes = GpuProcesses::default();
-        Sampler { host, sample: session.sample, processes, every, last: None, highest: 0 }
+        Sampler { host, sample: session.sample, processes, every, last: None, put_off: None, highest: 0 }
     }
 
     /// Samples when the interval has passed, or earlier if the process holds at least 1/16 more than at any
@@ -47,14 +59,16 @@ impl Sampler {
             Some(passed) => passed >= self.every || has_grown && passed >= SHORTEST.min(self.every),
         };
         if due {
-            self.sample_devices(queue, encoder);
+            let is_urgent =
+                self.put_off.is_some_and(|since| since.elapsed() >= LONGEST_DELAY.min(self.every));
+            self.sample_devices(queue, encoder, is_urgent);
         }
         self.host.sample_when_due(queue, encoder);
     }
 
     /// Samples the devices that the process uses, and the host.
     pub(crate) fn sample(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
-        self.sample_devices(queue, encoder);
+        self.sample_devices(queue, encoder, true);
         self.host.sample(queue, encoder);
     }
 
@@ -63,22 +77,45 @@ impl Sampler {
         self.host.sample_end(queue);
     }
 
-    fn sample_devices(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
+    /// Samples the devices. Unless the sample `is_urgent`, it is put off if calls are in progress all the time.
+    fn sample_devices(&mut self, queue: &'static EventQueue, encoder: &Encoder, is_urgent: bool) {
         let devices: Vec<i8> = encoder.devices().map(|(device, _)| device as i8).collect();
         // Nothing is sampled before the process uses a device, because a sample costs time.
         if self.every.is_zero() || devices.is_empty() || queue.is_short() {
             return;
         }
+        let between_calls = self.sample_between_calls(&devices);
+        let taken = between_calls.or_else(|| is_urgent.then(|| (clock::now_ns(), (self.sample)(&devices))));
+        let Some((clock_ns, samples)) = taken else {
+            self.put_off.get_or_insert_with(Instant::now);
+            return;
+        };
+        self.put_off = None;
         self.last = Some(Instant::now());
         self.highest = self.highest.max(held(encoder));
-        for SampledDevice { device, api, sample, others, has_names } in (self.sample)(&devices) {
-            self.processes.record(queue, i32::from(device), &others, has_names);
-            for payload in Payload::of_sample(&sample) {
-                queue.record(|clock_ns| {
-                    payload.pack(Header { step: -1, ..Header::new(clock_ns, api, device) })
-                });
+        for SampledDevice { device, api, sample, .. } in &samples {
+            for payload in Payload::of_sample(sample) {
+                let header = Header { step: -1, ..Header::new(clock_ns, *api, *device) };
+                queue.commit(payload.pack(header));
             }
         }
+        for SampledDevice { device, others, has_names, .. } in samples {
+            self.processes.record(queue, i32::from(device), &others, has_names);
+        }
+    }
+
+    /// Samples the devices while no call that changes their memory is in progress. Returns the samples and
+    /// their time, or `None` if such calls were in progress at each try.
+    fn sample_between_calls(&self, devices: &[i8]) -> Option<(u64, Vec<SampledDevice>)> {
+        (0..TRIES).find_map(|index| {
+            if index > 0 {
+                std::thread::sleep(PAUSE);
+            }
+            let before = device_calls::finished()?;
+            let clock_ns = clock::now_ns();
+            let samples = (self.sample)(devices);
+            (device_calls::finished() == Some(before)).then_some((clock_ns, samples))
+        })
     }
 }
 

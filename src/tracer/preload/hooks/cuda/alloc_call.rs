@@ -7,6 +7,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use memtrace_record::clock::now_ns;
+use memtrace_record::device_calls::DeviceCall;
 use memtrace_record::{Recorder, pinned_requests};
 use memtrace_trace::event::{self, AllocCall};
 use memtrace_trace::{Api, Event, Header, Payload};
@@ -90,6 +91,7 @@ pub(super) fn record_alloc(
     allocated: impl FnOnce() -> Allocated,
 ) -> c_int {
     let Some(_outermost) = Outermost::enter() else { return run() };
+    let _device_call = (call.kind == CallKind::DeviceAlloc).then(DeviceCall::begin);
     let recorder = Recorder::active();
     let before = now_ns();
     let status = run();
@@ -167,6 +169,7 @@ pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOn
         return run();
     }
     let Some(_outermost) = Outermost::enter() else { return run() };
+    let _device_call = (call.kind == CallKind::DeviceFree).then(DeviceCall::begin);
     // A free does not start a trace, because without a trace, no allocation that it could free was recorded.
     let begun = Recorder::active().and_then(|recorder| {
         shielded(|| {
