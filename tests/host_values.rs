@@ -58,6 +58,26 @@ fn no_host_values_plans_a_model_larger_than_the_host(torch: &Torch) {
     assert!(!text(&on_gpu.stderr).contains("not kept"), "{}", text(&on_gpu.stderr));
 }
 
+/// The driver of a real GPU locks pinned memory, so it is resident before the program touches it.
+#[test]
+fn pinned_memory_of_the_phantom_is_resident_if_the_machine_has_room() {
+    Torch::on_newest(|torch| {
+        let out = TempDir::new().unwrap();
+        let trace = out.path().join("trace");
+        let mut command = harness::memtrace();
+        command.args(["run", "--phantom", "t4", "-o"]).arg(&trace).arg("--").arg(&torch.python);
+        let output = command.arg(scripts().join("phantom/pinned_pages.py")).output().unwrap();
+        assert_eq!(exit_of(&output), 0, "{}", text(&output.stderr));
+        let [small, large] = numbers(&output)[..] else { panic!("{}", text(&output.stdout)) };
+        assert!((64..72).contains(&small) && large < 8, "{small} MiB of 64, {large} MiB of 1 TiB");
+        let summary = harness::memtrace().arg("summary").arg(&trace).arg("--json").output().unwrap();
+        let summary: Value = serde_json::from_slice(&summary.stdout).unwrap();
+        assert_eq!(summary["phantom"]["pinned_not_resident_bytes"], 1i64 << 40, "{summary:#}");
+        let note = "of pinned memory did not become resident";
+        assert!(text(&output.stderr).contains(note), "{}", text(&output.stderr));
+    });
+}
+
 fn no_host_values_keeps_every_other_value(torch: &Torch) {
     let (with, _) = run(torch, &[OPTION], "true");
     let (without, _) = run(torch, &[], "true");

@@ -36,6 +36,13 @@ pub fn held_alone(proc: &Path, pid: &str) -> Option<i64> {
     value(&read(proc, pid, "smaps_rollup")?, "Private_Dirty").or_else(|| held(proc, pid))
 }
 
+/// Returns the machine's memory that programs can still get, and all of its memory, in bytes.
+#[must_use]
+pub fn available(proc: &Path) -> Option<(i64, i64)> {
+    let text = fs::read_to_string(proc.join("meminfo")).ok()?;
+    Some((value(&text, "MemAvailable")?, value(&text, "MemTotal")?))
+}
+
 /// Returns the machine's page cache in bytes. The kernel reclaims it if memory runs low.
 #[must_use]
 pub fn page_cache(proc: &Path) -> Option<i64> {

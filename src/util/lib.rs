@@ -2,6 +2,7 @@
 //! names.
 #![forbid(unsafe_code)]
 
+pub mod cgroup;
 pub mod host_memory;
 pub mod names;
 pub mod process;

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use memtrace_trace::end_row;
+use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
 use crate::read::input::Input;
@@ -36,6 +37,9 @@ pub struct PhantomRun {
     /// The number of operations answered for stand-ins; `None` if no trace of a job with stand-ins has an end
     /// row.
     pub stand_in_answers: Option<u64>,
+    /// The pinned memory in bytes that was not made resident, mostly because this machine had too little room
+    /// for it. Sum over the processes of the highest value.
+    pub pinned_not_resident: u64,
     /// True if a program ran with `--no-host-values`.
     pub lost_host_values: bool,
 }
@@ -67,6 +71,7 @@ impl PhantomRun {
                         let more: u64 = value.parse().unwrap_or(0);
                         self.stand_in_answers = Some(self.stand_in_answers.unwrap_or(0) + more);
                     }
+                    "pinned_not_resident" => self.pinned_not_resident += value.parse().unwrap_or(0),
                     "guessed" => self.guessed.extend(names),
                     "refused" => self.refused.extend(names),
                     "injected" => self.injected.extend(names),
@@ -123,6 +128,13 @@ impl PhantomRun {
         if self.lost_host_values {
             text.push_str("; values of CPU tensors of 1 MiB or more were not kept");
         }
+        if self.pinned_not_resident > 0 {
+            let bytes = Unit::Auto.show(i64::try_from(self.pinned_not_resident).unwrap_or(i64::MAX));
+            let _ = write!(
+                text,
+                "; up to {bytes} of pinned memory did not become resident, so host memory is too low"
+            );
+        }
         match self.invented_reads {
             Some(0) => text.push_str("; no computed value was read"),
             Some(1) => text.push_str("; 1 value that no kernel computed was read"),
@@ -168,6 +180,7 @@ impl PhantomRun {
             "faults_that_did_not_happen": self.not_injected,
             "ranks": self.ranks().map(|(ranks, world)| json!({"ran": ranks, "of": world})).collect::<Vec<_>>(),
             "stand_in_answers": self.stand_in_answers,
+            "pinned_not_resident_bytes": self.pinned_not_resident,
             "host_values_kept": !self.lost_host_values,
         })
     }

@@ -5,12 +5,11 @@
 //! unknown values are omitted. A row about a part of a process's memory, a child process or an error ends
 //! with `what=` and a name.
 
-mod cgroup;
 mod proc_files;
 
 use std::fmt;
 
-pub use cgroup::Cgroup;
+pub use memtrace_util::cgroup::{Cgroup, left_in_group};
 pub use memtrace_util::host_memory::kib_of;
 pub use proc_files::HostFiles;
 
@@ -60,13 +59,6 @@ pub const fn keys(source: Api) -> &'static [&'static str] {
         Api::Refused => &["limit", "size", "peak"],
         _ => &[],
     }
-}
-
-/// Returns the bytes that a cgroup's processes can still get before the kernel kills one. The page cache
-/// (`file`) is subtracted from the memory in use (`current`), because the kernel can reclaim it.
-#[must_use]
-pub fn left_in_group(current: i64, limit: i64, file: i64) -> i64 {
-    limit - (current - file)
 }
 
 /// Formats the values of a row. `what` is the name of the part; may be empty.

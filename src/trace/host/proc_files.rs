@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use memtrace_util::cgroup;
 use memtrace_util::host_memory::{self, kib_of};
 
-use super::{Cgroup, HostValues, left_in_group};
+use super::{Cgroup, HostValues};
 
 /// Returns the size of a page in bytes.
 fn page_size() -> i64 {
@@ -87,12 +88,7 @@ impl HostFiles {
     /// its cgroup's and the machine's remaining memory. `None` if both are unknown.
     #[must_use]
     pub fn left(&self, pid: &str) -> Option<i64> {
-        let in_group = self.cgroup(pid).and_then(|group| match group.values() {
-            [Some(current), Some(limit), file, ..] => Some(left_in_group(current, limit, file.unwrap_or(0))),
-            _ => None,
-        });
-        let on_machine = self.machine().and_then(|[_, available, ..]| available);
-        in_group.into_iter().chain(on_machine).min()
+        cgroup::left(&self.proc, &self.cgroups, pid).map(|(left, _)| left)
     }
 
     /// Returns the number of processes that the kernel has killed for lack of memory since the machine
@@ -150,8 +146,31 @@ impl HostFiles {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cgroup::tests::Folder;
     use super::*;
+
+    /// A temporary folder for a test, removed at the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let folder = std::env::temp_dir().join(format!("memtrace-host-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&folder);
+            fs::create_dir_all(&folder).unwrap();
+            Folder(folder)
+        }
+
+        fn write(&self, path: &str, text: &str) {
+            let path = self.0.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
 
     #[test]
     fn the_proc_files_of_this_process_give_its_memory() {

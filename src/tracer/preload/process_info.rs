@@ -126,6 +126,9 @@ fn about_phantom() -> String {
     if let Some(answers) = about["stand_in_answers"].as_u64() {
         text.push_str(&format!(" stand_in_answers={answers}"));
     }
+    if let Some(bytes) = about["pinned_not_resident"].as_u64() {
+        text.push_str(&format!(" pinned_not_resident={bytes}"));
+    }
     if let Some(needed) = about[NEEDED_BYTES].as_u64() {
         text.push_str(&format!(" {NEEDED_BYTES}={needed}"));
     }

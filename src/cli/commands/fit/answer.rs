@@ -120,6 +120,14 @@ impl<'a> Answer<'a> {
                 counted(peak.absent_ranks.cast_unsigned(), "rank")
             ));
         }
+        let pinned = self.trials.iter().map(|trial| trial.peak.pinned_absent).max().unwrap_or(0);
+        if pinned > 0 {
+            page.plain(format!(
+                "note: up to {} of pinned memory did not become resident, so the host memory of a run is too \
+                 low by as much",
+                show(pinned)
+            ));
+        }
         if self.device().is_some_and(|peak| peak.phantom) {
             page.line([Cell::new(
                 "note: simulated GPU: allocated memory is exact, because PyTorch computes it; reserved \

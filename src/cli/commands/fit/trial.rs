@@ -92,6 +92,8 @@ pub(super) struct PeakUse {
     /// The sum of the processes' peaks of host memory in bytes; 0 if unknown. A rank of the node that did not
     /// run is counted like the smallest rank that ran.
     pub(super) host: i64,
+    /// Bytes of pinned memory that `host` lacks, because they did not become resident.
+    pub(super) pinned_absent: i64,
     /// True if `host` is more than `--host-mem`.
     pub(super) exceeds_host: bool,
     /// The number of ranks of one node that did not run.
@@ -351,6 +353,7 @@ fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
             }
         }
     }
+    peak.pinned_absent = number(&summary["phantom"]["pinned_not_resident_bytes"]);
     peak.absent_ranks = (ranks_of_node - peak.processes as i64).max(0);
     if peak.processes > 0 {
         peak.host = peak.host.saturating_add(peak.absent_ranks.saturating_mul(smallest_host));

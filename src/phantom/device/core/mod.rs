@@ -26,6 +26,7 @@ pub(crate) mod machine_state;
 pub(crate) mod nvml_file;
 pub(crate) mod on_behalf;
 pub(crate) mod past_oom;
+pub(crate) mod pinned_pages;
 pub(crate) mod range_allocator;
 pub(crate) mod running_ops;
 pub(crate) mod stream;

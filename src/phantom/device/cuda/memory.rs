@@ -17,6 +17,7 @@ use crate::core::ffi::{
 use crate::core::host_state::{current, current_index, device, fail, host_state};
 use crate::core::lock::lock;
 use crate::core::past_oom::Caller;
+use crate::core::pinned_pages;
 use crate::core::range_allocator::RangeAllocator;
 use crate::core::torch_blocks;
 use crate::core::unified;
@@ -74,6 +75,8 @@ struct HostRange {
     size: usize,
     /// True if a call of this library allocated the range, false if the program registered its own memory.
     pinned: bool,
+    /// The bytes that [`pinned_pages`] did not make resident.
+    absent: usize,
 }
 
 struct HostRanges {
@@ -101,8 +104,27 @@ fn alloc_host(out: Out<usize>, size: usize) -> Status {
         host.free.free(address, size);
         return fail(OUT_OF_MEMORY);
     }
-    host.ranges.insert(address, HostRange { size, pinned: true });
+    host.ranges.insert(address, HostRange { size, pinned: true, absent: 0 });
+    drop(host);
+    // SAFETY: the range is new, and nobody else knows its address yet.
+    unsafe { fill_host(address, size) };
     out.give(address)
+}
+
+/// Makes the pages of pinned memory resident. The ranges are not locked meanwhile, because this takes long.
+///
+/// # Safety
+/// Same as for [`pinned_pages::make_resident`].
+unsafe fn fill_host(address: usize, size: usize) {
+    // SAFETY: by the contract.
+    let absent = unsafe { pinned_pages::make_resident(address, size) };
+    if absent > 0 {
+        match lock(&HOST_RANGES).ranges.get_mut(&address) {
+            Some(range) => range.absent = absent,
+            // Another thread has already freed the range.
+            None => pinned_pages::release(absent),
+        }
+    }
 }
 
 fn free_host(address: usize) -> Status {
@@ -111,8 +133,9 @@ fn free_host(address: usize) -> Status {
     }
     let mut host = lock(&HOST_RANGES);
     match host.ranges.get(&address).copied() {
-        Some(HostRange { size, pinned: true }) => {
+        Some(HostRange { size, pinned: true, absent }) => {
             host.ranges.remove(&address);
+            pinned_pages::release(absent);
             // SAFETY: `alloc_host` mapped the range, and its entry has been removed.
             unsafe { vram::unmap(address, size) };
             host.free.free(address, size);
@@ -131,15 +154,19 @@ fn register_host(address: usize, size: usize) -> Status {
     if before.is_some_and(|(&start, range)| start + range.size > address) {
         return fail(ALREADY_REGISTERED);
     }
-    host.ranges.insert(address, HostRange { size, pinned: false });
+    host.ranges.insert(address, HostRange { size, pinned: false, absent: 0 });
+    drop(host);
+    // SAFETY: the program owns the range, and passes it to a call that pins it for reads and writes.
+    unsafe { fill_host(address, size) };
     OK
 }
 
 fn unregister_host(address: usize) -> Status {
     let mut host = lock(&HOST_RANGES);
-    match host.ranges.get(&address) {
-        Some(HostRange { pinned: false, .. }) => {
+    match host.ranges.get(&address).copied() {
+        Some(HostRange { pinned: false, absent, .. }) => {
             host.ranges.remove(&address);
+            pinned_pages::release(absent);
             OK
         }
         _ => fail(NOT_REGISTERED),

@@ -12,6 +12,7 @@ use crate::core::ffi::Out;
 use crate::core::host_pages;
 use crate::core::host_state::host_state;
 use crate::core::past_oom;
+use crate::core::pinned_pages;
 use crate::core::stream::LAG_NS;
 use crate::core::values::invented;
 use crate::cuda::streams::waits;
@@ -87,6 +88,10 @@ fn description() -> String {
     }
     if host_pages::is_on() {
         text.push_str(",\"host_values_kept\":false");
+    }
+    let absent = pinned_pages::most_absent();
+    if absent > 0 {
+        let _ = write!(text, ",\"pinned_not_resident\":{absent}");
     }
     for (label, kind) in [("guessed_calls", AnswerKind::Guess), ("refused_calls", AnswerKind::Unsupported)] {
         let _ = write!(text, ",\"{label}\":{{");

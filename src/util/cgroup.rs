@@ -4,13 +4,33 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::HostValues;
+use crate::host_memory;
 
 /// A cgroup with a memory counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
     folder: PathBuf,
     is_v1: bool,
+}
+
+/// Returns the bytes that a cgroup's processes can still get before the kernel kills one. The page cache
+/// (`file`) is subtracted from the memory in use (`current`), because the kernel can reclaim it.
+#[must_use]
+pub fn left_in_group(current: i64, limit: i64, file: i64) -> i64 {
+    limit - (current - file)
+}
+
+/// Returns the bytes that process `pid` can still get before the kernel kills a process, and the limit that
+/// applies: those of its cgroup, or those of the machine if less is left there. `None` if both are unknown.
+#[must_use]
+pub fn left(proc: &Path, root: &Path, pid: &str) -> Option<(i64, i64)> {
+    let in_group = Cgroup::find(proc, root, pid).and_then(|group| match group.values() {
+        [Some(current), Some(limit), file, ..] => {
+            Some((left_in_group(current, limit, file.unwrap_or(0)), limit))
+        }
+        _ => None,
+    });
+    in_group.into_iter().chain(host_memory::available(proc)).min()
 }
 
 /// The lowest limit that counts as no limit: without a limit, version 1 reports a huge number.
@@ -85,9 +105,9 @@ impl Cgroup {
         self.value(if self.is_v1 { "memory.oom_control" } else { "memory.events" }, "oom_kill")
     }
 
-    /// Returns the values for a sample, in the order of the keys of `Api::Cgroup`.
+    /// Returns the memory in use, the limit, the page cache and the swap in bytes, and the number of kills.
     #[must_use]
-    pub fn values(&self) -> HostValues {
+    pub fn values(&self) -> [Option<i64>; 5] {
         let (file, swap) = if self.is_v1 {
             (self.value("memory.stat", "total_cache"), self.value("memory.stat", "total_swap"))
         } else {
@@ -110,21 +130,21 @@ impl Cgroup {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
 
     /// A temporary folder for a test, removed at the end.
-    pub(in crate::host) struct Folder(pub(in crate::host) PathBuf);
+    struct Folder(PathBuf);
 
     impl Folder {
-        pub(in crate::host) fn new(name: &str) -> Folder {
+        fn new(name: &str) -> Folder {
             let folder = std::env::temp_dir().join(format!("memtrace-{name}-{}", std::process::id()));
             let _ = fs::remove_dir_all(&folder);
             fs::create_dir_all(&folder).unwrap();
             Folder(folder)
         }
 
-        pub(in crate::host) fn write(&self, path: &str, text: &str) {
+        fn write(&self, path: &str, text: &str) {
             let path = self.0.join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
@@ -137,7 +157,7 @@ pub(super) mod tests {
         }
     }
 
-    fn find(folder: &Folder) -> Option<HostValues> {
+    fn find(folder: &Folder) -> Option<[Option<i64>; 5]> {
         Cgroup::find(&folder.0.join("proc"), &folder.0.join("cg"), "self").map(|group| group.values())
     }
 
