@@ -1,0 +1,116 @@
+"""Decides the cells of docs/gpus.md from runs, and writes its tables. For scripts/gpu-table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+# The order in which the runs are made.
+MODELS = [
+    "meta-llama/Llama-3.2-1B",
+    "meta-llama/Llama-3.1-8B",
+    "Qwen/Qwen3-8B",
+    "Qwen/Qwen3-4B",
+    "Qwen/Qwen2.5-7B",
+    "Qwen/Qwen3-0.6B",
+    "Qwen/Qwen3-14B",
+    "meta-llama/Llama-3.1-70B",
+    "mistralai/Mistral-7B-v0.3",
+    "Qwen/Qwen3-32B",
+    "meta-llama/Llama-3.2-3B",
+    "google/gemma-2-9b",
+    "Qwen/Qwen3-1.7B",
+    "microsoft/phi-4",
+    "google/gemma-2-2b",
+    "Qwen/Qwen2.5-14B",
+    "Qwen/Qwen2.5-32B",
+    "Qwen/Qwen2.5-72B",
+    "Qwen/Qwen2.5-1.5B",
+    "Qwen/Qwen2.5-3B",
+]
+METHODS = {"full": "Full fine-tuning", "lora": "LoRA", "qlora": "QLoRA", "infer": "Inference"}
+LENGTHS = ["2048", "8192"]
+# From the least memory to the most.
+CARDS = {
+    "rtx3060": "RTX 3060",
+    "rtx4080": "RTX 4080",
+    "rtx4090": "RTX 4090",
+    "rtx5090": "RTX 5090",
+    "l40s": "L40S",
+    "h100-80g": "H100",
+    "h200": "H200",
+    "b200": "B200",
+}
+KEY = ["model", "method", "tokens", "card"]
+OUTCOMES = ("fits", "out of memory")
+MARGIN = 0.05  # the share of a card's free memory by which a run on another card must clearly fit or not fit
+MARKS = ("<!-- scripts/gpu-table writes from here -->\n", "<!-- to here -->\n")
+GIB = 1 << 30
+
+Run = dict[str, str]
+Runs = dict[tuple[str, ...], Run]
+
+
+def decided(runs: Runs, free: dict[str, int], cell: tuple[str, ...]) -> str:
+    """Returns the outcome of a cell, or an empty text if no run decides it.
+
+    Its own run decides it. So does a run of the same model, method and length on another card in these cases:
+    it took less than 95% of the memory that this card has free at the start; its tensors alone, without gaps,
+    needed more than 105% of it; or it ran out of memory on a card with more than 105% of it.
+    """
+    if cell in runs:
+        return runs[cell]["outcome"]
+    *work, card = cell
+    for other in CARDS:
+        run = runs.get((*work, other))
+        if run and run["outcome"] in OUTCOMES:
+            fits = run["outcome"] == "fits"
+            taken = int(run["used"]) - (int(run["capacity"]) - int(run["free"]))
+            if fits and taken < free[card] * (1 - MARGIN):
+                return "fits"
+            if int(run["allocated" if fits else "free"]) > free[card] * (1 + MARGIN):
+                return "out of memory"
+    return ""
+
+
+def is_open(runs: Runs, free: dict[str, int], model: str) -> bool:
+    """Returns whether a cell of the model is undecided, or its run failed for another reason than memory."""
+    cells = product([model], METHODS, LENGTHS, CARDS)
+    return any(decided(runs, free, cell) not in OUTCOMES for cell in cells)
+
+
+def text_of(runs: Runs, free: dict[str, int], model: str, method: str, card: str) -> str:
+    """Returns the text of a cell: the longest length that fits."""
+    fit = [length for length in LENGTHS if decided(runs, free, (model, method, length, card)) == "fits"]
+    near = any(runs.get((model, method, length, card), {}).get("near") for length in LENGTHS)
+    return (f"{int(fit[-1]) // 1024}k" if fit else "no") + (" ~" if near else "")
+
+
+def peaks(runs: Runs, model: str, method: str) -> Iterator[str]:
+    """Yields the peak of allocated memory at each length, on the largest card."""
+    for length in LENGTHS:
+        run = runs[model, method, length, list(CARDS)[-1]]
+        yield f"{int(run['allocated']) / GIB:.1f}" if run["outcome"] == "fits" else ""
+
+
+def write_page(page: Path, runs: Runs, free: dict[str, int]) -> None:
+    """Writes the tables of the models without an open cell between the marks of the page."""
+    models = [model for model in MODELS if not is_open(runs, free, model)]
+    shown = [run for run in runs.values() if run["model"] in models]
+    days = sorted({run["day"] for run in shown})
+    when = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "no day"
+    cells = len(models) * len(METHODS) * len(LENGTHS) * len(CARDS)
+    versions = shown[0]["versions"] if shown else ""
+    counts = f"{len(models)} of {len(MODELS)} models: {cells:,} answers from {len(shown)} runs"
+    lines = [f"{counts} on {when}, with {versions}."]
+    for method, title in METHODS.items():
+        heads = ["model", *CARDS.values(), *(f"GiB at {int(length):,}" for length in LENGTHS)]
+        lines += ["", f"### {title}", "", f"| {' | '.join(heads)} |"]
+        lines.append("| --- |" + " --- |" * len(CARDS) + " ---: |" * len(LENGTHS))
+        for model in models:
+            row = [model.split("/")[1], *(text_of(runs, free, model, method, card) for card in CARDS)]
+            lines.append(f"| {' | '.join(row + list(peaks(runs, model, method)))} |")
+    before, rest = page.read_text().split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    page.write_text(f"{before}{MARKS[0]}\n" + "\n".join(lines) + f"\n\n{MARKS[1]}{after}")
