@@ -50,7 +50,11 @@ fn types_and_shapes_are_those_of_torch(torch: &Torch) {
         assert_eq!(of(name, "parameter").unwrap(), &[parameter.clone()], "{name}");
         let whole = &expected[name][0];
         assert_eq!(of(name, "gradient").unwrap().iter().filter(|form| *form != whole).count(), 0, "{name}");
-        assert_eq!(of(&format!("{name}.exp_avg"), "optimizer_state").unwrap(), std::slice::from_ref(state), "{name}");
+        assert_eq!(
+            of(&format!("{name}.exp_avg"), "optimizer_state").unwrap(),
+            std::slice::from_ref(state),
+            "{name}"
+        );
     }
     assert_eq!(expected["Net.scale"][0], ["bfloat16", "[]"]);
     assert_eq!(of("Net.position", "buffer").unwrap(), &[["int32".to_owned(), "[64x32]".to_owned()]]);
