@@ -45,6 +45,7 @@ CARDS = {
 KEY = ["model", "method", "tokens", "card"]
 OUTCOMES = ("fits", "out of memory")
 MARGIN = 0.05  # the share of a card's free memory by which a run on another card must clearly fit or not fit
+NEAR = 0.03  # the share of a card's free memory within which a cell is marked
 MARKS = ("<!-- scripts/gpu-table writes from here -->\n", "<!-- to here -->\n")
 GIB = 1 << 30
 
@@ -80,11 +81,32 @@ def is_open(runs: Runs, free: dict[str, int], model: str) -> bool:
     return any(decided(runs, free, cell) not in OUTCOMES for cell in cells)
 
 
+def is_near(runs: Runs, free: dict[str, int], cell: tuple[str, ...]) -> bool:
+    """Returns whether a cell's outcome is within `NEAR` of the limit: a run of the same work used almost what its
+    card has free, or its outcome depends on the size of the context."""
+    *work, card = cell
+    if runs.get(cell, {}).get("near"):
+        return True
+    for other in CARDS:
+        run = runs.get((*work, other))
+        if run and run["outcome"] == "fits":
+            taken = int(run["used"]) - (int(run["capacity"]) - int(run["free"]))
+            if abs(taken / free[card] - 1) < NEAR:
+                return True
+    return False
+
+
 def text_of(runs: Runs, free: dict[str, int], model: str, method: str, card: str) -> str:
-    """Returns the text of a cell: the longest length that fits."""
-    fit = [length for length in LENGTHS if decided(runs, free, (model, method, length, card)) == "fits"]
-    near = any(runs.get((model, method, length, card), {}).get("near") for length in LENGTHS)
-    return (f"{int(fit[-1]) // 1024}k" if fit else "no") + (" ~" if near else "")
+    """Returns the text of a cell: the longest length that fits, with "?" where the outcome is near the limit."""
+    text = "no"
+    for length in LENGTHS:
+        cell = (model, method, length, card)
+        name = f"{int(length) // 1024}k" + "?" * is_near(runs, free, cell)
+        if decided(runs, free, cell) == "fits":
+            text = name
+        else:
+            return f"{text} ({name})" if name.endswith("?") else text
+    return text
 
 
 def peaks(runs: Runs, model: str, method: str) -> Iterator[str]:
@@ -102,8 +124,9 @@ def write_page(page: Path, runs: Runs, free: dict[str, int]) -> None:
     when = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "no day"
     cells = len(models) * len(METHODS) * len(LENGTHS) * len(CARDS)
     versions = shown[0]["versions"] if shown else ""
-    counts = f"{len(models)} of {len(MODELS)} models: {cells:,} answers from {len(shown)} runs"
-    lines = [f"{counts} on {when}, with {versions}."]
+    own = sum(run["outcome"] in OUTCOMES for run in shown)
+    counts = f"{len(models)} of {len(MODELS)} models: {own} cells were run, {cells - own:,} follow from these runs"
+    lines = [f"{counts}. The runs are of {when}, with {versions}."]
     for method, title in METHODS.items():
         heads = ["model", *CARDS.values(), *(f"GiB at {int(length):,}" for length in LENGTHS)]
         lines += ["", f"### {title}", "", f"| {' | '.join(heads)} |"]

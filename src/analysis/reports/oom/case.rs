@@ -528,6 +528,7 @@ impl<'a> OomCase<'a> {
             usual_forwards: seen.forwards.usual(&replayed.symbols),
             activations: sum(Category::Activation) + sum(Category::Temporary),
             parameters: sum(Category::Parameter),
+            unsharded: sum(Category::UnshardedParameter) + sum(Category::AllGather),
             inputs: sum(Category::Input),
             kv_cache: sum(Category::KvCache),
             to_come: layers.as_ref().map_or(optimizer.to_come, |left| left.bytes),

@@ -126,8 +126,10 @@ pub(super) struct Facts {
     pub(super) usual_forwards: u64,
     /// The live memory of autograd's graphs: the bytes of activations and temporaries.
     pub(super) activations: i64,
-    /// The bytes of the live parameters.
+    /// The bytes of the live parameters; with FSDP, of this rank's shards.
     pub(super) parameters: i64,
+    /// The bytes of the live parameters that FSDP has gathered, and of its buffers for that.
+    pub(super) unsharded: i64,
     /// The bytes of the live inputs: batches on the device.
     pub(super) inputs: i64,
     /// The bytes of the live key-value cache.

@@ -179,7 +179,7 @@ impl OomCase<'_> {
             all.push(format!(
                 "fully_shard(layer) for each layer before fully_shard(model), or FullyShardedDataParallel's auto_wrap_policy: all \
                  parameters are gathered at once now, {}",
-                show(gathered.bytes)
+                show(gathered)
             ));
         }
         if let Some(held) = self.graph_of_other().filter(|_| self.evaluation_graph.is_none()) {
@@ -315,20 +315,14 @@ impl OomCase<'_> {
         self.facts.is_material(self.scores) || is_request
     }
 
-    /// Returns the holder of FSDP's gathered parameters, if these are at least a quarter as large as the live
-    /// parameters and a significant share of the card.
-    fn whole_gather(&self) -> Option<&Holder> {
+    /// Returns the bytes of the parameters that FSDP has gathered, if these are most of the model's and a
+    /// significant share of the card.
+    fn whole_gather(&self) -> Option<i64> {
         let facts = &self.facts;
-        // `FullyShardedDataParallel` replaces a module's parameters by views of one gathered tensor.
-        let is_gathered = |holder: &&Holder| {
-            let is_view = self.trace.meta.world_size > 1
-                && holder.text("kind") == "attribute"
-                && (holder.tensors, holder.graphs) == (1, 0)
-                && holder.bytes >= 2 * facts.parameters;
-            holder.holder.starts_with("AllGatherState") || is_view
-        };
-        let found = facts.holders.iter().find(is_gathered);
-        found.filter(|holder| holder.bytes >= facts.parameters / 4 && facts.is_material(holder.bytes))
+        let all = facts.parameters.saturating_mul(i64::from(self.trace.meta.world_size));
+        // With mixed precision, gathered parameters are half as large as the shards.
+        let is_whole = facts.unsharded > 0 && facts.unsharded.saturating_mul(5) >= all.saturating_mul(2);
+        (is_whole && facts.is_material(facts.unsharded)).then_some(facts.unsharded)
     }
 
     /// Returns a variable of the script that holds a large graph, if no backward has run yet, the request is
