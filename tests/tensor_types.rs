@@ -14,6 +14,7 @@ on_every_torch![
     types_and_shapes_are_those_of_torch: "the tracer reads tensors",
     the_step_with_the_largest_input_is_named_with_and_without_detail,
     types_of_packed_parts_name_the_type_they_stand_for,
+    graphs_of_traced_models_get_no_op_and_no_guard,
 ];
 
 /// By module and name, and category: the types and shapes in the `tag` rows.
@@ -108,4 +109,13 @@ fn types_of_packed_parts_name_the_type_they_stand_for(torch: &Torch) {
     let expected = "of this peak, beside 64.00 MiB of parameters in int8(bfloat16): parameter 390.62 MiB; most in \
                     Embedding. In 16 bits it would have 195.31 MiB less";
     assert!(summary.contains("float32 has 390.62 MiB") && summary.contains(expected), "{summary}");
+}
+
+/// The size of a tensor is an op under `torch.jit.trace`, and a comparison of symbolic sizes is a guard.
+fn graphs_of_traced_models_get_no_op_and_no_guard(torch: &Torch) {
+    let script = "tensor_types/traced.py";
+    let plain = torch.untraced(script, &[]);
+    assert!(plain.status.success(), "{}", text(&plain.stderr));
+    let run = torch.trace(script, &[]).expect_success();
+    assert_eq!(text(&run.output.stdout), text(&plain.stdout));
 }

@@ -82,8 +82,8 @@ def is_open(runs: Runs, free: dict[str, int], model: str) -> bool:
 
 
 def is_near(runs: Runs, free: dict[str, int], cell: tuple[str, ...]) -> bool:
-    """Returns whether a cell's outcome is within `NEAR` of the limit: a run of the same work used almost what its
-    card has free, or its outcome depends on the size of the context."""
+    """Returns whether a cell's outcome is within `NEAR` of the limit: a run of the same work used almost what
+    its card has free, or its outcome depends on the size of the context."""
     *work, card = cell
     if runs.get(cell, {}).get("near"):
         return True
@@ -97,7 +97,7 @@ def is_near(runs: Runs, free: dict[str, int], cell: tuple[str, ...]) -> bool:
 
 
 def text_of(runs: Runs, free: dict[str, int], model: str, method: str, card: str) -> str:
-    """Returns the text of a cell: the longest length that fits, with "?" where the outcome is near the limit."""
+    """Returns the text of a cell: the longest length that fits, with "?" where an outcome is near the limit."""
     text = "no"
     for length in LENGTHS:
         cell = (model, method, length, card)
@@ -125,7 +125,9 @@ def write_page(page: Path, runs: Runs, free: dict[str, int]) -> None:
     cells = len(models) * len(METHODS) * len(LENGTHS) * len(CARDS)
     versions = shown[0]["versions"] if shown else ""
     own = sum(run["outcome"] in OUTCOMES for run in shown)
-    counts = f"{len(models)} of {len(MODELS)} models: {own} cells were run, {cells - own:,} follow from these runs"
+    counts = (
+        f"{len(models)} of {len(MODELS)} models: {own} cells were run, {cells - own:,} follow from these runs"
+    )
     lines = [f"{counts}. The runs are of {when}, with {versions}."]
     for method, title in METHODS.items():
         heads = ["model", *CARDS.values(), *(f"GiB at {int(length):,}" for length in LENGTHS)]

@@ -26,7 +26,8 @@ pub fn left_in_group(current: i64, limit: i64, file: i64) -> i64 {
 pub fn left(proc: &Path, root: &Path, pid: &str) -> Option<(i64, i64)> {
     let in_group = Cgroup::find(proc, root, pid).and_then(|group| match group.values() {
         [Some(current), Some(limit), file, ..] => {
-            Some((left_in_group(current, limit, file.unwrap_or(0)), limit))
+            let file = file.unwrap_or(0) - group.shared().unwrap_or(0);
+            Some((left_in_group(current, limit, file.max(0)), limit))
         }
         _ => None,
     });
@@ -103,6 +104,11 @@ impl Cgroup {
     #[must_use]
     pub fn kills(&self) -> Option<i64> {
         self.value(if self.is_v1 { "memory.oom_control" } else { "memory.events" }, "oom_kill")
+    }
+
+    /// Returns the bytes of shared memory, which the page cache counts but the kernel cannot reclaim.
+    fn shared(&self) -> Option<i64> {
+        self.value("memory.stat", if self.is_v1 { "total_shmem" } else { "shmem" })
     }
 
     /// Returns the memory in use, the limit, the page cache and the swap in bytes, and the number of kills.

@@ -132,7 +132,7 @@ impl PhantomRun {
             let bytes = Unit::Auto.show(i64::try_from(self.pinned_not_resident).unwrap_or(i64::MAX));
             let _ = write!(
                 text,
-                "; up to {bytes} of pinned memory did not become resident, so host memory is too low"
+                "; up to {bytes} of pinned memory was not made resident, so host memory may be too low"
             );
         }
         match self.invented_reads {

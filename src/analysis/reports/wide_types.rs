@@ -3,7 +3,6 @@
 use memtrace_trace::units::Unit;
 
 use crate::render::numbers::{percent, share};
-use crate::state::block::is_unknown_form;
 use crate::state::group::{Group, Key, category, layers_of, sorted};
 use crate::state::replay::{Block, Replay};
 
@@ -12,8 +11,8 @@ use crate::state::replay::{Block, Replay};
 const NOTABLE: f64 = 0.1;
 /// The maximum number of modules in the line.
 const MODULES: usize = 3;
-/// The types of more than 16 bits; quantization counts, such as `int32`, are no parameters.
-const WIDE: [&str; 3] = ["float32", "float64", "complex64"];
+/// The beginnings of the names of types with 16 bits or fewer. Packed types have a `(` in their names.
+const NARROW: [&str; 6] = ["bfloat16", "float16", "float8", "float4", "int8", "uint8"];
 
 /// Returns a sentence about the float32 tensors among the blocks of a peak, if they have at least a tenth of the
 /// peak, and other parameters have 16 bits or fewer. Only the types of parameters, buffers, gradients, optimizer
@@ -21,8 +20,10 @@ const WIDE: [&str; 3] = ["float32", "float64", "complex64"];
 pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Option<String> {
     let symbols = &replay.symbols;
     let float32 = symbols.intern("float32");
-    let wide_types = WIDE.map(|name| symbols.intern(name));
-    let is_narrow = |block: &&Block| !is_unknown_form(block.dtype) && !wide_types.contains(&block.dtype);
+    let is_narrow = |block: &&Block| {
+        let name = symbols.get(block.dtype);
+        name.contains('(') || NARROW.iter().any(|narrow| name.starts_with(narrow))
+    };
     let parameters: Vec<Block> =
         blocks.iter().filter(|block| category(block.owner.category) == "parameter").copied().collect();
     let narrow: Vec<Block> = parameters.iter().filter(is_narrow).copied().collect();

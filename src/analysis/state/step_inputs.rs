@@ -26,6 +26,13 @@ struct Change {
     name: Symbol,
 }
 
+/// The inputs of a step.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    largest: Change,
+    last: Change,
+}
+
 /// The inputs of each model. A trace has a mark for each change of an input's shape.
 #[derive(Clone, Debug, Default)]
 pub struct StepInputs {
@@ -70,34 +77,40 @@ impl StepInputs {
         }
     }
 
-    /// Returns the largest input of the model whose input changes most often, in the steps up to `last`. Returns
-    /// `None` if the trace has no inputs.
+    /// Returns the largest input of the steps up to `last`, with the median of the same model. Returns `None` if the
+    /// trace has no inputs.
     #[must_use]
     pub fn largest(&self, last: i64, symbols: &SymbolTable) -> Option<LargestInput> {
-        let (_, changes) =
-            self.changes.iter().max_by_key(|(path, changes)| (changes.len(), path.as_str()))?;
-        // The largest input of each step in which the input changes, and the number of steps for which it lasts.
-        let mut steps: Vec<(Change, i64)> = Vec::new();
+        let most_of = |changes: &[Change]| changes.iter().map(|change| change.elements).max();
+        let (_, changes) = self
+            .changes
+            .iter()
+            .max_by_key(|(path, changes)| (most_of(changes), changes.len(), path.as_str()))?;
+        // Each step's largest input. The last input of a step lasts until the next change.
+        let mut steps: Vec<Step> = Vec::new();
         for change in changes {
             match steps.last_mut() {
-                Some((known, _)) if known.step == change.step => {
-                    if change.elements > known.elements {
-                        *known = *change;
+                Some(step) if step.largest.step == change.step => {
+                    step.last = *change;
+                    if change.elements > step.largest.elements {
+                        step.largest = *change;
                     }
                 }
-                _ => steps.push((*change, 1)),
+                _ => steps.push(Step { largest: *change, last: *change }),
             }
         }
-        for at in 0..steps.len() {
-            let next = steps.get(at + 1).map_or(last + 1, |(next, _)| next.step);
-            steps[at].1 = (next - steps[at].0.step).max(1);
+        let first_of_largest = |step: &&Step| (step.largest.elements, -step.largest.step);
+        let largest = steps.iter().max_by_key(first_of_largest)?.largest;
+        // Inputs with the number of steps that have them as their largest.
+        let mut inputs: Vec<(Change, i64)> = Vec::new();
+        for (at, step) in steps.iter().enumerate() {
+            let next = steps.get(at + 1).map_or(last + 1, |next| next.largest.step);
+            inputs.extend([(step.largest, 1), (step.last, (next - step.largest.step - 1).max(0))]);
         }
-        let first_of_largest = |(change, _): &&(Change, i64)| (change.elements, -change.step);
-        let largest = steps.iter().max_by_key(first_of_largest)?.0;
-        let all: i64 = steps.iter().map(|(_, lasts)| lasts).sum();
-        steps.sort_by_key(|(change, _)| change.elements);
+        let all: i64 = inputs.iter().map(|(_, lasts)| lasts).sum();
+        inputs.sort_by_key(|(change, _)| change.elements);
         let mut before = 0;
-        let median = steps.iter().find(|(_, lasts)| {
+        let median = inputs.iter().find(|(_, lasts)| {
             before += lasts;
             2 * before >= all
         })?;
@@ -119,9 +132,12 @@ impl LargestInput {
     #[must_use]
     pub fn line(&self) -> Option<String> {
         let LargestInput { step, dtype, shape, model, median_shape, is_notable } = self;
-        let step = count(step.max(&0).cast_unsigned());
+        let when = match u64::try_from(*step) {
+            Ok(step) => format!("step {} has", count(step)),
+            Err(_) => "before the first step came".to_owned(),
+        };
         is_notable.then(|| {
-            format!("step {step} has the largest input of the run: {dtype} {shape} of {model}; median {median_shape}")
+            format!("{when} the largest input of the run: {dtype} {shape} of {model}; median {median_shape}")
         })
     }
 
@@ -172,10 +188,21 @@ mod tests {
     }
 
     #[test]
-    fn a_step_with_several_inputs_counts_its_largest() {
+    fn a_step_with_several_inputs_counts_its_largest_and_its_last_one_lasts() {
         let marks = [(0, "int64[1x10]"), (1, "int64[1x10]"), (1, "int64[1x90]"), (1, "int64[1x20]")];
         let (inputs, symbols) = inputs(&marks);
-        assert_eq!(inputs.largest(3, &symbols).unwrap().shape, "[1x90]");
+        let largest = inputs.largest(3, &symbols).unwrap();
+        assert_eq!((largest.shape.as_str(), largest.median_shape.as_str()), ("[1x90]", "[1x20]"));
+    }
+
+    #[test]
+    fn a_warm_up_before_training_has_no_step() {
+        let (inputs, symbols) = inputs(&[(-1, "int64[1x90]"), (0, "int64[1x10]")]);
+        let line = inputs.largest(5, &symbols).unwrap().line().unwrap();
+        assert!(
+            line.starts_with("before the first step came the largest input of the run: int64 [1x90]"),
+            "{line}"
+        );
     }
 
     #[test]

@@ -192,6 +192,59 @@ fn buffer_that_ranks_reduce_is_a_gradient_unless_a_backward_allocated_it() {
     assert_eq!(categories(forward, without, unseen), [named(WITHOUT_DETAIL), named("Net")]);
 }
 
+/// The form has another text id after a resume.
+#[test]
+fn a_tag_with_a_known_form_writes_no_rows_after_a_resume() {
+    let mut encoder = encoder();
+    let row = Row {
+        event: EventName::Alloc,
+        api: Api::CachingAllocator.as_str(),
+        alloc_id: 1,
+        device: 0,
+        addr: 512,
+        requested_bytes: 8,
+        delta_bytes: 512,
+        category: Category::Parameter,
+        dtype: "bfloat16",
+        shape: "[2x2]",
+        ..Row::default()
+    };
+    encoder.restore_row(&row);
+    for (id, form) in [(1, "bfloat16 [2x2]"), (2, "float32 [2]"), (3, "float32 [4x1]"), (4, "int8 ?")] {
+        encoder.define_text(id, form);
+    }
+    let tag = |form| {
+        let (category, claim) = (Category::Parameter, memtrace_trace::Claim::Strong);
+        Payload::Tag { address: 512, category, module: 0, name: 0, form, claim }.pack(header(
+            Api::Python,
+            0,
+            0,
+        ))
+    };
+    let mut forms = |form| {
+        let mut sink = FormSink::default();
+        encoder.encode(1, &tag(form), &mut sink).unwrap();
+        sink.0
+    };
+    assert_eq!(forms(1), [""; 0]);
+    assert_eq!(forms(2), ["bfloat16 [2x2]", "float32 [2]"]);
+    // A tensor with more bytes than the block is expanded.
+    assert_eq!(forms(3), ["float32 [2]", "float32 ?"]);
+    assert_eq!(forms(4), ["float32 ?", "int8 ?"]);
+}
+
+/// A sink that keeps the type and shape of each row.
+#[derive(Default)]
+struct FormSink(Vec<String>);
+
+impl RowSink for FormSink {
+    type Error = std::convert::Infallible;
+    fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error> {
+        self.0.push(format!("{} {}", row.dtype, row.shape));
+        Ok(())
+    }
+}
+
 #[test]
 fn with_caching_off_a_call_is_a_block() {
     let mut encoder = Encoder::new(0, 0, 1, Rounding { caching: false, power2_divisions: 0 }, false);

@@ -3,6 +3,7 @@
 
 use memtrace_trace::form::Form;
 use memtrace_trace::memory::LiveMemory;
+use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::text::{LOAD, NONE, SCRIPT, UNKNOWN, WITHOUT_DETAIL};
 use memtrace_trace::{Category, Claim, EventName, Header, Row};
 
@@ -125,7 +126,7 @@ impl Encoder {
         let form = self.form_of_whole(given.form, before.requested);
         let same = before.category == given.category
             && self.text(context.module) == self.owner(before.context).module
-            && (form == 0 || form == before.form);
+            && (form == 0 || self.text(form) == self.text(before.form));
         if same || given.yields_to(before.category, self.owner(before.context)) {
             return Ok(());
         }
@@ -139,11 +140,14 @@ impl Encoder {
         self.change_owner(tid, header, key, (before, after), given.name, sink)
     }
 
-    /// Returns the id of the form of a tensor, without its shape if the tensor is only a part of a block of
-    /// `requested` bytes. Returns 0 for an unknown form.
+    /// Returns the id of the form of a tensor, without its shape if the tensor has fewer or more bytes than the
+    /// block, for which `requested` bytes were requested: it is a part of a storage, or expanded. Returns 0 for an
+    /// unknown form.
     fn form_of_whole(&mut self, form: u32, requested: i64) -> u32 {
         let known = if form == 0 { Form::UNKNOWN } else { Form::parse(self.text(form)) };
-        if known == Form::UNKNOWN || known.bytes().is_none_or(|bytes| bytes >= requested) {
+        // Where the requested size is unknown, the rounded size takes its place.
+        let is_whole = |bytes| (0..MIN_BLOCK.cast_signed()).contains(&(requested - bytes));
+        if known == Form::UNKNOWN || known.bytes().is_none_or(|bytes| requested < 0 || is_whole(bytes)) {
             return if known == Form::UNKNOWN { 0 } else { form };
         }
         let text = format!("{} {UNKNOWN}", known.dtype);

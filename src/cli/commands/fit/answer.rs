@@ -123,7 +123,7 @@ impl<'a> Answer<'a> {
         let pinned = self.trials.iter().map(|trial| trial.peak.pinned_absent).max().unwrap_or(0);
         if pinned > 0 {
             page.plain(format!(
-                "note: up to {} of pinned memory did not become resident, so the host memory of a run is too \
+                "note: up to {} of pinned memory was not made resident, so the host memory of a run may be too \
                  low by as much",
                 show(pinned)
             ));

@@ -14,7 +14,7 @@ use crate::core::host_pages;
 use crate::core::vram::HOST_PAGE;
 
 /// The room is checked before each piece of this many bytes, because other processes take memory meanwhile.
-const PIECE: usize = 256 << 20;
+const PIECE: usize = 16 << 20;
 /// The memory that stays free: one part in `SPARE` of the limit, and at least `LEAST_SPARE` bytes.
 const SPARE: i64 = 8;
 const LEAST_SPARE: i64 = 256 << 20;

@@ -20,6 +20,7 @@ struct Names {
     is_cuda: RawObject,
     is_cpu: RawObject,
     layout: RawObject,
+    dtype: RawObject,
     storage_offset: RawObject,
     untyped_storage: RawObject,
     data_ptr: RawObject,
@@ -43,6 +44,7 @@ impl Names {
             is_cuda: text(c"is_cuda")?,
             is_cpu: text(c"is_cpu")?,
             layout: text(c"layout")?,
+            dtype: text(c"dtype")?,
             storage_offset: text(c"storage_offset")?,
             untyped_storage: text(c"untyped_storage")?,
             data_ptr: text(c"data_ptr")?,
@@ -114,7 +116,10 @@ fn gradient(
         return Some(Gradient::None);
     }
     let gradient = Tensor { object: gradient.get(), names, gil };
-    let is_plain = gradient.object.kind()?.get().is(plain);
+    // The tag has the type of the parameter. A gradient of another type (`grad_dtype`) is left to the tracer.
+    let dtype = gradient.attribute(names.dtype)?;
+    let is_plain =
+        gradient.object.kind()?.get().is(plain) && dtype.get().is(parameter.attribute(names.dtype)?.get());
     if !is_plain || !gradient.attribute(names.layout)?.get().is(strided) {
         return None;
     }

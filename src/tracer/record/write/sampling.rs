@@ -26,6 +26,9 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// shorter. `cudaFree` may wait long for the device. After this time, a sample is taken in spite of the call.
 const LONGEST_DELAY: Duration = Duration::from_secs(1);
 
+/// The time between two rounds of tries. A query of the driver may delay the program's own calls.
+const RETRY: Duration = Duration::from_millis(200);
+
 /// Decides when to sample devices and the host.
 pub(crate) struct Sampler {
     host: HostSampler,
@@ -35,6 +38,8 @@ pub(crate) struct Sampler {
     last: Option<Instant>,
     /// The time since when a due sample is put off; `None` if no sample is.
     put_off: Option<Instant>,
+    /// The time of the last tries of the sample that is put off.
+    tried: Option<Instant>,
     /// The maximum number of bytes that the process held at a sample.
     highest: i64,
 }
@@ -46,7 +51,16 @@ impl Sampler {
         let every = Duration::from_millis(session.settings.sample_ms);
         let host = HostSampler::new(every, is_simulated);
         let processes = GpuProcesses::default();
-        Sampler { host, sample: session.sample, processes, every, last: None, put_off: None, highest: 0 }
+        Sampler {
+            host,
+            sample: session.sample,
+            processes,
+            every,
+            last: None,
+            put_off: None,
+            tried: None,
+            highest: 0,
+        }
     }
 
     /// Samples when the interval has passed, or earlier if the process holds at least 1/16 more than at any
@@ -58,7 +72,9 @@ impl Sampler {
             None => true,
             Some(passed) => passed >= self.every || has_grown && passed >= SHORTEST.min(self.every),
         };
-        if due {
+        if !due {
+            self.put_off = None;
+        } else if self.tried.is_none_or(|tried| tried.elapsed() >= RETRY.min(self.every)) {
             let is_urgent =
                 self.put_off.is_some_and(|since| since.elapsed() >= LONGEST_DELAY.min(self.every));
             self.sample_devices(queue, encoder, is_urgent);
@@ -88,9 +104,10 @@ impl Sampler {
         let taken = between_calls.or_else(|| is_urgent.then(|| (clock::now_ns(), (self.sample)(&devices))));
         let Some((clock_ns, samples)) = taken else {
             self.put_off.get_or_insert_with(Instant::now);
+            self.tried = Some(Instant::now());
             return;
         };
-        self.put_off = None;
+        (self.put_off, self.tried) = (None, None);
         self.last = Some(Instant::now());
         self.highest = self.highest.max(held(encoder));
         for SampledDevice { device, api, sample, .. } in &samples {

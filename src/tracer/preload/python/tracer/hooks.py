@@ -52,7 +52,7 @@ from .tags import (
     tag_model,
     tag_state_of,
 )
-from .torch_api import empty_cache, is_compiling, without_torch_function
+from .torch_api import empty_cache, is_compiling, tracing_state, without_torch_function
 
 # By id(root): the number of calls of the root as the outermost module.
 _calls: dict[int, int] = table_by_module()
@@ -80,14 +80,17 @@ def _make_before_forward(is_compiling):
                 module_is_called(module)
             except Exception as error:
                 count("step of a program without training", error)
+        # What reads a tensor's size adds an op to a graph that is being traced.
+        reads_tensors = not tracing_state()
         if not is_detailed():
             try:
-                _root_is_called_unseen(module, args, kwargs)
+                if reads_tensors:
+                    _root_is_called_unseen(module, args, kwargs)
             except Exception as error:
                 count("call of a model", error)
             return
         entered = enter_module(module)
-        if entered:
+        if entered and reads_tensors:
             try:
                 if entered == NOT_ENTERED:
                     assign_paths_on_call(module)
@@ -100,7 +103,7 @@ def _make_before_forward(is_compiling):
                     _root_is_called(module, args, kwargs)
             except Exception as error:
                 count("call of a model", error)
-        if MEMORY_UNIT:
+        if MEMORY_UNIT and reads_tensors:
             try:
                 measure_call(module, args)
             except Exception as error:
@@ -193,7 +196,8 @@ def after_forward(module, output) -> None:
     """Records the memory of a call's result. Called when the call returns. Installed only if the memory of
     modules is recorded."""
     try:
-        measure_result(output)
+        if not tracing_state():
+            measure_result(output)
     except Exception as error:
         count("memory of a result", error)
 

@@ -3,26 +3,33 @@ input, that most of the parameters are not float32 or not trained, that the batc
 model is in evaluation mode, and, after an OOM, the class of its optimizer and the bytes of the parameters
 that are still on the CPU.
 
-The input gets a row when its shape changes. The other facts are exceptions, so many programs have no such
-row.
-If a model is no longer such an exception, a further row says so (see src/trace/model_fact.rs).
+The input gets a row when its shape changes. The other facts are exceptions, so many programs have no
+such row. If a model is no longer such an exception, a further row says so (see src/trace/model_fact.rs).
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+
 from .native import record_model_fact
+from .storages import sizes_of
 from .torch_api import Tensor
 
 # By the path of a root and the name of a fact: the value in the latest row.
 _recorded: dict[tuple[str, str], str] = {}
-# The maximum number of entries in `_recorded`.
+# By the path of a root: its latest input, and the elements of its largest.
+_inputs: dict[str, tuple[str, int]] = {}
+# The paths and inputs that were recorded.
+_input_texts: set[tuple[str, str]] = set()
+# The maximum number of entries in `_recorded`, and of those in `_input_texts` until only larger inputs count.
 MOST = 1000
 MOST_ITEMS = 100
 
 
 def _record(path: str, fact: str, value: str, ordinary: str) -> None:
     known = _recorded.get((path, fact), ordinary)
-    if path and value != known and len(_recorded) < MOST:
+    if path and value != known and ((path, fact) in _recorded or len(_recorded) < MOST):
         _recorded[path, fact] = value
         record_model_fact(f"{fact}={value} {path}")
 
@@ -57,23 +64,33 @@ def note_call(root, path: str, args: tuple, kwargs: dict) -> None:
 
 
 def note_input(path: str, args: tuple, kwargs: dict) -> None:
-    """Records the type and the shape of the largest tensor among the arguments of a root's call. Lists and
-    dicts are searched, too, up to MOST_ITEMS items."""
-    given = []
+    """Records the type and the shape of the largest tensor among the arguments of a root's call. Lists,
+    tuples and dicts are searched one level deep, up to MOST_ITEMS items."""
+    given: list = []
     for value in (*args, *kwargs.values()):
         if type(value) in (list, tuple):
             given += value[:MOST_ITEMS]
         elif type(value) is dict:
-            given += list(value.values())[:MOST_ITEMS]
+            given += itertools.islice(value.values(), MOST_ITEMS)
         else:
             given.append(value)
-    largest, elements = None, 0
+    largest, shape, elements = None, (), 0
     for value in given:
-        if isinstance(value, Tensor) and not value.is_nested and value.numel() > elements:
-            largest, elements = value, value.numel()
-    if largest is not None:
-        sizes = "x".join(map(str, largest.shape))
-        _record(path, "input", f"{largest.dtype}[{sizes}]".removeprefix("torch."), "")
+        sizes = sizes_of(value) if isinstance(value, Tensor) else None
+        if sizes is not None and math.prod(sizes) > elements:
+            largest, shape, elements = value, sizes, math.prod(sizes)
+    if largest is None or not path:
+        return
+    known, most = _inputs.get(path, ("", 0))
+    text = f"{largest.dtype}[{'x'.join(map(str, shape))}]".removeprefix("torch.")
+    # Texts stay in memory until the program ends. After many different ones, only clearly larger inputs
+    # count.
+    is_new = (path, text) not in _input_texts
+    if text == known or is_new and len(_input_texts) >= MOST and elements <= most + most // 8:
+        return
+    _input_texts.add((path, text))
+    _inputs[path] = (text, max(elements, most))
+    record_model_fact(f"input={text} {path}")
 
 
 def note_optimizer(path: str, optimizer) -> None:

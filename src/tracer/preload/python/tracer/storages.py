@@ -12,13 +12,14 @@ from .torch_api import (
     sparse_by_rows,
     sparse_coo,
     strided,
+    tracing_state,
     without_torch_dispatch,
 )
 
 # By type and shape: the ids of the texts with both.
 _forms: dict[tuple, int] = {}
 # The maximum number of entries in `_forms`. Inputs may have another shape in each step.
-MOST_FORMS = 20_000
+MOST_FORMS = 4000
 
 
 def is_traced(tensor) -> bool:
@@ -64,30 +65,41 @@ def values_of(gradient):
         return gradient._values()
 
 
-def form_of(dtype: str, shape) -> int:
-    """Returns the id of the text with a type and a shape (see src/trace/form.rs), or 0 after many of them."""
-    found = _forms.get((dtype, shape))
-    if found is None:
-        if len(_forms) >= MOST_FORMS:
-            return 0
-        text = f"{dtype} [{'x'.join(map(str, shape))}]".replace("torch.", "")
-        found = _forms[dtype, shape] = text_id(text)
-    return found
+def sizes_of(tensor) -> tuple | None:
+    """Returns the sizes of a tensor, or None if they are unknown: a lazy parameter and a nested tensor have
+    no sizes, those of a fake tensor are of no memory, and symbolic sizes must not be read."""
+    try:
+        if type(tensor).__name__ == "FakeTensor" or tensor.is_meta:
+            return None
+        sizes = tuple(tensor.shape)
+        return sizes if all(type(size) is int for size in sizes) else None
+    except Exception:
+        # A subclass may raise any exception.
+        return None
 
 
 def form_of_tensor(tensor, part) -> int:
     """Returns the form of a part of a tensor, or 0 if it is unknown. A plain tensor is its own part. If the
     part is packed, the type that it stands for is in brackets, such as `int8(bfloat16)`."""
-    try:
-        if part is not tensor and part.element_size() < tensor.element_size():
-            return form_of(f"{part.dtype}({tensor.dtype})", part.shape)
-        if type(tensor).__name__ == "Params4bit" and tensor.quant_state is not None:
-            state = tensor.quant_state
-            return form_of(f"{state.quant_type}({state.dtype})", tuple(state.shape))
-        return form_of(part.dtype, part.shape)
-    except Exception:
-        # A lazy parameter and a nested tensor have no shape, and a subclass may raise any exception.
+    if tracing_state():
         return 0
+    try:
+        dtype, sizes = part.dtype, sizes_of(part)
+        if part is not tensor and tensor.layout is strided and dtype.itemsize < tensor.dtype.itemsize:
+            dtype = f"{dtype}({tensor.dtype})"
+        elif type(tensor).__name__ == "Params4bit" and tensor.quant_state is not None:
+            dtype = f"{tensor.quant_state.quant_type}({tensor.quant_state.dtype})"
+            sizes = tuple(tensor.quant_state.shape)
+    except Exception:
+        return 0
+    key = (dtype, sizes)
+    found = _forms.get(key)
+    if found is None:
+        if len(_forms) >= MOST_FORMS:
+            return 0
+        shape = "?" if sizes is None else f"[{'x'.join(map(str, sizes))}]"
+        found = _forms[key] = text_id(f"{dtype} {shape}".replace("torch.", ""))
+    return found
 
 
 def storages_of(tensor) -> list[tuple[int, int]]:

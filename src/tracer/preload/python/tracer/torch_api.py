@@ -58,6 +58,11 @@ def find_is_compiling():
 is_compiling = find_is_compiling()
 
 
+# Returns the state of `torch.jit.trace`, or None. While it traces, the size of a tensor is an op of the
+# graph.
+tracing_state = getattr(torch._C, "_get_tracing_state", lambda: None)
+
+
 def has_storage(tensor) -> bool:
     """Returns False for tensors whose data cannot be accessed: functional tensors, sparse ones and other
     wrappers."""
