@@ -1,4 +1,4 @@
-"""Traces a model with torch.jit.trace and make_fx. Prints the graphs, the guards and the number of warnings."""
+"""Traces a model with torch.jit.trace and make_fx. Prints the graphs, guards and the number of warnings."""
 
 import warnings
 
