@@ -97,7 +97,7 @@ def is_near(runs: Runs, free: dict[str, int], cell: tuple[str, ...]) -> bool:
 
 
 def text_of(runs: Runs, free: dict[str, int], model: str, method: str, card: str) -> str:
-    """Returns the text of a cell: the longest length that fits, with "?" where an outcome is near the limit."""
+    """Returns the text of a cell: the longest length that fits, with "?" where it is near the limit."""
     text = "no"
     for length in LENGTHS:
         cell = (model, method, length, card)

@@ -161,7 +161,7 @@ macro_rules! columns {
                 /// block
                 dtype: text = UNKNOWN, any, rare, plain;
                 /// the shape of the tensor in the block: `[4096x11008]`; `[]` for a single value; `?` when unknown, or
-                /// when the tensor is only a part of the block
+                /// when the tensor is a part of the block or expanded
                 shape: text = UNKNOWN, any, rare, plain;
             }
         }
