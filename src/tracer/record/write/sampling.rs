@@ -22,6 +22,8 @@ const SHORTEST: Duration = Duration::from_millis(100);
 /// The number of times that a sample is tried, and the pause between two tries, until no call is in progress.
 const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(1);
+/// The time after which no further try begins, because a query of the driver may be slow.
+const LONGEST_TRIES: Duration = Duration::from_millis(10);
 /// The longest time for which a due sample is put off because of calls in progress, or the interval if that is
 /// shorter. `cudaFree` may wait long for the device. After this time, a sample is taken in spite of the call.
 const LONGEST_DELAY: Duration = Duration::from_secs(1);
@@ -100,8 +102,8 @@ impl Sampler {
         if self.every.is_zero() || devices.is_empty() || queue.is_short() {
             return;
         }
-        let between_calls = self.sample_between_calls(&devices);
-        let taken = between_calls.or_else(|| is_urgent.then(|| (clock::now_ns(), (self.sample)(&devices))));
+        // A short program may end before a second sample is due, so its first one is not put off.
+        let taken = self.sample_between_calls(&devices, is_urgent || self.last.is_none());
         let Some((clock_ns, samples)) = taken else {
             self.put_off.get_or_insert_with(Instant::now);
             self.tried = Some(Instant::now());
@@ -122,17 +124,30 @@ impl Sampler {
     }
 
     /// Samples the devices while no call that changes their memory is in progress. Returns the samples and
-    /// their time, or `None` if such calls were in progress at each try.
-    fn sample_between_calls(&self, devices: &[i8]) -> Option<(u64, Vec<SampledDevice>)> {
-        (0..TRIES).find_map(|index| {
+    /// their time. If such calls were in progress at each try, returns `None`, or the last samples if they are
+    /// `urgent`.
+    fn sample_between_calls(&self, devices: &[i8], urgent: bool) -> Option<(u64, Vec<SampledDevice>)> {
+        let began = Instant::now();
+        let mut last = None;
+        for index in 0..TRIES {
             if index > 0 {
+                if began.elapsed() >= LONGEST_TRIES {
+                    break;
+                }
                 std::thread::sleep(PAUSE);
             }
-            let before = device_calls::finished()?;
+            let before = device_calls::finished();
+            if before.is_none() && !urgent {
+                continue;
+            }
             let clock_ns = clock::now_ns();
             let samples = (self.sample)(devices);
-            (device_calls::finished() == Some(before)).then_some((clock_ns, samples))
-        })
+            if before.is_some() && device_calls::finished() == before {
+                return Some((clock_ns, samples));
+            }
+            last = Some((clock_ns, samples));
+        }
+        last.filter(|_| urgent)
     }
 }
 
