@@ -90,7 +90,9 @@ def wrong():
     # A file with an additional column, as a later version may write it, must be read; a file of an unknown
     # format must be refused.
     lines = Path("-mixed/a.csv").read_text().splitlines()
-    Path("later.csv").write_text("".join(f"{line},{'new' if not n else 7}\n" for n, line in enumerate(lines)))
+    Path("later.csv").write_text(
+        "".join(f"{line},{'?,?,7' if n else 'dtype,shape,new'}\n" for n, line in enumerate(lines))
+    )
     assert memtrace.read("later.csv").height == len(lines) - 1
     Path("future.csv").write_text("\n".join(lines).replace("memtrace/1", "memtrace/2") + "\n")
     refused(lambda: memtrace.read("future.csv"), "memtrace/2")
