@@ -528,7 +528,13 @@ impl<'a> OomCase<'a> {
             usual_forwards: seen.forwards.usual(&replayed.symbols),
             activations: sum(Category::Activation) + sum(Category::Temporary),
             parameters: sum(Category::Parameter),
-            unsharded: sum(Category::UnshardedParameter) + sum(Category::AllGather),
+            unsharded: live
+                .iter()
+                .filter(|block| {
+                    matches!(block.owner.category, Category::UnshardedParameter | Category::AllGather)
+                })
+                .map(|block| block.bytes)
+                .sum(),
             inputs: sum(Category::Input),
             kv_cache: sum(Category::KvCache),
             to_come: layers.as_ref().map_or(optimizer.to_come, |left| left.bytes),

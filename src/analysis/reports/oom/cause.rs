@@ -126,7 +126,7 @@ pub(super) struct Facts {
     pub(super) usual_forwards: u64,
     /// The live memory of autograd's graphs: the bytes of activations and temporaries.
     pub(super) activations: i64,
-    /// The bytes of the live parameters; with FSDP, of this rank's shards.
+    /// The bytes of the live parameters; with FSDP, of this rank's shards and of what it has gathered.
     pub(super) parameters: i64,
     /// The bytes of the live parameters that FSDP has gathered, and of its buffers for that.
     pub(super) unsharded: i64,

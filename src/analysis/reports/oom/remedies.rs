@@ -319,7 +319,8 @@ impl OomCase<'_> {
     /// significant share of the card.
     fn whole_gather(&self) -> Option<i64> {
         let facts = &self.facts;
-        let all = facts.parameters.saturating_mul(i64::from(self.trace.meta.world_size));
+        let shards = facts.parameters.saturating_sub(facts.unsharded);
+        let all = shards.saturating_mul(i64::from(self.trace.meta.world_size));
         // With mixed precision, gathered parameters are half as large as the shards.
         let is_whole = facts.unsharded > 0 && facts.unsharded.saturating_mul(5) >= all.saturating_mul(2);
         (is_whole && facts.is_material(facts.unsharded)).then_some(facts.unsharded)
