@@ -477,6 +477,9 @@ impl<'a> OomCase<'a> {
             let is_of = |block: &&Block| block.owner.category.without_sharding() == category;
             live.iter().filter(is_of).map(|block| block.bytes).sum()
         };
+        let exactly = |categories: &'static [Category]| {
+            live.iter().filter(|block| categories.contains(&block.owner.category)).map(|block| block.bytes)
+        };
         let steps = seen.steps.iter().find(|(device, ..)| *device == row.device);
         let module = replayed.symbols.get(row.module);
         let in_forward = *replayed.symbols.get(row.phase) == *"forward";
@@ -528,13 +531,8 @@ impl<'a> OomCase<'a> {
             usual_forwards: seen.forwards.usual(&replayed.symbols),
             activations: sum(Category::Activation) + sum(Category::Temporary),
             parameters: sum(Category::Parameter),
-            unsharded: live
-                .iter()
-                .filter(|block| {
-                    matches!(block.owner.category, Category::UnshardedParameter | Category::AllGather)
-                })
-                .map(|block| block.bytes)
-                .sum(),
+            shards: exactly(&[Category::Parameter]).sum(),
+            largest_gather: exactly(&[Category::UnshardedParameter, Category::AllGather]).max().unwrap_or(0),
             inputs: sum(Category::Input),
             kv_cache: sum(Category::KvCache),
             to_come: layers.as_ref().map_or(optimizer.to_come, |left| left.bytes),

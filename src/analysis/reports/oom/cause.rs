@@ -128,8 +128,10 @@ pub(super) struct Facts {
     pub(super) activations: i64,
     /// The bytes of the live parameters; with FSDP, of this rank's shards and of what it has gathered.
     pub(super) parameters: i64,
-    /// The bytes of the live parameters that FSDP has gathered, and of its buffers for that.
-    pub(super) unsharded: i64,
+    /// The bytes of the live parameters without what FSDP has gathered.
+    pub(super) shards: i64,
+    /// The bytes of the largest block into which FSDP has gathered parameters.
+    pub(super) largest_gather: i64,
     /// The bytes of the live inputs: batches on the device.
     pub(super) inputs: i64,
     /// The bytes of the live key-value cache.
@@ -341,6 +343,17 @@ impl Facts {
 
     pub(super) fn is_material(&self, bytes: i64) -> bool {
         bytes as f64 >= MATERIAL * self.capacity.max(self.reserved) as f64
+    }
+
+    /// Returns the bytes of the block into which FSDP has gathered most of the model's parameters at once, if there
+    /// is one and it is a significant share of the card. `ranks` is the number of ranks that share the model.
+    pub(super) fn whole_gather(&self, ranks: i32) -> Option<i64> {
+        let model = self.shards.saturating_mul(i64::from(ranks));
+        // With mixed precision, gathered parameters are half as large as the shards. A layer that is gathered by
+        // itself has its own block, even if it stays gathered (`reshard_after_forward=False`).
+        let is_whole =
+            self.largest_gather > 0 && self.largest_gather.saturating_mul(5) >= model.saturating_mul(2);
+        (is_whole && self.is_material(self.largest_gather)).then_some(self.largest_gather)
     }
 
     /// Returns the first cause that applies, in a fixed order, and the holder that is responsible for it, if
@@ -1015,6 +1028,20 @@ mod tests {
         let mut graph = results;
         graph["graphs"] = 1.into();
         assert_eq!(joins.why_kept(&holder(graph)), None);
+    }
+
+    #[test]
+    fn a_gather_of_the_whole_model_is_one_block_of_most_parameters() {
+        let facts =
+            |shards, largest_gather| Facts { capacity: 24 * GIB, shards, largest_gather, ..Facts::default() };
+        assert_eq!(facts(GIB, 8 * GIB).whole_gather(8), Some(8 * GIB));
+        // Gathered in 16 bits.
+        assert_eq!(facts(GIB, 4 * GIB).whole_gather(8), Some(4 * GIB));
+        // Each layer by itself, and a model that is not sharded.
+        assert_eq!(facts(GIB, 3 * GIB).whole_gather(8), None);
+        assert_eq!(facts(GIB, 0).whole_gather(1), None);
+        // A small model.
+        assert_eq!(facts(GIB / 8, GIB).whole_gather(8), None);
     }
 
     #[test]

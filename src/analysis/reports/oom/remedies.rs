@@ -175,7 +175,7 @@ impl OomCase<'_> {
                     .to_owned(),
             );
         }
-        if let Some(gathered) = self.whole_gather() {
+        if let Some(gathered) = facts.whole_gather(self.trace.meta.world_size) {
             all.push(format!(
                 "fully_shard(layer) for each layer before fully_shard(model), or FullyShardedDataParallel's auto_wrap_policy: all \
                  parameters are gathered at once now, {}",
@@ -313,17 +313,6 @@ impl OomCase<'_> {
         let is_request =
             SCORES.iter().any(|part| self.op.contains(part)) && !self.has_fused_attention && is_named();
         self.facts.is_material(self.scores) || is_request
-    }
-
-    /// Returns the bytes of the parameters that FSDP has gathered, if these are most of the model's and a
-    /// significant share of the card.
-    fn whole_gather(&self) -> Option<i64> {
-        let facts = &self.facts;
-        let shards = facts.parameters.saturating_sub(facts.unsharded);
-        let all = shards.saturating_mul(i64::from(self.trace.meta.world_size));
-        // With mixed precision, gathered parameters are half as large as the shards.
-        let is_whole = facts.unsharded > 0 && facts.unsharded.saturating_mul(5) >= all.saturating_mul(2);
-        (is_whole && facts.is_material(facts.unsharded)).then_some(facts.unsharded)
     }
 
     /// Returns a variable of the script that holds a large graph, if no backward has run yet, the request is
