@@ -53,6 +53,11 @@ Run = dict[str, str]
 Runs = dict[tuple[str, ...], Run]
 
 
+def taken_by(run: Run) -> int:
+    """Returns the bytes of device memory that a run took after its start, without the context."""
+    return int(run["used"]) - (int(run["capacity"]) - int(run["free"]))
+
+
 def decided(runs: Runs, free: dict[str, int], cell: tuple[str, ...]) -> str:
     """Returns the outcome of a cell, or an empty text if no run decides it.
 
@@ -67,8 +72,7 @@ def decided(runs: Runs, free: dict[str, int], cell: tuple[str, ...]) -> str:
         run = runs.get((*work, other))
         if run and run["outcome"] in OUTCOMES:
             fits = run["outcome"] == "fits"
-            taken = int(run["used"]) - (int(run["capacity"]) - int(run["free"]))
-            if fits and taken < free[card] * (1 - MARGIN):
+            if fits and taken_by(run) < free[card] * (1 - MARGIN):
                 return "fits"
             if int(run["allocated" if fits else "free"]) > free[card] * (1 + MARGIN):
                 return "out of memory"
@@ -89,10 +93,8 @@ def is_near(runs: Runs, free: dict[str, int], cell: tuple[str, ...]) -> bool:
         return True
     for other in CARDS:
         run = runs.get((*work, other))
-        if run and run["outcome"] == "fits":
-            taken = int(run["used"]) - (int(run["capacity"]) - int(run["free"]))
-            if abs(taken / free[card] - 1) < NEAR:
-                return True
+        if run and run["outcome"] == "fits" and abs(taken_by(run) / free[card] - 1) < NEAR:
+            return True
     return False
 
 

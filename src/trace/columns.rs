@@ -156,9 +156,9 @@ macro_rules! columns {
                 /// as `communicator 2: rank 0 of 8`; `live` on the rows that open a part of a
                 /// rotated trace; for `op` rows the overload, with `MEMTRACE_OPS=io`
                 name: text = NONE, any, rare, mostly_none;
-                /// the type of the tensor in the block: `bfloat16`; `nf4(bfloat16)` for packed values that stand for
-                /// another type; `?` when unknown. The `tag` row that names a block has it, and the later rows of the
-                /// block
+                /// the type of the tensor in the block: `bfloat16`; for packed values the stored type and the type
+                /// that it is decoded to: `nf4(bfloat16)`; `?` when unknown. It is known from the `tag` row of the
+                /// block on
                 dtype: text = UNKNOWN, any, rare, plain;
                 /// the shape of the tensor in the block: `[4096x11008]`; `[]` for a single value; `?` when unknown, or
                 /// when the tensor is a part of the block or expanded

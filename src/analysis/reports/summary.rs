@@ -172,7 +172,7 @@ impl Report for Summary {
     }
 }
 
-/// What the rows of the process with the highest peak showed, beside its replay.
+/// What the summary says of the process with the highest peak, in addition to its replay.
 struct Seen {
     need: Option<Need>,
     /// Sentences about memory that grew.
@@ -291,10 +291,6 @@ fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options
         peaks(printer, replayed, device, options);
         capacity(printer, trace, device, options);
         categories(printer, trace, replayed, device, options);
-        let blocks = replayed.replay.at_peak(device.ordinal, false);
-        if let Some(line) = wide_types(&blocks, &replayed.replay, options.units) {
-            printer.plain(line);
-        }
         printer.gap();
     }
     for ordinal in [CPU, HOST].into_iter().filter(|ordinal| options.device != Some(*ordinal)) {
@@ -391,6 +387,9 @@ fn categories(
         printer.gap();
         printer.plain("in live blocks at the peak of allocated memory:");
         printer.table(&table);
+    }
+    if let Some(line) = wide_types(&blocks, &replayed.replay, options.units) {
+        printer.plain(line);
     }
 }
 

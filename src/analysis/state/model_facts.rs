@@ -1,6 +1,7 @@
 //! What the marks of a trace say about its models: their types, their batches and their modes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use memtrace_trace::model_fact::ModelFact;
 use memtrace_trace::{Api, EventName};
@@ -28,6 +29,12 @@ pub(crate) struct FactsOfModel {
     pub(crate) evaluates: bool,
 }
 
+/// Returns the name of a mark with a fact about a model, or `None` for any other row.
+pub(crate) fn name_of_fact(row: &Record, symbols: &SymbolTable) -> Option<Arc<str>> {
+    let is_fact = row.event == EventName::Mark && *symbols.get(row.api) == *Api::ModelFact.as_str();
+    is_fact.then(|| symbols.get(row.name))
+}
+
 /// The facts about each called model.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ModelFacts {
@@ -37,10 +44,7 @@ pub(crate) struct ModelFacts {
 impl ModelFacts {
     /// Processes a row. Returns true if it changed a fact.
     pub(crate) fn feed(&mut self, row: &Record, symbols: &SymbolTable) -> bool {
-        if row.event != EventName::Mark || *symbols.get(row.api) != *Api::ModelFact.as_str() {
-            return false;
-        }
-        let name = symbols.get(row.name);
+        let Some(name) = name_of_fact(row, symbols) else { return false };
         let Some((fact, path)) = ModelFact::parse(&name) else { return false };
         // A program may call a part of a model, such as `vae.encoder(x)`. The mark then has the part's path.
         let root = root_of(path);

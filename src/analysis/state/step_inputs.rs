@@ -2,13 +2,13 @@
 
 use memtrace_trace::form::Form;
 use memtrace_trace::model_fact::ModelFact;
-use memtrace_trace::{Api, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::numbers::count;
+use crate::state::model_facts::name_of_fact;
 
 /// The maximum number of changes kept, so that memory does not grow with the trace.
 const MOST: usize = 1 << 20;
@@ -61,10 +61,7 @@ pub struct LargestInput {
 impl StepInputs {
     /// Processes a row.
     pub fn feed(&mut self, row: &Record, symbols: &SymbolTable) {
-        if row.event != EventName::Mark || *symbols.get(row.api) != *Api::ModelFact.as_str() {
-            return;
-        }
-        let name = symbols.get(row.name);
+        let Some(name) = name_of_fact(row, symbols) else { return };
         let Some((ModelFact::Input(form), path)) = ModelFact::parse(&name) else { return };
         let Some(elements) = Form::of_input(form).elements() else { return };
         if self.kept < MOST {
@@ -104,15 +101,16 @@ impl StepInputs {
         // Inputs with the number of steps that have them as their largest.
         let mut inputs: Vec<(Change, i64)> = Vec::new();
         for (at, step) in steps.iter().enumerate() {
-            let next = steps.get(at + 1).map_or(last + 1, |next| next.largest.step);
-            inputs.extend([(step.largest, 1), (step.last, (next - step.largest.step - 1).max(0))]);
+            let next = steps.get(at + 1).map_or(last.saturating_add(1), |next| next.largest.step);
+            let lasts = next.saturating_sub(step.largest.step).saturating_sub(1);
+            inputs.extend([(step.largest, 1), (step.last, lasts.max(0))]);
         }
-        let all: i64 = inputs.iter().map(|(_, lasts)| lasts).sum();
+        let all = inputs.iter().fold(0_i64, |all, (_, lasts)| all.saturating_add(*lasts));
         inputs.sort_by_key(|(change, _)| change.elements);
-        let mut before = 0;
+        let mut before = 0_i64;
         let median = inputs.iter().find(|(_, lasts)| {
-            before += lasts;
-            2 * before >= all
+            before = lasts.saturating_add(before);
+            before >= all - before
         })?;
         let form_of = |change: &Change| {
             let name = symbols.get(change.name);
@@ -153,6 +151,8 @@ impl LargestInput {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::EventName;
+
     use super::*;
 
     /// Feeds inputs of `GPT`, each a step and its form.
@@ -203,6 +203,16 @@ mod tests {
             line.starts_with("before the first step came the largest input of the run: int64 [1x90]"),
             "{line}"
         );
+    }
+
+    /// The steps of a damaged trace may be any numbers, in any order.
+    #[test]
+    fn extreme_steps_overflow_nothing() {
+        let most = 1 << 62;
+        let marks =
+            [(-most, "int64[1x9]"), (most, "int64[1x2]"), (-most, "int64[1x4]"), (most, "int64[1x3]")];
+        let (inputs, symbols) = inputs(&marks);
+        assert_eq!(inputs.largest(i64::MAX, &symbols).unwrap().shape, "[1x9]");
     }
 
     #[test]

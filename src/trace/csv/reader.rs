@@ -230,7 +230,7 @@ mod tests {
         let last = defaults_from(crate::columns::index_of("stack_id"));
         assert_eq!(last, ["0", crate::text::NONE, crate::text::UNKNOWN, crate::text::UNKNOWN]);
         assert_eq!(defaults_from(crate::columns::index_of("device"))[0], "-1");
-        // A file without `name`, the last of the first columns, and without the later ones -> an error that names the column.
+        // A file that ends before `name`, the last of the first columns -> an error that names the column.
         let text = String::from_utf8(trace(&[])).unwrap();
         let cut: String =
             text.lines().map(|line| line.rsplitn(4, ',').last().unwrap().to_owned() + "\n").collect();

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
+use memtrace_trace::EventName;
 use memtrace_trace::model_fact::ModelFact;
-use memtrace_trace::{Api, EventName};
 
 use super::cause::StateToCome;
 use crate::error::Result;
@@ -13,6 +13,7 @@ use crate::options::Options;
 use crate::read::record::{Columns, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
+use crate::state::model_facts::name_of_fact;
 
 /// The class of the optimizer of each root, and the bytes of its parameters on the CPU.
 #[derive(Default)]
@@ -32,8 +33,8 @@ impl FoundAtOom {
         let columns = Columns::of(&["event", "api", "name"]);
         let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, columns);
         trace.read(wanted, options.lenient, &symbols, |row| {
-            if row.event == EventName::Mark && *symbols.get(row.api) == *Api::ModelFact.as_str() {
-                found.note(&symbols.get(row.name));
+            if let Some(name) = name_of_fact(row, &symbols) {
+                found.note(&name);
             }
             ControlFlow::Continue(())
         })?;

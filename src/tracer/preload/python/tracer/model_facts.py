@@ -22,8 +22,9 @@ _recorded: dict[tuple[str, str], str] = {}
 _inputs: dict[str, tuple[str, int]] = {}
 # The paths and inputs that were recorded.
 _input_texts: set[tuple[str, str]] = set()
-# The maximum number of entries in `_recorded`, and of those in `_input_texts` until only larger inputs count.
+# The maximum number of entries in `_recorded`. With as many in `_input_texts`, only larger inputs are added.
 MOST = 1000
+# The maximum number of items of one argument that are searched for tensors.
 MOST_ITEMS = 100
 
 

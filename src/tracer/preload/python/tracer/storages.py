@@ -67,7 +67,7 @@ def values_of(gradient):
 
 def sizes_of(tensor) -> tuple | None:
     """Returns the sizes of a tensor, or None if they are unknown: a lazy parameter and a nested tensor have
-    no sizes, those of a fake tensor are of no memory, and symbolic sizes must not be read."""
+    no sizes, a fake tensor has no memory, and reading symbolic sizes adds guards to a graph."""
     try:
         if type(tensor).__name__ == "FakeTensor" or tensor.is_meta:
             return None
@@ -80,7 +80,7 @@ def sizes_of(tensor) -> tuple | None:
 
 def form_of_tensor(tensor, part) -> int:
     """Returns the form of a part of a tensor, or 0 if it is unknown. A plain tensor is its own part. If the
-    part is packed, the type that it stands for is in brackets, such as `int8(bfloat16)`."""
+    part is packed, the type that it is decoded to is in brackets, such as `int8(bfloat16)`."""
     if tracing_state():
         return 0
     try:
