@@ -137,69 +137,54 @@ impl Cgroup {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
 
-    /// A temporary folder for a test, removed at the end.
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Folder {
-            let folder = std::env::temp_dir().join(format!("memtrace-{name}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&folder);
-            fs::create_dir_all(&folder).unwrap();
-            Folder(folder)
-        }
-
-        fn write(&self, path: &str, text: &str) {
-            let path = self.0.join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
+    fn write(folder: &TempDir, path: &str, text: &str) {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
     }
 
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    fn find(folder: &Folder) -> Option<[Option<i64>; 5]> {
-        Cgroup::find(&folder.0.join("proc"), &folder.0.join("cg"), "self").map(|group| group.values())
+    fn find(folder: &TempDir) -> Option<[Option<i64>; 5]> {
+        Cgroup::find(&folder.path().join("proc"), &folder.path().join("cg"), "self")
+            .map(|group| group.values())
     }
 
     #[test]
     fn the_tightest_group_of_version_2_is_the_one_that_counts() {
-        let folder = Folder::new("cgroup-2");
+        let folder = TempDir::new().unwrap();
         assert_eq!(find(&folder), None);
-        folder.write("proc/self/cgroup", "0::/pod/box\n");
+        write(&folder, "proc/self/cgroup", "0::/pod/box\n");
         assert_eq!(find(&folder), None);
         // The top cgroup has no counter. Its child `pod` has the only limit, 1000 bytes -> `pod` is found.
-        folder.write("cg/pod/memory.current", "900\n");
-        folder.write("cg/pod/memory.max", "1000\n");
-        folder.write("cg/pod/memory.events", "low 0\noom 3\noom_kill 2\n");
-        folder.write("cg/pod/memory.stat", "anon 5\nfile 400\nfile_mapped 9\n");
-        folder.write("cg/pod/box/memory.current", "800\n");
-        folder.write("cg/pod/box/memory.max", "max\n");
+        write(&folder, "cg/pod/memory.current", "900\n");
+        write(&folder, "cg/pod/memory.max", "1000\n");
+        write(&folder, "cg/pod/memory.events", "low 0\noom 3\noom_kill 2\n");
+        write(&folder, "cg/pod/memory.stat", "anon 5\nfile 400\nfile_mapped 9\n");
+        write(&folder, "cg/pod/box/memory.current", "800\n");
+        write(&folder, "cg/pod/box/memory.max", "max\n");
         assert_eq!(find(&folder), Some([Some(900), Some(1000), Some(400), None, Some(2)]));
         // No cgroup has a limit -> the process's own cgroup is found.
-        folder.write("cg/pod/memory.max", "max\n");
+        write(&folder, "cg/pod/memory.max", "max\n");
         assert_eq!(find(&folder), Some([Some(800), None, None, None, None]));
     }
 
     #[test]
     fn a_group_of_version_1_and_one_whose_path_is_hidden_are_found() {
-        let folder = Folder::new("cgroup-1");
-        folder.write("proc/self/cgroup", "5:cpu,memory:/docker/abc\n0::/\n");
-        folder.write("cg/memory/memory.usage_in_bytes", "70\n");
-        folder.write("cg/memory/memory.limit_in_bytes", "9223372036854771712\n");
-        folder.write("cg/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
-        folder.write("cg/memory/memory.stat", "cache 1\ntotal_cache 30\ntotal_swap 4\n");
+        let folder = TempDir::new().unwrap();
+        write(&folder, "proc/self/cgroup", "5:cpu,memory:/docker/abc\n0::/\n");
+        write(&folder, "cg/memory/memory.usage_in_bytes", "70\n");
+        write(&folder, "cg/memory/memory.limit_in_bytes", "9223372036854771712\n");
+        write(&folder, "cg/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
+        write(&folder, "cg/memory/memory.stat", "cache 1\ntotal_cache 30\ntotal_swap 4\n");
         assert_eq!(find(&folder), Some([Some(70), None, Some(30), Some(4), Some(1)]));
         for path in ["/../..", "", "nonsense"] {
-            folder.write("proc/self/cgroup", &format!("5:memory:{path}\n"));
+            write(&folder, "proc/self/cgroup", &format!("5:memory:{path}\n"));
             assert!(find(&folder).is_some(), "{path}");
         }
-        folder.write("proc/self/cgroup", "nonsense\n\n:::\n");
+        write(&folder, "proc/self/cgroup", "nonsense\n\n:::\n");
         assert_eq!(find(&folder), None);
     }
 }

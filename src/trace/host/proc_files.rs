@@ -146,30 +146,14 @@ impl HostFiles {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
 
-    /// A temporary folder for a test, removed at the end.
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Folder {
-            let folder = std::env::temp_dir().join(format!("memtrace-host-{name}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&folder);
-            fs::create_dir_all(&folder).unwrap();
-            Folder(folder)
-        }
-
-        fn write(&self, path: &str, text: &str) {
-            let path = self.0.join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
+    fn write(folder: &TempDir, path: &str, text: &str) {
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
     }
 
     #[test]
@@ -184,72 +168,72 @@ mod tests {
 
     #[test]
     fn without_files_of_the_host_everything_is_unknown() {
-        let folder = Folder::new("proc");
-        let files = HostFiles::at(&folder.0, &folder.0);
+        let folder = TempDir::new().unwrap();
+        let files = HostFiles::at(folder.path(), folder.path());
         assert_eq!((files.resident("self"), files.status("self"), files.machine()), (None, None, None));
         assert_eq!(
             (files.rollup("1"), files.descendants("self", 9), files.cgroup("self")),
             (None, None, None)
         );
-        folder.write("self/status", "Name:\tx\nVmRSS:\tmany kB\n");
-        folder.write("self/statm", "1\n");
-        folder.write("meminfo", "MemTotal: 99999999999999999999 kB\n");
+        write(&folder, "self/status", "Name:\tx\nVmRSS:\tmany kB\n");
+        write(&folder, "self/statm", "1\n");
+        write(&folder, "meminfo", "MemTotal: 99999999999999999999 kB\n");
         assert_eq!((files.resident("self"), files.status("self"), files.machine()), (None, None, None));
         // The kernel provides no `children` files -> the descendants are unknown.
-        folder.write("self/task/self/comm", "x");
+        write(&folder, "self/task/self/comm", "x");
         assert_eq!(files.descendants("self", 9), None);
     }
 
     #[test]
     fn the_memory_left_is_the_lower_of_the_group_and_the_machine() {
-        let folder = Folder::new("left");
-        let files = HostFiles::at(&folder.0.join("proc"), &folder.0.join("cg"));
+        let folder = TempDir::new().unwrap();
+        let files = HostFiles::at(&folder.path().join("proc"), &folder.path().join("cg"));
         assert_eq!(files.left("self"), None);
-        folder.write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable: 2 kB\n");
+        write(&folder, "proc/meminfo", "MemTotal: 9 kB\nMemAvailable: 2 kB\n");
         assert_eq!(files.left("self"), Some(2048));
-        folder.write("proc/self/cgroup", "0::/box\n");
-        folder.write("cg/box/memory.current", "900\n");
-        folder.write("cg/box/memory.max", "max\n");
+        write(&folder, "proc/self/cgroup", "0::/box\n");
+        write(&folder, "cg/box/memory.current", "900\n");
+        write(&folder, "cg/box/memory.max", "max\n");
         assert_eq!(files.left("self"), Some(2048));
         // 900 of 1000 bytes are in use, but 400 of these are page cache, which can be reclaimed -> 500 bytes
         // are left.
-        folder.write("cg/box/memory.max", "1000\n");
-        folder.write("cg/box/memory.stat", "file 400\n");
+        write(&folder, "cg/box/memory.max", "1000\n");
+        write(&folder, "cg/box/memory.stat", "file 400\n");
         assert_eq!(files.left("self"), Some(500));
-        folder.write("proc/meminfo", "MemTotal: 9 kB\nMemAvailable: 0 kB\n");
+        write(&folder, "proc/meminfo", "MemTotal: 9 kB\nMemAvailable: 0 kB\n");
         assert_eq!(files.left("self"), Some(0));
     }
 
     #[test]
     fn five_hundred_children_are_listed_and_hidden_shares_are_unknown() {
-        let folder = Folder::new("many-children");
-        let files = HostFiles::at(&folder.0, &folder.0);
+        let folder = TempDir::new().unwrap();
+        let files = HostFiles::at(folder.path(), folder.path());
         let all: Vec<u32> = (1000..1500).collect();
         let text: Vec<String> = all.iter().map(u32::to_string).collect();
-        folder.write("self/task/self/children", &text.join(" "));
+        write(&folder, "self/task/self/children", &text.join(" "));
         assert_eq!(files.descendants("self", 1000), Some(all));
         // Another user's process: its maps are hidden, but its resident memory is visible -> only the
         // resident memory is known.
-        folder.write("1000/statm", "90 25 1 1 0 1 0\n");
-        folder.write("1000/smaps_rollup", "");
+        write(&folder, "1000/statm", "90 25 1 1 0 1 0\n");
+        write(&folder, "1000/smaps_rollup", "");
         assert_eq!((files.resident("1000"), files.rollup("1000")), (Some(25 * page_size()), None));
         // A process that has ended, whose parent has not waited for it yet, has an empty entry -> all values
         // are unknown.
-        folder.write("1001/statm", "0 0 0 0 0 0 0\n");
-        folder.write("1001/status", "Name:\tpython\nState:\tZ (zombie)\n");
+        write(&folder, "1001/statm", "0 0 0 0 0 0 0\n");
+        write(&folder, "1001/status", "Name:\tpython\nState:\tZ (zombie)\n");
         assert_eq!((files.resident("1001"), files.status("1001"), files.rollup("1001")), (None, None, None));
     }
 
     #[test]
     fn children_of_children_are_found_and_one_that_ended_is_left_out() {
-        let folder = Folder::new("children");
-        let files = HostFiles::at(&folder.0, &folder.0);
-        folder.write("self/task/self/children", "5 6 7 ");
-        folder.write("self/task/9/children", "8");
+        let folder = TempDir::new().unwrap();
+        let files = HostFiles::at(folder.path(), folder.path());
+        write(&folder, "self/task/self/children", "5 6 7 ");
+        write(&folder, "self/task/9/children", "8");
         // Process 6 has ended and has no entry, and process 7 lists itself as a child -> no process is listed
         // twice.
-        folder.write("5/task/5/children", "50 51\n");
-        folder.write("7/task/7/children", "7 x -1");
+        write(&folder, "5/task/5/children", "50 51\n");
+        write(&folder, "7/task/7/children", "7 x -1");
         let mut found = files.descendants("self", 100).unwrap();
         found.sort_unstable();
         assert_eq!(found, [5, 6, 7, 8, 50, 51]);
