@@ -73,7 +73,7 @@ fn pinned_memory_of_the_phantom_is_resident_if_the_machine_has_room() {
         let summary = harness::memtrace().arg("summary").arg(&trace).arg("--json").output().unwrap();
         let summary: Value = serde_json::from_slice(&summary.stdout).unwrap();
         assert_eq!(summary["phantom"]["pinned_not_resident_bytes"], 1i64 << 40, "{summary:#}");
-        let note = "of pinned memory did not become resident";
+        let note = "of pinned memory was not made resident";
         assert!(text(&output.stderr).contains(note), "{}", text(&output.stderr));
     });
 }
