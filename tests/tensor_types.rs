@@ -8,10 +8,10 @@ use harness::{Run, Torch, memtrace, on_every_torch, text};
 use std::collections::BTreeMap;
 
 const SCRIPT: &str = "tensor_types/several.py";
-const UNKNOWN: [&str; 2] = ["?", "?"];
 
 on_every_torch![
     types_and_shapes_are_those_of_torch: "the tracer reads tensors",
+    types_and_shapes_of_allocations_are_those_of_torch: "the tracer reads the arguments of C++ functions",
     the_step_with_the_largest_input_is_named_with_and_without_detail,
     types_of_packed_parts_name_the_type_they_stand_for,
     graphs_of_traced_models_get_no_op_and_no_guard,
@@ -30,8 +30,6 @@ fn tagged(run: &Run) -> BTreeMap<(String, String), Vec<[String; 2]>> {
         if column("event") == "tag" && !column("delta_bytes").starts_with('-') {
             let name = format!("{}.{}", column("module"), column("name"));
             found.entry((name, column("category"))).or_default().push(form);
-        } else if column("event") == "alloc" {
-            assert_eq!(form, UNKNOWN);
         }
     }
     found
@@ -74,6 +72,27 @@ fn types_and_shapes_are_those_of_torch(torch: &Torch) {
     );
     let shapes = run.report("peak", &["--by", "shape"]);
     assert!(shapes.contains("bfloat16 [2048x2048]") && shapes.contains("float32 [2048]"), "{shapes}");
+    torch.check(memtrace().arg("check").arg(run.file()));
+}
+
+fn types_and_shapes_of_allocations_are_those_of_torch(torch: &Torch) {
+    let run = torch.trace("tensor_types/allocated.py", &[]).expect_success();
+    let expected: BTreeMap<String, [String; 2]> = serde_json::from_str(&text(&run.output.stdout)).unwrap();
+    assert!(expected.len() > 40, "{}", expected.len());
+    let mut reader = csv::Reader::from_path(run.file()).unwrap();
+    let rows: Vec<BTreeMap<String, String>> = reader.deserialize().map(Result::unwrap).collect();
+    for (address, form) in &expected {
+        let last = rows.iter().rfind(|row| row["event"] == "alloc" && row["addr"] == *address).unwrap();
+        assert_eq!([&last["dtype"], &last["shape"]], [&form[0], &form[1]], "{address}");
+        let freed = rows.iter().find(|row| row["event"] == "free" && row["alloc_id"] == last["alloc_id"]);
+        assert!(freed.is_none_or(|row| row["shape"] == form[1]), "{freed:?}");
+    }
+    let oom = rows.iter().find(|row| row["event"] == "oom").unwrap();
+    assert_eq!([&oom["dtype"], &oom["shape"]], ["bfloat16", "[1024x3x16777216]"]);
+    let form = "for bfloat16 [1024x3x16777216]";
+    assert!(text(&run.output.stderr).contains(form), "{}", text(&run.output.stderr));
+    let answer = run.report("oom", &[]);
+    assert!(answer.contains(&format!("requested {form}; needs a segment")), "{answer}");
     torch.check(memtrace().arg("check").arg(run.file()));
 }
 

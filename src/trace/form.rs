@@ -11,6 +11,44 @@ pub struct Form<'a> {
     pub shape: &'a str,
 }
 
+/// The maximum number of dimensions of a shape that is recorded at an allocation.
+pub const MAX_DIMS: usize = 8;
+
+/// The name and the bytes of each `c10::ScalarType`, by its number (`torch/headeronly/core/ScalarType.h`). The bytes are 0
+/// for types that are no more and for types without values of their own.
+pub const SCALAR_TYPES: &[(&str, i64)] = &[
+    ("uint8", 1),
+    ("int8", 1),
+    ("int16", 2),
+    ("int32", 4),
+    ("int64", 8),
+    ("float16", 2),
+    ("float32", 4),
+    ("float64", 8),
+    ("complex32", 4),
+    ("complex64", 8),
+    ("complex128", 16),
+    ("bool", 1),
+    ("qint8", 1),
+    ("quint8", 1),
+    ("qint32", 4),
+    ("bfloat16", 2),
+    ("quint4x2", 1),
+    ("quint2x4", 1),
+    ("bits1x8", 1),
+    ("bits2x4", 1),
+    ("bits4x2", 1),
+    ("bits8", 1),
+    ("bits16", 2),
+    ("float8_e5m2", 1),
+    ("float8_e4m3fn", 1),
+    ("float8_e5m2fnuz", 1),
+    ("float8_e4m3fnuz", 1),
+    ("uint16", 2),
+    ("uint32", 4),
+    ("uint64", 8),
+];
+
 impl<'a> Form<'a> {
     /// A tensor of unknown type and shape.
     pub const UNKNOWN: Form<'static> = Form { dtype: UNKNOWN, shape: UNKNOWN };
@@ -33,6 +71,12 @@ impl<'a> Form<'a> {
             Some((dtype, shape)) if !dtype.is_empty() && sizes(shape).is_some() => Form { dtype, shape },
             _ => Form::UNKNOWN,
         }
+    }
+
+    /// Returns the sizes of the shape, or `None` if the shape is unknown.
+    #[must_use]
+    pub fn dims(self) -> Option<Vec<i64>> {
+        sizes(self.shape)?.collect()
     }
 
     /// Returns the number of the tensor's values, or `None` if the shape is unknown.

@@ -11,7 +11,8 @@ use super::strings::Strings;
 use crate::read::record::Record;
 use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol};
 use crate::reports::GrowthCurve;
-use crate::state::group::category;
+use crate::state::block::is_unknown_form;
+use crate::state::group::{NO_DTYPE, NO_SHAPE, category};
 use crate::state::levels::Levels;
 use crate::state::progress::Progress;
 use crate::state::replay::{CPU, MemoryKind, Metric, Replay, is_gpu};
@@ -331,11 +332,18 @@ fn blocks(
     let mut text = |of: Symbol, missing: &'static str| {
         *symbol.entry((of, missing)).or_insert_with(|| strings.of(of, missing, &replayed.symbols))
     };
-    let names: Vec<[i64; 3]> = kept
+    let form = |form: Symbol| if is_unknown_form(form) { Symbol::NONE } else { form };
+    let names: Vec<[i64; 5]> = kept
         .iter()
         .map(|kept| {
             let owner = &kept.block.owner;
-            [text(owner.module, NO_MODULE), text(owner.op, NO_OP), text(owner.phase, NO_PHASE)]
+            [
+                text(owner.module, NO_MODULE),
+                text(owner.op, NO_OP),
+                text(owner.phase, NO_PHASE),
+                text(form(kept.block.dtype), NO_DTYPE),
+                text(form(kept.block.shape), NO_SHAPE),
+            ]
         })
         .collect();
     let mut column = |get: &dyn Fn(&super::blocks::KeptBlock) -> i64| pack.column(kept.iter().map(get));
@@ -352,7 +360,7 @@ fn blocks(
         "category": column(&|kept| kept.block.owner.category as i64),
         "inferred": column(&|kept| i64::from(kept.block.inferred)),
     });
-    for (place, name) in ["module", "op", "phase"].into_iter().enumerate() {
+    for (place, name) in ["module", "op", "phase", "dtype", "shape"].into_iter().enumerate() {
         all[name] = pack.column(names.iter().map(|names| names[place]));
     }
     all

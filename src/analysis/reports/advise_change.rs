@@ -196,7 +196,7 @@ fn print(
             format!(": sure: {}, because {}", about.word, about.because).into(),
         ]);
         printer.plain(format!("  assumes {}", about.assumes));
-        let is_half_already = prediction.is_half && change.is_type();
+        let is_half_already = prediction.has_already(change);
         if *found == 0 || is_half_already {
             let why = if is_half_already { HALF_ALREADY } else { nothing(change) };
             printer.line([Cell::new(format!("  {why}"), Style::Alarm)]);
@@ -213,7 +213,8 @@ fn print(
 }
 
 /// The text in place of a prediction for a change to 16 bits, if the run computes in 16 bits already.
-const HALF_ALREADY: &str = "not predicted: the run computes in 16 bits or fewer already, and which of its blocks are float32 is unknown";
+const HALF_ALREADY: &str =
+    "nothing to gain: the parameters have 16 bits or fewer, or the forward runs under autocast already";
 
 /// Returns the text for a change that changes no block of this trace, with the reason.
 fn nothing(change: &Change) -> &'static str {

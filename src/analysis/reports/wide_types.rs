@@ -1,4 +1,4 @@
-//! The float32 memory of a program whose parameters have 16 bits or fewer.
+//! The float32 memory of a program that computes in 16 bits or fewer.
 
 use memtrace_trace::units::Unit;
 
@@ -6,17 +6,19 @@ use crate::render::numbers::{percent, share};
 use crate::state::group::{Group, Key, category, layers_of, sorted};
 use crate::state::replay::{Block, Replay};
 
-/// The minimum share of the peak that float32 must have for a line, and the minimum share of the parameters that
-/// narrower types must have.
+/// The minimum share of the peak that float32 must have for a line, and the minimum share of the parameters, or of
+/// what is computed, that narrower types must have.
 const NOTABLE: f64 = 0.1;
 /// The maximum number of modules in the line.
 const MODULES: usize = 3;
+/// The maximum number of ops in the line.
+const OPS: usize = 2;
 /// The beginnings of the names of types with 16 bits or fewer. Packed types have a `(` in their names.
 const NARROW: [&str; 6] = ["bfloat16", "float16", "float8", "float4", "int8", "uint8"];
 
 /// Returns a sentence about the float32 tensors among the blocks of a peak, if they have at least a tenth of the
-/// peak, and other parameters have 16 bits or fewer. Only the types of parameters, buffers, gradients, optimizer
-/// state and inputs are recorded, so the share is a lower bound.
+/// peak, and other parameters have 16 bits or fewer. If all parameters are float32, as under autocast, only what the
+/// program computes counts. The types of small tensors are not recorded, so the share is a lower bound.
 pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Option<String> {
     let symbols = &replay.symbols;
     let float32 = symbols.intern("float32");
@@ -29,7 +31,10 @@ pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Opti
     let narrow: Vec<Block> = parameters.iter().filter(is_narrow).copied().collect();
     let wide: Vec<Block> = blocks.iter().filter(|block| block.dtype == float32).copied().collect();
     let bytes = sum(&wide);
-    if share(bytes, sum(blocks)) < NOTABLE || share(sum(&narrow), sum(&parameters)) < NOTABLE {
+    if share(sum(&narrow), sum(&parameters)) < NOTABLE {
+        return wide_results(blocks, &wide, replay, units, &is_narrow);
+    }
+    if share(bytes, sum(blocks)) < NOTABLE {
         return None;
     }
     let groups = |key: &Key, blocks: &[Block]| sorted(key.groups(blocks, symbols));
@@ -55,6 +60,45 @@ pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Opti
         percent(share(bytes, sum(blocks))),
         units.show(narrow_bytes),
         parts.join(", "),
+        units.show(bytes / 2),
+    ))
+}
+
+/// Returns a sentence about the float32 tensors that a program computes, if its parameters are float32 and other
+/// results have 16 bits.
+fn wide_results(
+    blocks: &[Block],
+    wide: &[Block],
+    replay: &Replay,
+    units: Unit,
+    is_narrow: &dyn Fn(&&Block) -> bool,
+) -> Option<String> {
+    let symbols = &replay.symbols;
+    let is_result = |block: &&Block| matches!(category(block.owner.category), "activation" | "temporary");
+    let wide: Vec<Block> = wide.iter().filter(is_result).copied().collect();
+    let narrow: Vec<Block> = blocks.iter().filter(is_result).filter(is_narrow).copied().collect();
+    let bytes = sum(&wide);
+    if share(bytes, sum(blocks)) < NOTABLE || share(sum(&narrow), bytes + sum(&narrow)) < NOTABLE {
+        return None;
+    }
+    let groups = |key: &Key, blocks: &[Block]| sorted(key.groups(blocks, symbols));
+    let (narrow_type, Group { bytes: narrow_bytes, .. }) = groups(&Key::DTYPE, &narrow).into_iter().next()?;
+    let by_op = groups(&Key::OP, &wide).into_iter().filter(|(_, group)| share(group.bytes, bytes) >= NOTABLE);
+    let of_op = |(op, group): (String, Group)| {
+        let own: Vec<Block> =
+            wide.iter().filter(|block| *symbols.get(block.owner.op) == *op).copied().collect();
+        let shape = groups(&Key::SHAPE, &own).into_iter().next().map(|(shape, _)| shape);
+        let shape = shape.as_deref().and_then(|shape| shape.split_once(' ')).map_or("", |(_, shape)| shape);
+        format!("{op} {shape} {}", units.show(group.bytes))
+    };
+    let ops: Vec<String> = by_op.take(OPS).map(of_op).collect();
+    let most = if ops.is_empty() { "of many ops".to_owned() } else { format!("most by {}", ops.join(", ")) };
+    Some(format!(
+        "activations and temporaries in float32 have {} ({}) of this peak, beside {} in {narrow_type}: {most}. In 16 bits they \
+         would have {} less",
+        units.show(bytes),
+        percent(share(bytes, sum(blocks))),
+        units.show(narrow_bytes),
         units.show(bytes / 2),
     ))
 }

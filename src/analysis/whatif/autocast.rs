@@ -1,7 +1,7 @@
 //! Autocast to 16 bits: the blocks of a float32 run that shrink to half their size, and the copies that casts
 //! make.
 //!
-//! A trace has no types and no inputs of ops, so both are inferred. Matrix products, convolutions and
+//! The inputs of ops are not recorded, so their types are inferred. Matrix products, convolutions and
 //! attention run in 16 bits and cast their inputs and weights. Norms, losses and sums run in float32. Every
 //! other op has the type of its inputs. The latest live block of the right size is taken to be the input of
 //! an op. The backward has the types of the forward.
@@ -88,6 +88,11 @@ enum Kind {
     Float,
     /// The type of the input. The field is true if the op has several inputs.
     Follows(bool),
+}
+
+/// Returns true if autocast casts inputs of an op, or if the op casts a gradient back.
+pub(super) fn casts_inputs(name: &str) -> bool {
+    matches!(kind(name), Kind::Half | Kind::Float) || name.contains("ToCopyBackward")
 }
 
 fn kind(name: &str) -> Kind {

@@ -7,6 +7,7 @@
 mod autocast;
 mod calls;
 mod candidates;
+mod casts;
 mod changes;
 mod checkpoint;
 mod chunk_loss;

@@ -13,8 +13,8 @@ use super::changes::{Change, takes_module};
 use super::curve::Curve;
 use super::requests::ChangedRequests;
 use super::sizes::{SizeRules, Traits};
-use super::step::{Life, Step, StepRecorder, with_columns};
-use super::{autocast, checkpoint, chunk_loss, in_backward, optimizer, shard};
+use super::step::{Life, Step, StepRecorder, TypeSymbols, with_columns};
+use super::{autocast, casts, checkpoint, chunk_loss, in_backward, optimizer, shard};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
@@ -83,7 +83,9 @@ pub struct Prediction {
     /// The requests under the first list, if the caller asked for them.
     requests: Option<ChangedRequests>,
     /// True if the run already computes in 16 bits, so that a change to 16 bits saves nothing.
-    pub is_half: bool,
+    is_half: bool,
+    /// True if the run uses autocast.
+    has_autocast: bool,
     /// A step whose changed blocks are not known completely: the step is partly in the window, and its rows
     /// outside the window were not kept.
     pub cut_step: Option<i64>,
@@ -101,12 +103,18 @@ impl Prediction {
         let saved = |outcome: &Outcome| self.before.bytes.wrapping_sub(outcome.peak.bytes);
         let all = self.outcomes.iter().zip(changes).enumerate();
         let mut ranked: Vec<(usize, &Outcome, i64)> = all
-            .filter(|(_, (_, change))| !(self.is_half && change.is_type()))
+            .filter(|(_, (_, change))| !self.has_already(change))
             .map(|(index, (outcome, _))| (index, outcome, saved(outcome)))
             .filter(|(_, _, saved)| *saved > least)
             .collect();
         ranked.sort_by_key(|(_, _, saved)| std::cmp::Reverse(*saved));
         ranked
+    }
+
+    /// Returns true for a change to 16 bits of a run that computes in 16 bits already.
+    #[must_use]
+    pub fn has_already(&self, change: &Change) -> bool {
+        self.is_half && change.is_type() || self.has_autocast && *change == Change::Autocast
     }
 
     /// Returns the note about [`Prediction::cut_step`].
@@ -136,6 +144,7 @@ struct DevicePrediction {
     /// The requests under the first list, if they are wanted.
     requests: Option<ChangedRequests>,
     is_half: bool,
+    has_autocast: bool,
     /// True if earlier rows of the current step were not kept.
     is_cut: bool,
     cut_step: Option<i64>,
@@ -261,7 +270,8 @@ impl<'a> Predictor<'a> {
             && matches!(row.event, EventName::Alloc | EventName::Live);
         if is_wanted && !self.devices.iter().any(|device| device.recorder.device() == row.device) {
             let grid = self.grids.iter().find(|(device, _)| *device == row.device).map(|(_, grid)| *grid);
-            let mut device = DevicePrediction::new(row, replay.phases, api, self.lists, grid);
+            let known = (api, TypeSymbols::new(symbols));
+            let mut device = DevicePrediction::new(row, replay.phases, known, self.lists, grid);
             device.requests = self.makes_requests.then(ChangedRequests::default);
             self.devices.push(device);
         }
@@ -312,6 +322,7 @@ impl<'a> Predictor<'a> {
             curves: device.curves.into_iter().map(Series::finish).collect(),
             requests: device.requests,
             is_half: device.is_half,
+            has_autocast: device.has_autocast,
             cut_step: device.cut_step,
         };
         Ok(self.devices.into_iter().map(prediction).collect())
@@ -641,11 +652,11 @@ impl DevicePrediction {
     fn new(
         row: &Record,
         phases: Phases,
-        module_api: Symbol,
+        (module_api, types): (Symbol, TypeSymbols),
         lists: &[Vec<Change>],
         grid: Option<TimeGrid>,
     ) -> DevicePrediction {
-        let mut recorder = StepRecorder::new(row.device, phases, module_api);
+        let mut recorder = StepRecorder::new(row.device, phases, module_api, types);
         recorder.begins(row.step);
         let outcome = |list: &Vec<Change>| Outcome { found: vec![0; list.len()], ..Outcome::default() };
         let outcomes = lists.iter().map(outcome).collect();
@@ -659,6 +670,7 @@ impl DevicePrediction {
             curves,
             requests: None,
             is_half: false,
+            has_autocast: false,
             is_cut: false,
             cut_step: None,
         }
@@ -694,8 +706,11 @@ impl DevicePrediction {
         let has_types = lists.iter().flatten().any(Change::is_type);
         let mut autocast =
             if has_types { autocast::find(step, &rules, symbols, phases) } else { Autocast::default() };
-        self.is_half |= has_types && (*is_half || autocast.is_on || autocast::casts_up(step, &rules, phases));
-        if self.is_half {
+        // Where the trace has the types, they say which blocks are float32 under autocast.
+        let casts = has_types && (autocast.is_on || autocast::casts_up(step, &rules, phases));
+        self.has_autocast |= casts;
+        self.is_half |= has_types && *is_half || casts && !step.has_types();
+        if self.is_half || self.has_autocast {
             autocast = Autocast::default();
         }
         rules.is_half = self.is_half;
@@ -732,6 +747,9 @@ impl DevicePrediction {
                         sharding.apply(&mut curve, step, &modules.units)
                     }
                     Change::Bfloat16 | Change::Batch(..) | Change::Without(_) => {
+                        if *change == Change::Bfloat16 && !rules.is_half {
+                            casts::apply(&mut curve, step, &rules, symbols);
+                        }
                         let changed = |(life, size): (&Life, &i64)| life.bytes != *size;
                         step.lives.iter().zip(&curve.sizes).map(changed).filter(|is| *is).count() as u64
                     }

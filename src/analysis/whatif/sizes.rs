@@ -4,11 +4,13 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use memtrace_trace::Category;
+use memtrace_trace::form::Form;
 use memtrace_trace::rounding::Rounding;
+use memtrace_trace::text::UNKNOWN;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::changes::{Change, Condition, ConditionKey, NewOptimizer};
-use super::step::{Life, Step};
+use super::step::{DType, Life, Step};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::categories::Phases;
 
@@ -209,7 +211,8 @@ impl<'a> SizeRules<'a> {
         let is_loaded = life.owner.category == Category::Loaded
             || life.owner.category == Category::OptimizerState && life.owner.step < 0;
         let is_of_half = self.half_modules.is_some_and(|half| half.contains(&life.owner.module));
-        if life.owner.category == Category::Workspace || is_loaded || is_of_half {
+        let is_other = matches!(life.dtype, DType::Half | DType::Other);
+        if life.owner.category == Category::Workspace || is_loaded || is_of_half || is_other {
             return false;
         }
         if matches!(
@@ -273,7 +276,7 @@ impl<'a> SizeRules<'a> {
         let is_packed = changes.contains(&Change::Optimizer(NewOptimizer::EightBit));
         changes.iter().fold(life.requested, |size, change| match change {
             Change::Without(conditions) if is_without(conditions, life, symbols) => 0,
-            Change::Optimizer(optimizer) => self.with_optimizer(*optimizer, life, size),
+            Change::Optimizer(optimizer) => self.with_optimizer(*optimizer, life, size, symbols),
             Change::OffloadOptimizer => self.offloaded(life, size),
             Change::StepInBackward if self.is_of_step(life) => 0,
             Change::Bfloat16 if self.is_half => size,
@@ -321,27 +324,26 @@ impl<'a> SizeRules<'a> {
             || self.is_of_optimizer(life)
     }
 
-    fn with_optimizer(&self, optimizer: NewOptimizer, life: &Life, size: i64) -> i64 {
+    fn with_optimizer(&self, optimizer: NewOptimizer, life: &Life, size: i64, symbols: &SymbolTable) -> i64 {
         if self.is_of_step(life) {
             return 0;
         }
         if life.owner.category != Category::OptimizerState {
             return size;
         }
-        let elements = life.requested / FLOAT;
+        let item = life.item();
+        let elements = life.requested / item;
         match optimizer {
             NewOptimizer::Sgd => 0,
-            // A parameter of m rows and n columns needs m + n elements of state. Only m * n is known, so use
-            // its square root twice, which is a lower bound of m + n: once for each of the two state blocks
-            // of Adam.
-            NewOptimizer::Adafactor => (elements as f64).sqrt().ceil() as i64 * FLOAT,
+            // The state replaces two blocks of Adam, so each of them becomes half of it.
+            NewOptimizer::Adafactor => factored(&symbols.get(life.shape), elements) * item / 2,
             NewOptimizer::EightBit if elements < SMALL_PARAMETER => size,
             NewOptimizer::EightBit => elements.saturating_add((elements / SCALED_TOGETHER + 1) * FLOAT),
         }
     }
 
     fn offloaded(&self, life: &Life, size: i64) -> i64 {
-        if self.is_of_optimizer(life) && life.requested / FLOAT >= SMALL_PARAMETER { 0 } else { size }
+        if self.is_of_optimizer(life) && life.requested / life.item() >= SMALL_PARAMETER { 0 } else { size }
     }
 }
 
@@ -362,6 +364,17 @@ fn largest_share(step: &Step, ranks: i64) -> f64 {
     let all: f64 = sizes.iter().map(|size| *size as f64).sum();
     let most = loads.into_iter().map(|Reverse(load)| load).max().unwrap_or(0);
     if all > 0.0 { most as f64 / all } else { 1.0 / ranks as f64 }
+}
+
+/// Returns the number of values of Adafactor's state for a parameter of `elements` values: of m rows and n columns,
+/// m + n, and of one dimension, as many as the parameter. Without the shape, uses the lower bound of m + n.
+fn factored(shape: &str, elements: i64) -> i64 {
+    let dims = Form { dtype: UNKNOWN, shape }.dims();
+    match dims.as_deref() {
+        Some([.., rows, columns]) if *rows > 0 && *columns > 0 => elements / rows + elements / columns,
+        Some(_) => elements,
+        None => 2 * (elements as f64).sqrt().ceil() as i64,
+    }
 }
 
 /// Returns the size of one of `ranks` equal parts of a request, rounded up, in bytes.

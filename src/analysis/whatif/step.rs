@@ -8,15 +8,16 @@ use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 
 use super::claims::Claims;
+use super::sizes::FLOAT;
 use crate::read::record::{Columns, Record, Wanted};
-use crate::read::symbols::Symbol;
-use crate::state::block::Owner;
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::block::{Owner, is_unknown_form};
 use crate::state::categories::Phases;
 
 /// Returns the columns of `wanted`, and the columns that a [`StepRecorder`] and [`super::Contents`] read in
 /// addition to the replay's columns.
 pub(crate) fn with_columns(wanted: Wanted) -> Wanted {
-    const BLOCK: Columns = Columns::of(&["requested_bytes", "stream", "pool"]);
+    const BLOCK: Columns = Columns::of(&["requested_bytes", "stream", "pool", "dtype", "shape"]);
     const CALL: Columns = Columns::of(&["api", "name", "module"]);
     wanted
         .plus(EventName::Alloc, BLOCK)
@@ -38,6 +39,43 @@ pub(super) const ALIVE: u32 = u32::MAX;
 /// blocks is recorded together with the next step.
 const BLOCKS_PER_ROW: usize = 16;
 
+/// The type of a tensor, as far as predictions distinguish types.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) enum DType {
+    /// The trace does not have the type.
+    #[default]
+    Unknown,
+    Float32,
+    /// `bfloat16` or `float16`.
+    Half,
+    /// Another type: integers, flags, packed values.
+    Other,
+}
+
+/// The symbols of the names of types.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TypeSymbols {
+    float32: Symbol,
+    half: [Symbol; 2],
+}
+
+impl TypeSymbols {
+    pub(super) fn new(symbols: &SymbolTable) -> TypeSymbols {
+        let [float32, bfloat16, float16] =
+            ["float32", "bfloat16", "float16"].map(|name| symbols.intern(name));
+        TypeSymbols { float32, half: [bfloat16, float16] }
+    }
+
+    fn of(self, dtype: Symbol) -> DType {
+        match dtype {
+            _ if is_unknown_form(dtype) => DType::Unknown,
+            _ if dtype == self.float32 => DType::Float32,
+            _ if self.half.contains(&dtype) => DType::Half,
+            _ => DType::Other,
+        }
+    }
+}
+
 /// A block in the step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Life {
@@ -57,6 +95,10 @@ pub(super) struct Life {
     pub(super) owner: Owner,
     /// The module in which the block was allocated. A tag does not change it.
     pub(super) born_in: Symbol,
+    /// The type of its tensor.
+    pub(super) dtype: DType,
+    /// The shape of its tensor; unknown if [`is_unknown_form`](crate::state::block::is_unknown_form) says so.
+    pub(super) shape: Symbol,
     /// The outermost op that allocated the block: an index of [`Step::ops`], or [`NO_CALL`].
     pub(super) call: u32,
     /// The outermost op that freed the block, or [`NO_CALL`].
@@ -67,6 +109,11 @@ pub(super) struct Life {
 }
 
 impl Life {
+    /// Returns the bytes of one value; those of float32 if the type is unknown or packed.
+    pub(super) fn item(&self) -> i64 {
+        if self.dtype == DType::Half { FLOAT / 2 } else { FLOAT }
+    }
+
     /// Returns the block for which a failed request asked, as if it had been allocated. `at` is the number of
     /// allocations before the request.
     pub(super) fn of_failed(request: &Allocation, at: u32) -> Life {
@@ -79,6 +126,8 @@ impl Life {
             requested: request.requested,
             owner: request.owner,
             born_in: request.owner.module,
+            dtype: request.dtype,
+            shape: Symbol::UNKNOWN,
             call: NO_CALL,
             freed_by: NO_CALL,
             stream: 0,
@@ -105,6 +154,8 @@ pub(super) struct Allocation {
     pub(super) owner: Owner,
     /// The requested size in bytes.
     pub(super) requested: i64,
+    /// The type of the tensor.
+    pub(super) dtype: DType,
     /// The block: an index of [`Step::lives`]. `None` for a request that ran out of memory.
     pub(super) life: Option<u32>,
     /// True if the allocation is in the window of the options.
@@ -156,6 +207,15 @@ impl Step {
         Some(at as u32)
     }
 
+    /// Returns true if the types of most bytes that the step allocates are known.
+    pub(super) fn has_types(&self) -> bool {
+        let new = self.lives.iter().filter(|life| !life.is_older);
+        let bytes =
+            |all: &mut dyn Iterator<Item = &Life>| all.map(|life| life.bytes).fold(0, i64::saturating_add);
+        let known = bytes(&mut new.clone().filter(|life| life.dtype != DType::Unknown));
+        known > bytes(&mut new.clone()) / 2
+    }
+
     /// Returns the op call with this index; `None` for [`NO_CALL`].
     pub(super) fn op(&self, call: u32) -> Option<&Call> {
         self.ops.get(call as usize)
@@ -177,6 +237,7 @@ pub(super) struct StepRecorder {
     device: i32,
     phases: Phases,
     module_api: Symbol,
+    types: TypeSymbols,
     step: i64,
     now: Step,
     /// The live blocks, by id: indices of `now.lives`.
@@ -190,11 +251,12 @@ pub(super) struct StepRecorder {
 }
 
 impl StepRecorder {
-    pub(super) fn new(device: i32, phases: Phases, module_api: Symbol) -> StepRecorder {
+    pub(super) fn new(device: i32, phases: Phases, module_api: Symbol, types: TypeSymbols) -> StepRecorder {
         StepRecorder {
             device,
             phases,
             module_api,
+            types,
             step: i64::MIN,
             now: Step { freed_ns: i64::MIN, ..Step::default() },
             live: FxHashMap::default(),
@@ -272,7 +334,10 @@ impl StepRecorder {
             EventName::Free if is_here => self.free(row),
             EventName::Tag if is_here && row.delta_bytes > 0 => {
                 if let Some(index) = self.live.get(&row.alloc_id) {
-                    self.now.lives[*index as usize].owner = without_sharding(row);
+                    let life = &mut self.now.lives[*index as usize];
+                    life.owner = without_sharding(row);
+                    life.dtype = self.types.of(row.dtype);
+                    life.shape = row.shape;
                 }
             }
             EventName::Oom if is_here => {
@@ -314,6 +379,7 @@ impl StepRecorder {
             freed_ns,
             owner,
             requested,
+            dtype: self.types.of(row.dtype),
             life,
             in_window,
         });
@@ -334,6 +400,8 @@ impl StepRecorder {
             requested: if row.requested_bytes >= 0 { row.requested_bytes } else { row.delta_bytes },
             owner: without_sharding(row),
             born_in: row.module,
+            dtype: self.types.of(row.dtype),
+            shape: row.shape,
             call: NO_CALL,
             freed_by: NO_CALL,
             stream: row.stream,

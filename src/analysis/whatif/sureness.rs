@@ -62,15 +62,15 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
         ),
         Change::Optimizer(NewOptimizer::EightBit) => of(
             "bitsandbytes: 1 byte of state per element and 4 per 256 elements; parameters below 4,096 \
-             elements keep their state; no temporary memory; the state is float32 now",
+             elements keep their state; no temporary memory",
             HIGH,
             "the size of the state follows from the size of the parameters",
         ),
         Change::Optimizer(NewOptimizer::Adafactor) => of(
-            "torch.optim.Adafactor, one parameter at a time; every parameter is treated as a square matrix \
-             (convolution kernels have more state); the state is float32 now",
+            "torch.optim.Adafactor, one parameter at a time; a parameter whose shape the trace does not have is treated as a \
+             square matrix",
             "medium",
-            "the trace has no shapes; the order of the steps is taken from the allocation of the parameters",
+            "the order of the steps is taken from the allocation of the parameters",
         ),
         Change::Optimizer(NewOptimizer::Sgd) => of(
             "torch.optim.SGD without momentum or weight decay: no state, no temporary memory",
@@ -90,17 +90,17 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
             "the change only removes blocks of the optimizer",
         ),
         Change::Bfloat16 => of(
-            "model, inputs and optimizer are 16-bit (model.bfloat16()); all their blocks are float32 now; \
-             integers, masks and statistics keep their type",
+            "model, inputs and optimizer are 16-bit (model.bfloat16()), without autocast; blocks whose type the trace does not have \
+             are float32 now, but for integers, masks and statistics",
             "low",
-            "the trace has no types, and 16-bit ops use other kernels, with other workspaces; before \
+            "16-bit ops use other kernels, with other workspaces, and a program may still compute its loss in float32; before \
              compute capability 8.0 attention in bfloat16 has no fused kernel",
         ),
         Change::Autocast => of(
             "torch.autocast around the forward and the loss; all blocks are float32 now; products, convolutions and attention run in 16 \
              bits on cast inputs and weights, norms and losses in float32; parameters, gradients and state stay float32",
             "medium",
-            "the trace has neither types nor the inputs of ops: what each op casts is inferred from order \
+            "the trace has no inputs of ops: what each op casts is inferred from order \
              and sizes; 16-bit kernels have other workspaces",
         ),
         Change::ChunkLoss(_) => of(
@@ -112,15 +112,14 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
             "inputs, activations and the temporary blocks of the backward grow with the batch; blocks as \
              large as a parameter of their module do not",
             "medium",
-            "the trace has no shapes; workspaces do not grow in proportion",
+            "what grows is told by sizes and categories; workspaces do not grow in proportion",
         ),
         Change::Shard { .. } => of(
             "FSDP2: fully_shard around each of the outermost numbered modules (GPT.h.0, GPT.h.1, ...) and \
              around the model, with its defaults; a whole unit is gathered at a time, and the next one in \
              advance; the model is on the host until it is sharded; each rank has the batch of this run",
             "medium",
-            "which units overlap follows the order of FSDP2's calls; the trace has no shapes, so uneven \
-             shards are treated as even",
+            "which units overlap follows the order of FSDP2's calls; uneven shards are treated as even",
         ),
         Change::ShardOptimizer(_) => of(
             "ZeroRedundancyOptimizer: parameters, largest first, go to the rank with the least so far, and \

@@ -24,6 +24,8 @@ pub struct Block {
     pub pool: u16,
     /// True for a free of a block that streams still use; [`Payload::FreeCompleted`] follows.
     pub deferred: bool,
+    /// The text id of the type and shape of its tensor ([`crate::form`]); 0 if unknown.
+    pub form: u16,
 }
 
 /// A call that allocates or frees.
@@ -83,6 +85,8 @@ pub enum Payload {
         reserved: usize,
         /// The private pool of the allocator; 0 for the default pool.
         pool: u16,
+        /// The text id of the type and shape of the tensor; 0 if unknown.
+        form: u16,
     },
     /// A call that allocates device memory returned.
     DeviceAlloc(AllocCall),
@@ -341,19 +345,28 @@ impl Payload {
             Event { clock_ns, kind: self.kind() as u8, api, device, context, step, ..Event::default() };
         match self {
             Payload::Pad => event,
-            Payload::Block(Block { address, bytes, allocated, reserved, requested, pool, deferred }) => {
-                Event {
-                    addr: address,
-                    size: bytes,
-                    allocated: allocated as u64,
-                    reserved: reserved as u64,
-                    extra: requested,
-                    pool,
-                    flags: u8::from(deferred) * DEFERRED,
-                    ..event
-                }
-            }
-            Payload::OutOfMemory { bytes, requested, allocated, reserved, pool } => Event {
+            Payload::Block(Block {
+                address,
+                bytes,
+                allocated,
+                reserved,
+                requested,
+                pool,
+                deferred,
+                form,
+            }) => Event {
+                addr: address,
+                size: bytes,
+                allocated: allocated as u64,
+                reserved: reserved as u64,
+                extra: requested,
+                pool,
+                flags: u8::from(deferred) * DEFERRED,
+                status: form.cast_signed(),
+                ..event
+            },
+            Payload::OutOfMemory { bytes, requested, allocated, reserved, pool, form } => Event {
+                status: form.cast_signed(),
                 size: bytes,
                 extra: requested,
                 allocated: allocated as u64,
@@ -512,6 +525,7 @@ impl Event {
                 allocated: self.allocated as usize,
                 reserved: self.reserved as usize,
                 pool: self.pool,
+                form: self.status.cast_unsigned(),
             },
             Kind::DeviceAlloc => Payload::DeviceAlloc(self.alloc_call(header.api)),
             Kind::HostAlloc => Payload::HostAlloc(self.alloc_call(header.api)),
@@ -616,6 +630,7 @@ impl Event {
             requested: self.extra,
             pool: self.pool,
             deferred: self.flags & DEFERRED != 0,
+            form: self.status.cast_unsigned(),
         }
     }
 
@@ -682,8 +697,9 @@ mod tests {
                 requested: -1,
                 pool: 3,
                 deferred: true,
+                form: 40_000,
             }),
-            Payload::OutOfMemory { bytes: 7, requested: 5, allocated: 3, reserved: 9, pool: 1 },
+            Payload::OutOfMemory { bytes: 7, requested: 5, allocated: 3, reserved: 9, pool: 1, form: 2 },
             Payload::DeviceAlloc(alloc),
             Payload::DeviceFree(call),
             Payload::HostAlloc(AllocCall { call: Call { unreported: false, ..call }, ..alloc }),

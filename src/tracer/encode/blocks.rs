@@ -1,6 +1,7 @@
 //! Encodes the caching allocator's reports of blocks and OOMs, and the rows of ops.
 
 use memtrace_trace::event::Block;
+use memtrace_trace::form::Form;
 use memtrace_trace::{Api, EventName, Header, Row};
 
 use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
@@ -15,13 +16,13 @@ impl Encoder {
         block: &Block,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let Block { address, bytes, allocated, reserved, requested, pool, deferred } = *block;
+        let Block { address, bytes, allocated, reserved, requested, pool, deferred, form } = *block;
         self.caching = true;
         self.reconcile(tid, header, reserved, pool, sink)?;
         let unknown = Live::reported(header, (bytes, requested, self.rounded(requested, bytes)), pool);
         if bytes >= 0 {
             let born = self.born(tid, header, address, &unknown, sink)?;
-            let live = Live { alloc_id: self.next_seq(), ..born };
+            let live = Live { alloc_id: self.next_seq(), form: form.into(), ..born };
             self.memory.alloc(&live.extent(), Key::Block(address), live);
             self.add_newborn(Key::Block(address), &live);
             self.correct(header.device, allocated, reserved);
@@ -210,7 +211,7 @@ impl Encoder {
         &mut self,
         tid: u32,
         header: &Header,
-        (bytes, requested): (i64, i64),
+        (bytes, requested, form): (i64, i64, u32),
         pool: u16,
         sink: &mut S,
     ) -> Result<(), S::Error> {
@@ -218,9 +219,11 @@ impl Encoder {
             device: header.device,
             bytes,
             context: header.context,
+            form,
             is_granted: header.api == Some(Api::PastOom),
         });
         self.statistics.ooms += 1;
+        let Form { dtype, shape } = self.form(form);
         self.emit(
             &Row {
                 event: EventName::Oom,
@@ -231,6 +234,8 @@ impl Encoder {
                 requested_bytes: requested,
                 rounded_bytes: bytes,
                 pool: i64::from(pool),
+                dtype,
+                shape,
                 ..self.base(tid, header)
             },
             sink,

@@ -171,7 +171,7 @@ impl Encoder {
         block: &Block,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let Block { address, bytes, allocated, reserved, requested, pool, deferred } = *block;
+        let Block { address, bytes, allocated, reserved, requested, pool, deferred, form } = *block;
         if bytes < 0 {
             let Some(freed) = self.brief.remove(address) else {
                 return self.block(tid, header, block, sink);
@@ -190,7 +190,7 @@ impl Encoder {
         // The report of the free of an unlisted block at this address was lost.
         self.anomalies.missed_frees += u64::from(self.brief.remove(address).is_some());
         self.brief.born += 1;
-        let live = Live { alloc_id: self.brief.born, ..born };
+        let live = Live { alloc_id: self.brief.born, form: form.into(), ..born };
         self.brief.add(address, Unlisted { live, tid, window: self.brief.windows });
         let sums = self.brief.sums(header.device);
         sums.allocations += 1;

@@ -36,7 +36,8 @@ impl Program {
         self.allocated += bytes;
         self.clock_ns += 1;
         let (allocated, reserved) = (self.allocated as usize, 1 << 20);
-        let block = Block { address, bytes, allocated, reserved, requested: bytes.abs(), pool: 0, deferred };
+        let block =
+            Block { address, bytes, allocated, reserved, requested: bytes.abs(), pool: 0, deferred, form: 0 };
         let header = Header::new(self.clock_ns, Api::CachingAllocator, 0);
         let event = Payload::Block(block).pack(Header { context: self.context, ..header });
         self.window.push((1, event));

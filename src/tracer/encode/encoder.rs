@@ -134,11 +134,11 @@ impl Encoder {
         let header = &header;
         match payload {
             Payload::Block(block) => self.block(tid, header, &block, sink),
-            Payload::OutOfMemory { bytes, requested, reserved, pool, .. } => {
+            Payload::OutOfMemory { bytes, requested, reserved, pool, form, .. } => {
                 if reserved != UNREPORTED_TOTAL {
                     self.reconcile(tid, header, reserved, pool, sink)?;
                 }
-                self.out_of_memory(tid, header, (bytes, requested), pool, sink)
+                self.out_of_memory(tid, header, (bytes, requested, form.into()), pool, sink)
             }
             Payload::DeviceAlloc(alloc) => self.alloc(call(alloc.call, false), &alloc, sink),
             Payload::DeviceFree(free) => self.free(call(free, false), sink),

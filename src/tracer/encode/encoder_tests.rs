@@ -28,7 +28,8 @@ fn header(api: Api, device: i8, context: u32) -> Header {
 }
 
 fn block_of(context: u32, address: u64, bytes: i64, allocated: usize, reserved: usize) -> Event {
-    let block = Block { address, bytes, allocated, reserved, requested: -1, pool: 0, deferred: false };
+    let block =
+        Block { address, bytes, allocated, reserved, requested: -1, pool: 0, deferred: false, form: 0 };
     Payload::Block(block).pack(header(Api::CachingAllocator, 0, context))
 }
 
@@ -289,7 +290,8 @@ fn the_end_row_counts_the_texts_that_look_like_formulas_unless_another_encoder_k
 #[test]
 fn an_encoder_that_resumes_after_any_row_writes_the_same_rows() {
     let event = |address, bytes, allocated, deferred| {
-        let block = Block { address, bytes, allocated, reserved: 0, requested: -1, pool: 0, deferred };
+        let block =
+            Block { address, bytes, allocated, reserved: 0, requested: -1, pool: 0, deferred, form: 0 };
         Payload::Block(block).pack(header(Api::CachingAllocator, 0, 0))
     };
     let done = |address| Payload::FreeCompleted { address }.pack(header(Api::CachingAllocator, 0, 0));

@@ -99,6 +99,8 @@ pub struct OutOfMemory {
     pub bytes: i64,
     /// The context that requested the memory.
     pub context: u32,
+    /// The text id of the type and shape of the tensor; 0 if unknown.
+    pub form: u32,
     /// True if the simulated GPU granted the request (`--past-oom`).
     pub is_granted: bool,
 }

@@ -156,11 +156,17 @@ impl Encoder {
         self.emit(&Row { event: EventName::Sample, source: LIBRARY, name: &name, ..base }, sink)
     }
 
+    /// Returns the type and shape with a text id; unknown for 0.
+    #[inline(always)]
+    pub fn form(&self, id: u32) -> Form<'_> {
+        if id == 0 { Form::UNKNOWN } else { Form::parse(self.text(id)) }
+    }
+
     /// Returns the fields of a row about live memory, whose owner comes from the allocation.
     #[inline(always)]
     pub(crate) fn of_live<'a>(&'a self, tid: u32, header: &Header, address: u64, live: &Live) -> Row<'a> {
         let Live { device, context, form, .. } = *live;
-        let Form { dtype, shape } = if form == 0 { Form::UNKNOWN } else { Form::parse(self.text(form)) };
+        let Form { dtype, shape } = self.form(form);
         Row {
             dtype,
             shape,

@@ -123,10 +123,10 @@ impl Encoder {
         if given.module > 0 {
             context.module = given.module;
         }
-        let form = self.form_of_whole(given.form, before.requested);
+        let form = self.form_of_tag(given.form, &before);
         let same = before.category == given.category
             && self.text(context.module) == self.owner(before.context).module
-            && (form == 0 || self.text(form) == self.text(before.form));
+            && self.text(form) == self.text(before.form);
         if same || given.yields_to(before.category, self.owner(before.context)) {
             return Ok(());
         }
@@ -135,20 +135,27 @@ impl Encoder {
             context.phase = self.own_names.number("dataloader");
         }
         let context = self.own_names.id(context);
-        let form = if form == 0 { before.form } else { form };
         let after = Live { category: given.category, context, form, ..before };
         self.change_owner(tid, header, key, (before, after), given.name, sink)
     }
 
-    /// Returns the id of the form of a tensor, without its shape if the tensor has fewer or more bytes than the
-    /// block, for which `requested` bytes were requested: it is a part of a storage, or expanded. Returns 0 for an
-    /// unknown form.
-    fn form_of_whole(&mut self, form: u32, requested: i64) -> u32 {
-        let known = if form == 0 { Form::UNKNOWN } else { Form::parse(self.text(form)) };
+    /// Returns the form of a block that gets a tag with `form`, whose tensor may have fewer or more bytes than the
+    /// block: it is a part of a storage, or expanded. Then the block keeps the shape of its own tensor if it has the
+    /// same type, and else has none. The block keeps its form, too, if the one of the tag is unknown.
+    fn form_of_tag(&mut self, form: u32, block: &Live) -> u32 {
+        let (known, own) = (self.form(form), self.form(block.form));
+        if known == Form::UNKNOWN {
+            return block.form;
+        }
+        let requested = block.requested;
         // Where the requested size is unknown, the rounded size takes its place.
         let is_whole = |bytes| (0..MIN_BLOCK.cast_signed()).contains(&(requested - bytes));
-        if known == Form::UNKNOWN || known.bytes().is_none_or(|bytes| requested < 0 || is_whole(bytes)) {
-            return if known == Form::UNKNOWN { 0 } else { form };
+        let fills_block = known.bytes().is_none_or(|bytes| requested < 0 || is_whole(bytes));
+        if fills_block && known.shape != UNKNOWN {
+            return form;
+        }
+        if known.dtype == own.dtype {
+            return block.form;
         }
         let text = format!("{} {UNKNOWN}", known.dtype);
         self.own_names.number(&text)

@@ -172,6 +172,7 @@ fn blocks_without_rows_are_freed_by_the_events_of_the_journal() {
             requested: 512,
             pool: 0,
             deferred: false,
+            form: 0,
         };
         Payload::Block(block).pack(Header::new(2000 + index as u64, Api::CachingAllocator, 0))
     });

@@ -24,15 +24,40 @@ parser.add_argument("--autocast", action="store_true", help="run the forward und
 parser.add_argument("--chunk-loss", type=int, default=1)
 parser.add_argument("--batch", type=float, default=1, help="times the model's own number of rows")
 parser.add_argument("--offload", action="store_true")
-parser.add_argument("--shard", default="", help="fsdp, or optimizer")
+parser.add_argument("--shard", default="", help="fsdp, optimizer, or mixed: fsdp that computes in bfloat16")
+parser.add_argument("--adapters", default="", help="train LoRA adapters (lora), of packed weights (4bit)")
 parser.add_argument("--steps", type=int, default=3)
 options = parser.parse_args()
 
 dtype = getattr(torch, {"bf16": "bfloat16"}.get(options.dtype, options.dtype))
 model = MODELS[options.model]()
-if options.shard != "fsdp":
-    model.to("cuda", dtype)
 pattern, rows = type(model).checkpointed, int(options.batch * type(model).rows)
+batch = model.batch
+
+
+def with_adapters(model):
+    """Returns the model with LoRA adapters on all linear layers but the head, whose weights may be packed."""
+    from peft import LoraConfig, get_peft_model
+
+    linear = [(name, one) for name, one in model.named_modules() if type(one) is torch.nn.Linear]
+    linear = [(name, one) for name, one in linear if not name.endswith("head")]
+    for name, one in linear if options.adapters == "4bit" else []:
+        from bitsandbytes.nn import Linear4bit, Params4bit
+
+        packed = Linear4bit(one.in_features, one.out_features, one.bias is not None, dtype, quant_type="nf4")
+        packed.weight = Params4bit(one.weight.data, requires_grad=False, quant_type="nf4")
+        packed.bias = one.bias
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, packed)
+    return get_peft_model(model, LoraConfig(r=16, target_modules=[name for name, _ in linear]))
+
+
+if options.adapters:
+    model = with_adapters(model.to(dtype)).to("cuda")
+elif options.shard in ("fsdp", "mixed"):
+    model.to(dtype)
+else:
+    model.to("cuda", dtype)
 
 
 def recomputed(forward):
@@ -55,12 +80,13 @@ if options.one_checkpoint:
 if options.shard:
     torch.cuda.set_device(0)
     torch.distributed.init_process_group("nccl")
-if options.shard == "fsdp":
-    from torch.distributed.fsdp import fully_shard
+if options.shard in ("fsdp", "mixed"):
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if options.shard == "mixed" else None)
     for module in chosen(getattr(model, "units", pattern)):
-        fully_shard(module)
-    fully_shard(model)
+        fully_shard(module, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
 if options.chunk_loss > 1:
     model.parts = options.chunk_loss
 
@@ -103,7 +129,7 @@ def step_in_backward(parameter):
     parameter.register_post_accumulate_grad_hook(step)
 
 
-parameters = list(model.parameters())
+parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 optimizer = None
 if options.optimizer == "in-backward":
     for parameter in parameters:
@@ -113,7 +139,7 @@ else:
 
 for _ in range(options.steps):
     with torch.autocast("cuda", torch.bfloat16, enabled=options.autocast):
-        loss = model(*model.batch(rows, dtype))
+        loss = model(*batch(rows, dtype))
     loss.backward()
     if optimizer is not None:
         optimizer.step()

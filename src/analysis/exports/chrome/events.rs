@@ -173,6 +173,8 @@ impl ProcessWriter<'_> {
                     "module": self.text(row.module),
                     "phase": self.text(row.phase),
                     "category": row.category.as_str(),
+                    "dtype": self.text(row.dtype),
+                    "shape": self.text(row.shape),
                 });
             }
         }

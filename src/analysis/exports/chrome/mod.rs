@@ -38,6 +38,8 @@ const COLUMNS: Columns = Columns::of(&[
     "delta_bytes",
     "rounded_bytes",
     "name",
+    "dtype",
+    "shape",
 ]);
 
 impl Export for Chrome {

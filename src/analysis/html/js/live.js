@@ -1,6 +1,7 @@
 // Shows the live blocks at the pinned moment as an icicle chart and as a table.
 
-const TABLES = ["module", "category", "op", "phase", "step", "block"];
+const TABLES = ["module", "category", "op", "phase", "step", "dtype", "shape", "block"];
+const NO_SHAPE = "(unknown shape)";
 const TREES = {
   module: { text: "module, then category", path: (b) => [...b.joined.split("."), b.category] },
   apart: { text: "module, layers apart, then category", path: (b) => [...b.module.split("."), b.category] },
@@ -13,7 +14,13 @@ const SMALL = "(smaller blocks)";
 function blockWords(t, i) {
   const b = t.blocks,
     { strings, categories } = page.about;
-  return [strings[b.module[i]], strings[b.op[i]], strings[b.phase[i]], categories[b.category[i]]];
+  const owner = [strings[b.module[i]], strings[b.op[i]], strings[b.phase[i]], categories[b.category[i]]];
+  return [...owner, shapeWith(strings[b.dtype[i]], strings[b.shape[i]])];
+}
+
+/** Returns the type and shape of a tensor as one text. */
+function shapeWith(dtype, shape) {
+  return shape === NO_SHAPE ? shape : `${dtype} ${shape}`;
 }
 
 /** Returns the path of a module with `*` for the numbers of repeated layers, as in `memtrace peak`. */
@@ -54,6 +61,8 @@ function liveAt(t, ts) {
       joined: joins.get(module),
       op: strings[b.op[i]],
       phase: strings[b.phase[i]],
+      dtype: strings[b.dtype[i]],
+      shape: shapeWith(strings[b.dtype[i]], strings[b.shape[i]]),
       category: categories[b.category[i]] + (b.inferred[i] ? " *" : ""),
     });
   }
@@ -146,7 +155,7 @@ function paintIcicle(at) {
   const { path } = TREES[state.tree];
   for (const block of at.live) {
     let node = tree;
-    const found = matches(block.module, block.op, block.phase, block.category);
+    const found = matches(block.module, block.op, block.phase, block.category, block.shape);
     node.bytes += block.bytes;
     node.blocks++;
     for (const name of path(block)) {
@@ -285,6 +294,7 @@ const COLUMNS = {
     ["age", "lived", true],
     ["step", "step", true],
     ["category", "category", false],
+    ["shape", "tensor", false],
     ["module", "module", false],
     ["op", "op", false],
     ["phase", "phase", false],
@@ -329,7 +339,8 @@ function paintTable(t, ts, at) {
   const limit = 25 * state.more,
     most = rows.reduce((most, row) => Math.max(most, row.bytes), 1);
   // Rows that match the search come first. All other rows come after them, dimmed.
-  const hit = (row) => (single ? matches(row.module, row.op, row.phase, row.category) : matches(row.name));
+  const words = (row) => [row.module, row.op, row.phase, row.category, row.shape];
+  const hit = (row) => matches(...(single ? words(row) : [row.name]));
   const order = state.search ? [...rows.filter(hit), ...rows.filter((row) => !hit(row))] : rows;
   for (const row of order.slice(0, limit)) {
     const line = element("tr", hit(row) ? "" : "dim");

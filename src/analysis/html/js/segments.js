@@ -82,7 +82,13 @@ painters.segments = () => {
   for (const one of tape) {
     if (one.block) {
       const colour = categoryColour(one.block.category);
-      c.fillStyle = matches(one.block.module, one.block.op, one.block.category, one.block.phase)
+      c.fillStyle = matches(
+        one.block.module,
+        one.block.op,
+        one.block.category,
+        one.block.phase,
+        one.block.shape,
+      )
         ? colour
         : faded(colour, 0.2);
       piece(one.from, one.to, (x, y, w) =>
@@ -125,6 +131,7 @@ function listenToSegments() {
         element("b", "", `${bytes(block.bytes)} ${block.category}`),
         element("div", "", block.module),
         element("div", "", block.op),
+        element("div", "", block.shape),
         element(
           "div",
           "quiet",

@@ -633,7 +633,7 @@ painters.legend = () => {
       swatch = element("i"),
       one = element("span", "entry still");
     swatch.style.background = "var(--text)";
-    one.title = "The sum of the listed blocks whose module, op, phase or category matches the search";
+    one.title = "The sum of the listed blocks whose module, op, phase, category or shape matches the search";
     one.append(swatch, element("span", "", `matches of “${state.search}”`));
     const most = found.level.reduce((a, b) => Math.max(a, b), 0);
     one.append(element("span", "quiet", found.ts.length ? `peak ${bytes(most)}` : "none"));

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use memtrace_trace::form::Form;
 use memtrace_trace::model_fact::ModelFact;
 use memtrace_trace::rounding::{SMALL_SIZE, segment_size};
+use memtrace_trace::text::UNKNOWN;
 use memtrace_trace::units::{GIB, Unit};
 use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::FxHashMap;
@@ -1079,7 +1081,13 @@ impl<'a> OomCase<'a> {
             table.row([Cell::new(units.show(bytes).to_string(), Style::Strong), what.into()]);
         };
         let facts = &self.facts;
-        line(facts.request, format!("requested; needs a segment of {}", units.show(facts.segment)));
+        let form =
+            Form { dtype: &self.symbols.get(self.row.dtype), shape: &self.symbols.get(self.row.shape) };
+        let for_form = match form.shape {
+            UNKNOWN => String::new(),
+            shape => format!(" for {} {shape}", form.dtype),
+        };
+        line(facts.request, format!("requested{for_form}; needs a segment of {}", units.show(facts.segment)));
         line(facts.allocated, "in blocks of torch's allocator".to_owned());
         let holes = self.holes.len();
         let largest = units.show(facts.largest_hole);
@@ -1162,6 +1170,8 @@ impl<'a> OomCase<'a> {
             "kept": self.kept.as_ref().map(|(holder, why)| json!({ "holder": holder.holder, "bytes": holder.bytes, "why": remedy(*why).0 })),
         });
         value["host_bytes"] = facts.host.into();
+        value["dtype"] = replayed.symbols.get(self.row.dtype).as_ref().into();
+        value["shape"] = replayed.symbols.get(self.row.shape).as_ref().into();
         value
     }
 }

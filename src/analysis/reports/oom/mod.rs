@@ -201,7 +201,9 @@ fn find_case<'a>(trace: &'a TraceFile, options: &Options) -> Result<Option<Found
     let columns = layout::COLUMNS.and(step_groups::COLUMNS).and(Columns::of(&[
         "api",
         "device_free_bytes",
+        "dtype",
         "name",
+        "shape",
         "stack_id",
     ]));
     let replayed = replay_to_moment(

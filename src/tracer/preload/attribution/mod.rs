@@ -30,4 +30,5 @@ pub(crate) mod ranges;
 pub(crate) mod requested_sizes;
 pub(crate) mod shared_ranges;
 pub(crate) mod steps;
+pub(crate) mod tensor_forms;
 pub(crate) mod updates;

@@ -66,6 +66,12 @@ pub(crate) fn in_progress() -> i64 {
     thread::with(|state| state.requested.get()).unwrap_or(-1)
 }
 
+/// Returns true if `allocator` is an allocator of CUDA memory that torch uses or has used.
+#[inline]
+pub(crate) fn is_hooked(allocator: *const c_void) -> bool {
+    !allocator.is_null() && HOOKED.iter().any(|known| known.load(Ordering::Relaxed).cast_const() == allocator)
+}
+
 /// Returns true if the thread is inside a call of the allocator's `allocate`.
 pub(crate) fn is_inside() -> bool {
     in_progress() >= 0
@@ -128,7 +134,11 @@ unsafe extern "C-unwind" fn allocate<const INDEX: usize>(this: *mut c_void, size
     struct Restore((i64, bool));
     impl Drop for Restore {
         fn drop(&mut self) {
-            thread::with(|state| (state.requested.set(self.0.0), state.unreported.set(self.0.1)));
+            thread::with(|state| {
+                state.requested.set(self.0.0);
+                state.unreported.set(self.0.1);
+                state.form.set(0);
+            });
         }
     }
     let reports_nothing = REPORTS_NOTHING[INDEX].load(Ordering::Relaxed);

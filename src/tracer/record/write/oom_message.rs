@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use memtrace_encode::{Encoder, Live, OutOfMemory, Owner};
 use memtrace_trace::config::{Compression, Level};
 use memtrace_trace::memory::Totals;
-use memtrace_trace::text::{NO_CATEGORY, NO_OWNER, NONE, SCRIPT, WITHOUT_DETAIL};
+use memtrace_trace::text::{NO_CATEGORY, NO_OWNER, NONE, SCRIPT, UNKNOWN, WITHOUT_DETAIL};
 use memtrace_trace::units::Unit;
 use memtrace_trace::{Category, Meta};
 use rustc_hash::FxHashMap;
@@ -118,6 +118,10 @@ impl OomSnapshot {
         if asker != NO_OWNER {
             first += &format!(" by {asker}");
         }
+        let form = encoder.form(oom.form);
+        if form.shape != UNKNOWN {
+            first += &format!(" for {} {}", form.dtype, form.shape);
+        }
         if oom.is_granted {
             first += "; the program goes on (--past-oom)";
         }
@@ -207,19 +211,28 @@ mod tests {
         encoder.define_context(1, Context { module: 1, ..Context::default() });
         let header = Header::new(0, Api::CachingAllocator, 0);
         let block = |context, address, bytes, allocated| {
-            let block =
-                Block { address, bytes, allocated, reserved: 0, requested: -1, pool: 0, deferred: false };
+            let block = Block {
+                address,
+                bytes,
+                allocated,
+                reserved: 0,
+                requested: -1,
+                pool: 0,
+                deferred: false,
+                form: 0,
+            };
             Payload::Block(block).pack(Header { context, ..header })
         };
         let events = [block(0, 1, 512, 512), block(1, 2, 4096, 4608)];
         for event in &events {
             let Ok(()) = encoder.encode(1, event, &mut Nowhere);
         }
-        let oom = OutOfMemory { device: 0, bytes: 1 << 30, context: 0, is_granted: false };
+        let oom = OutOfMemory { device: 0, bytes: 1 << 30, context: 0, form: 3, is_granted: false };
         let snapshot = OomSnapshot::new(&encoder, oom);
         // Setup: before the lines are printed, the first block is tagged and the second one freed -> both are
         // listed, and the first one with its tag.
         encoder.define_text(2, "GPT.head");
+        encoder.define_text(3, "float32 [64x1024x4096]");
         let after = [
             Payload::Tag {
                 address: 1,
@@ -236,7 +249,7 @@ mod tests {
             let Ok(()) = encoder.encode(1, event, &mut Nowhere);
         }
         let lines = snapshot.lines(&encoder, &Meta::default(), Path::new("t.csv"));
-        assert!(lines[0].contains("1.00 GiB"), "{}", lines[0]);
+        assert_eq!(lines[0], "out of memory on GPU 0: 1.00 GiB were requested for float32 [64x1024x4096]");
         assert_eq!(lines[2], "for: (no category) 4.00 KiB, parameter 512 B");
         assert!(lines[3].trim_start().starts_with("GPT.h.0") && lines[3].contains("88.9 %"), "{}", lines[3]);
         assert!(lines[4].contains("GPT.head"));
@@ -246,7 +259,7 @@ mod tests {
         let encoder = Encoder::new(0, 0, 1, Rounding::default(), true);
         let lines = OomSnapshot::new(&encoder, oom).lines(&encoder, &Meta::default(), Path::new("t.csv"));
         assert_eq!(lines.len(), 3, "{lines:?}");
-        let oom = OutOfMemory { is_granted: true, ..oom };
+        let oom = OutOfMemory { is_granted: true, form: 0, ..oom };
         let lines = OomSnapshot::new(&encoder, oom).lines(&encoder, &Meta::default(), Path::new("t.csv"));
         assert_eq!(
             lines[0],

@@ -12,7 +12,9 @@ use memtrace_record::{Recorder, pinned_requests};
 use memtrace_trace::event::{self, AllocCall};
 use memtrace_trace::{Api, Event, Header, Payload};
 
-use crate::attribution::{communicators, context, first_uses, pinned_sizes, private_pools, requested_sizes};
+use crate::attribution::{
+    communicators, context, first_uses, pinned_sizes, private_pools, requested_sizes, tensor_forms,
+};
 use crate::ffi::callers::{Library, library_at};
 use crate::ffi::cuda::is_captured;
 use crate::ffi::cuda_types::{AllocNodeParams, SUCCESS};
@@ -157,7 +159,8 @@ fn record_past_oom(recorder: &'static Recorder, header: Header, bytes: usize, po
         .and_then(|session| Some(session.rounding.round(u64::try_from(requested).ok()?) as i64))
         .unwrap_or(bytes as i64);
     let (allocated, reserved) = (event::UNREPORTED_TOTAL, event::UNREPORTED_TOTAL);
-    let oom = Payload::OutOfMemory { bytes: rounded, requested, allocated, reserved, pool };
+    let form = thread::with(tensor_forms::of_block).unwrap_or(0);
+    let oom = Payload::OutOfMemory { bytes: rounded, requested, allocated, reserved, pool, form };
     record_out_of_memory(recorder, oom, Header { api: Some(Api::PastOom), ..header });
 }
 

@@ -15,6 +15,7 @@ use memtrace_trace::{Api, Event, Header, Payload};
 
 use crate::attribution::{
     block_ages, context, deferred_frees, detail, growth, pinned_sizes, private_pools, requested_sizes,
+    tensor_forms,
 };
 use crate::ffi::cuda::current_device;
 use crate::ffi::phantom;
@@ -148,11 +149,12 @@ unsafe extern "C-unwind" fn report_memory_usage(
         shielded(|| {
             let Some(recorder) = session::recorder() else { return };
             let stream = current_stream(ordinal);
-            let (mut requested, mut pool, mut deferred) = (-1, 0, false);
+            let (mut requested, mut pool, mut deferred, mut form) = (-1, 0, false, 0);
             let owner = thread::with(|state| {
                 if size >= 0 {
                     requested = requested_sizes::of_block(state, size);
                     pool = private_pools::take(state, ordinal, stream);
+                    form = tensor_forms::of_block(state);
                     state.last_block.set(ptr as usize);
                 }
                 context::of_report(state, stream, size, ordinal)
@@ -175,14 +177,23 @@ unsafe extern "C-unwind" fn report_memory_usage(
             // than reading the clock.
             recorder.record(|clock_ns| {
                 let address = ptr as u64;
-                Payload::Block(Block { address, bytes: size, allocated, reserved, requested, pool, deferred })
-                    .pack(Header {
-                        clock_ns,
-                        api: Some(Api::CachingAllocator),
-                        device: ordinal,
-                        context,
-                        step,
-                    })
+                Payload::Block(Block {
+                    address,
+                    bytes: size,
+                    allocated,
+                    reserved,
+                    requested,
+                    pool,
+                    deferred,
+                    form,
+                })
+                .pack(Header {
+                    clock_ns,
+                    api: Some(Api::CachingAllocator),
+                    device: ordinal,
+                    context,
+                    step,
+                })
             });
         });
     } else if is_cpu(device) {
@@ -216,10 +227,11 @@ fn note_out_of_memory(ordinal: i8, size: i64, allocated: usize, reserved: usize)
     let (context, step) = context::current_on(stream);
     let api = if phantom::take_fault() { Api::InjectedFault } else { Api::CachingAllocator };
     let of_request = |state: &ThreadState| {
-        (requested_sizes::of_block(state, size), private_pools::take(state, ordinal, stream))
+        let pool = private_pools::take(state, ordinal, stream);
+        (requested_sizes::of_block(state, size), pool, tensor_forms::of_block(state))
     };
-    let (requested, pool) = thread::with(of_request).unwrap_or((-1, 0));
-    let oom = Payload::OutOfMemory { bytes: size, requested, allocated, reserved, pool };
+    let (requested, pool, form) = thread::with(of_request).unwrap_or((-1, 0, 0));
+    let oom = Payload::OutOfMemory { bytes: size, requested, allocated, reserved, pool, form };
     record_out_of_memory(
         recorder,
         oom,

@@ -2,4 +2,5 @@
 
 pub(crate) mod allocator;
 mod callback_state;
+mod empty_tensors;
 mod op_callbacks;

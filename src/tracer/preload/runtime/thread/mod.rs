@@ -11,10 +11,13 @@ use std::cell::{Cell, RefCell};
 use std::ptr::null_mut;
 
 use memtrace_record::fast_tls::fast_tls;
+use memtrace_record::intern::TextId;
 use memtrace_record::per_thread::PerThread;
 
 use open_ranges::OpenRanges;
 use running_ops::RunningOps;
+
+use crate::attribution::tensor_forms::KnownForms;
 
 /// The state of one thread.
 pub(crate) struct ThreadState {
@@ -29,6 +32,10 @@ pub(crate) struct ThreadState {
     /// The size in bytes of the request that the thread is making to torch's allocator; -1 outside the
     /// allocator.
     pub(crate) requested: Cell<i64>,
+    /// The text id of the type and shape of the tensor whose memory is requested; 0 if unknown.
+    pub(crate) form: Cell<TextId>,
+    /// The forms that this thread has used.
+    pub(crate) forms: RefCell<KnownForms>,
     /// True inside an allocator that reports no blocks.
     pub(crate) unreported: Cell<bool>,
     /// The number of bytes of pinned memory that the thread is requesting from torch's allocator; -1 outside
@@ -71,6 +78,8 @@ impl ThreadState {
             is_own_python: Cell::new(false),
             is_learning: Cell::new(false),
             requested: Cell::new(-1),
+            form: Cell::new(0),
+            forms: RefCell::new(KnownForms::new()),
             unreported: Cell::new(false),
             requested_pinned: Cell::new(-1),
             pool: Cell::new(0),
