@@ -67,10 +67,10 @@ def llama_cookbook_792() -> Steps:
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2 * STEPS):
         longest = max(int(random.lognormvariate(5.5, 0.7)) for _ in range(4))
-        optimizer.zero_grad()
         longest = min(longest, 384 if args.remedy else 4096)
         model(torch.randn(4, longest, 512, device=DEVICE)).square().mean().backward()
         optimizer.step()
+        optimizer.zero_grad()
         yield
 
 

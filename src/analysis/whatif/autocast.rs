@@ -90,9 +90,11 @@ enum Kind {
     Follows(bool),
 }
 
-/// Returns true if autocast casts inputs of an op, or if the op casts a gradient back.
+/// Returns true if autocast casts inputs of an op, or if the op casts a gradient back. Fused attention allocates its
+/// results as casts do, and its inputs are seldom cast, so it does not count.
 pub(super) fn casts_inputs(name: &str) -> bool {
-    matches!(kind(name), Kind::Half | Kind::Float) || name.contains("ToCopyBackward")
+    !name.contains("ttention") && matches!(kind(name), Kind::Half | Kind::Float)
+        || name.contains("ToCopyBackward")
 }
 
 fn kind(name: &str) -> Kind {

@@ -1,6 +1,8 @@
 //! The casts between float32 and 16 bits that a run makes, and that a model in 16 bits does not: autocast's
 //! copies of weights and inputs, the policy of FSDP, and the gradients that go back to float32.
 
+use std::collections::BTreeMap;
+
 use memtrace_trace::Category;
 use rustc_hash::FxHashMap;
 
@@ -13,29 +15,29 @@ use crate::read::symbols::{Symbol, SymbolTable};
 /// The op that allocates the result of a cast. Only the outermost op is recorded around it, such as `aten::linear`.
 const COPY: &str = "aten::empty_strided";
 
-/// Two blocks with the same values: a tensor, and its copy in the other type. Both are indices of
-/// [`Step::lives`].
-#[derive(Clone, Copy)]
-struct Cast {
-    from: u32,
-    to: u32,
-}
-
-/// Replaces each tensor and its copy by one block, in a step whose sizes are those in 16 bits already.
+/// Replaces each tensor and its copies by one block, in a step whose sizes are those in 16 bits already.
 pub(super) fn apply(curve: &mut Curve<'_>, step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable) {
-    for Cast { from, to } in casts(step, rules, symbols) {
-        let (source, copy) = (&step.lives[from as usize], &step.lives[to as usize]);
-        // The one block lives as long as the tensor or its copy. A gradient stays, whatever it was copied from.
-        if source.death >= copy.death && copy.owner.category != Category::Gradient {
-            curve.set_lives(to, &[]);
-        } else {
-            curve.set_lives(from, &[(source.birth, copy.birth)]);
+    let life = |index: u32| &step.lives[index as usize];
+    let is_gradient = |index: &u32| life(*index).owner.category == Category::Gradient;
+    for (from, copies) in casts(step, rules, symbols) {
+        let (source, first) = (life(from), life(copies[0]).birth);
+        let last = copies.iter().copied().max_by_key(|copy| life(*copy).death).unwrap_or(from);
+        // The one block lives as long as the tensor and all its copies. A gradient stays, whatever it was copied
+        // from.
+        let stays = life(last).death > source.death || is_gradient(&last);
+        for copy in copies.iter().filter(|copy| !is_gradient(copy) && !(stays && **copy == last)) {
+            curve.set_lives(*copy, &[]);
+        }
+        if stays {
+            curve.set_lives(from, &[(source.birth, first)]);
+            curve.set_lives(last, &[(first, life(last).death)]);
         }
     }
 }
 
-/// Returns the casts of a step, in order.
-fn casts(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable) -> Vec<Cast> {
+/// Returns the tensors of a step that have copies in the other type, each with its copies in order. All are indices
+/// of [`Step::lives`].
+fn casts(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable) -> Vec<(u32, Vec<u32>)> {
     let made_by = symbols.intern(COPY);
     let mut casting: FxHashMap<Symbol, bool> = FxHashMap::default();
     let mut is_cast = |life: &Life| {
@@ -49,7 +51,7 @@ fn casts(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable) -> Vec<Cast>
     let mut latest: FxHashMap<(DType, i64), u32> = FxHashMap::default();
     // The parameters are older than the step, or were made in no particular order.
     let mut parameters: FxHashMap<(DType, i64), u32> = FxHashMap::default();
-    let mut found = Vec::new();
+    let mut found: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let elements = |life: &Life| life.requested / life.item();
     for (index, life) in (0..).zip(&step.lives) {
         if !matches!(life.dtype, DType::Float32 | DType::Half) {
@@ -67,10 +69,10 @@ fn casts(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable) -> Vec<Cast>
                 death == ALIVE || death >= life.birth
             });
             if let Some(from) = source.or_else(|| parameters.get(&(other, key.1))) {
-                found.push(Cast { from: *from, to: index });
+                found.entry(*from).or_default().push(index);
             }
         }
         latest.insert(key, index);
     }
-    found
+    found.into_iter().collect()
 }

@@ -7,6 +7,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use crate::own_page::OWN;
+use crate::recorder::Recorder;
 
 /// A call in progress, until it is dropped. It is dropped after the call's event has been recorded.
 pub struct DeviceCall(());
@@ -24,6 +25,22 @@ impl Drop for DeviceCall {
     fn drop(&mut self) {
         OWN.device_calls_ended.fetch_add(1, SeqCst);
     }
+}
+
+/// Requests a sample of the devices as soon as possible, because the driver has taken memory that no call shows.
+pub fn request_sample(recorder: &Recorder) {
+    OWN.is_unsampled.store(true, SeqCst);
+    recorder.nudge();
+}
+
+/// Returns true if a sample was requested since the last call of [`sampled`].
+pub(crate) fn is_sample_requested() -> bool {
+    OWN.is_unsampled.load(SeqCst)
+}
+
+/// Notes that the devices are about to be sampled.
+pub(crate) fn sampled() {
+    OWN.is_unsampled.store(false, SeqCst);
 }
 
 /// Returns the number of calls so far, or `None` if a call is in progress. If two results are equal, no call

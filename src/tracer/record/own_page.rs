@@ -31,8 +31,10 @@ pub(crate) struct OwnPage {
     /// progress, because only the thread that forks exists there.
     pub(crate) device_calls_begun: AtomicU64,
     pub(crate) device_calls_ended: AtomicU64,
+    /// True if the driver has taken memory that no call shows, and no sample of the devices was taken since.
+    pub(crate) is_unsampled: AtomicBool,
     /// Fills up the page, because the kernel wipes whole pages and no other variable may be lost.
-    _rest: [u8; PAGE - 32],
+    _rest: [u8; PAGE - 33],
 }
 
 const _: () = assert!(size_of::<OwnPage>() == PAGE);
@@ -44,7 +46,8 @@ pub(crate) static OWN: OwnPage = OwnPage {
     pid: AtomicU32::new(0),
     device_calls_begun: AtomicU64::new(0),
     device_calls_ended: AtomicU64::new(0),
-    _rest: [0; PAGE - 32],
+    is_unsampled: AtomicBool::new(false),
+    _rest: [0; PAGE - 33],
 };
 
 /// True if the kernel wipes the page in children. This flag is outside the page because a child must inherit

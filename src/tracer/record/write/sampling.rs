@@ -66,12 +66,13 @@ impl Sampler {
     }
 
     /// Samples when the interval has passed, or earlier if the process holds at least 1/16 more than at any
-    /// earlier sample.
+    /// earlier sample, and at once if a hook has requested a sample.
     pub(crate) fn sample_when_due(&mut self, queue: &'static EventQueue, encoder: &Encoder) {
         let held = held(encoder);
         let has_grown = held > self.highest + self.highest / 16;
         let due = match self.last.map(|last| last.elapsed()) {
             None => true,
+            Some(_) if device_calls::is_sample_requested() => true,
             Some(passed) => passed >= self.every || has_grown && passed >= SHORTEST.min(self.every),
         };
         if !due {
@@ -140,6 +141,7 @@ impl Sampler {
             if before.is_none() && !urgent {
                 continue;
             }
+            device_calls::sampled();
             let clock_ns = clock::now_ns();
             let samples = (self.sample)(devices);
             if before.is_some() && device_calls::finished() == before {

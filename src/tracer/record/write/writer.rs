@@ -229,7 +229,11 @@ impl Writer {
                     self.settle(if all { FLUSHED_EVENTS } else { Duration::ZERO })?;
                     let _ = done.send(all);
                 }
-                Ok(Command::Nudge) => drop(self.settle(LAST_EVENTS)?),
+                Ok(Command::Nudge) => {
+                    // A requested sample is taken first, because memory changes on.
+                    self.sampler.sample_when_due(self.queue, &self.encoder);
+                    self.settle(LAST_EVENTS)?;
+                }
                 Ok(Command::Suspend(done)) => {
                     if self.suspend(&done)? {
                         return self.finish();
