@@ -21,6 +21,7 @@ on_every_torch![and_of_the_matrix:
     trace_of_odd_sizes_threads_and_ooms_agrees_with_torch_to_the_byte: "the allocator's rules, and its error",
     trace_of_blocks_held_by_other_streams_agrees_with_torch_to_the_byte,
     trace_of_graphs_and_pools_agrees_with_torch_to_the_byte: "the pools of graphs",
+    sample_of_the_devices_follows_the_first_graph: "the call that makes graphs executable",
     trace_with_allocator_settings_agrees_with_torch_to_the_byte,
     trace_of_expandable_segments_agrees_with_torch_to_the_byte: "the calls that map segments",
     trace_of_the_cuda_malloc_async_pool_agrees_with_torchs_statistics: "CUDA 12's pool",
@@ -150,6 +151,18 @@ fn trace_of_expandable_segments_agrees_with_torch_to_the_byte(torch: &Torch) {
         let maps = run.rows().iter().filter(|row| row.event == "segment_map").count();
         assert!(maps > 0, "{script}: no segment was mapped");
     }
+}
+
+/// The driver takes memory for all graphs when the first one becomes executable, and no other call shows it.
+fn sample_of_the_devices_follows_the_first_graph(torch: &Torch) {
+    let rarely = [("MEMTRACE_SAMPLE_MS", "60000")];
+    let run = torch.trace_with("truth/first_graph.py", &[], &rarely).expect_success();
+    let rows = run.rows();
+    let after = rows.iter().position(|row| row.name == "after the graph").unwrap();
+    let samples = rows[..after].iter().filter(|row| row.event == "sample" && row.device == 0);
+    let free = |row: &Rec| row.name.split(' ').find_map(|part| part.strip_prefix("free=")?.parse().ok());
+    let free: Vec<i64> = samples.filter_map(free).collect();
+    assert!(free[0] - free[free.len() - 1] >= 60 << 20, "{free:?}");
 }
 
 /// Compares the device samples with torch's statistics of its pool, and the sum of the blocks with the

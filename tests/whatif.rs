@@ -139,7 +139,7 @@ fn advise_predicts_other_optimizers_of_a_diffusion_transformer() {
     });
 }
 
-/// Predicts autocast. The bound is wider than for other changes, because the trace has no types.
+/// Predicts autocast. The bound is wider than for other changes, because the trace has no inputs of ops.
 #[test]
 fn advise_predicts_autocast_of_a_language_model_and_of_convolutions() {
     Torch::run("2.11.0", |torch| {
@@ -151,14 +151,38 @@ fn advise_predicts_autocast_of_a_language_model_and_of_convolutions() {
             let predicted = found["after"]["bytes"].as_i64().unwrap();
             let error = (predicted - real).abs() * 10_000 / real;
             assert!(error <= bound, "{model}: {predicted} predicted, {real} real, {before} before");
-            // The changed run uses autocast already: autocast must save nothing there, and `--dtype` must
-            // predict nothing.
+            // The changed run uses autocast already, so autocast must save nothing there.
             let again = answer(&["--autocast", "bf16"], &folder.path().join("changed"));
             assert_eq!(again["saved_bytes"], 0, "{model}");
-            // It is unknown which blocks of that run are float32, so `--dtype` predicts nothing.
-            let typed = whatif(&["--dtype", "bf16"], &folder.path().join("changed"));
+            let typed = whatif(&["--autocast", "bf16"], &folder.path().join("changed"));
             let said = text(&typed.stdout);
-            assert!(said.contains("0 B less") && said.contains("not predicted"), "{model}: {said}");
+            assert!(said.contains("0 B less") && said.contains("nothing to gain"), "{model}: {said}");
+        }
+    });
+}
+
+/// The trace has the types of blocks, so changes of optimizers and types are predicted of a run that computes in
+/// 16 bits, too.
+#[test]
+fn advise_predicts_optimizers_and_types_of_a_run_under_autocast_and_of_one_in_16_bits() {
+    Torch::run("2.11.0", |torch| {
+        for (types, changes) in [
+            (&["--autocast"][..], &[("--dtype", "bf16"), ("--optimizer", "adafactor")][..]),
+            (&["--dtype", "bf16"], &[("--optimizer", "adafactor"), ("--dtype", "bf16")]),
+        ] {
+            let folder = TempDir::new().unwrap();
+            let base = folder.path().join("base");
+            let before = train(torch, &base, "gpt", types);
+            for (option, value) in changes {
+                let kept = if *option == "--dtype" { &[][..] } else { types };
+                let changed = folder.path().join(format!("{option}{value}"));
+                let real = train(torch, &changed, "gpt", &[kept, &[option, value]].concat());
+                let found = answer(&[option, value], &base);
+                assert_eq!(found["before"]["bytes"], before, "{types:?}");
+                let predicted = found["after"]["bytes"].as_i64().unwrap();
+                let error = (predicted - real).abs() * 10_000 / real;
+                assert!(error <= 100, "{types:?} {option} {value}: {predicted} predicted, {real} real");
+            }
         }
     });
 }

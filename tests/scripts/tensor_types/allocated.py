@@ -1,7 +1,7 @@
 """Makes large tensors in many ways, and runs out of memory.
 
-Prints as JSON the address of each tensor's memory with its type and shape, as the columns of the trace have them.
-`?` is the shape of memory that its tensor does not fill, and of memory that no tensor of this shape was made for.
+Prints as JSON the address of each tensor's memory with its type and shape, as in the trace. `?` is the shape
+of memory that its tensor does not fill, or that no tensor of this shape was made for.
 """
 
 from __future__ import annotations
