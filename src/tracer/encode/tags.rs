@@ -54,7 +54,7 @@ impl Use {
     /// block's current category and owner.
     fn yields_to(self, known: Category, owner: Owner<'_>) -> bool {
         use Category::{Activation, Buffer, Gradient, Input, KvCache, Parameter, Temporary, Workspace};
-        use Category::{AllGather, UnshardedGradient, UnshardedParameter};
+        use Category::{AllGather, ReduceScatter, UnshardedGradient, UnshardedParameter};
         match (self.category, self.claim) {
             // While FSDP has gathered the parameters of a module, they are the module's parameters.
             (Parameter, _) if matches!(known, UnshardedParameter | AllGather) => true,
@@ -68,6 +68,7 @@ impl Use {
             (KvCache | Workspace, Claim::Weak) => {
                 !known.is_unclaimed() && !matches!(known, Input | Activation | Temporary | Buffer)
             }
+            (Gradient, Claim::Weak) if known == ReduceScatter => false,
             (_, Claim::Weak) => !known.is_unclaimed(),
             // DDP allocates its buckets when it is created, and again in the second forward. A block that a
             // backward allocates is no bucket but part of the computation of a gradient. In a step without

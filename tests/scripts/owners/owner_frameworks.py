@@ -134,17 +134,33 @@ class Halves(Outer):
     """The layers that FSDP shards over two ranks."""
 
 
-def flat_parameters():
-    """FSDP1 gathers into its flat parameter, and reduces the gradient of that parameter."""
+class Flat(Outer):
+    """The layers that FSDP1 shards over two ranks."""
+
+
+class FlatHalf(Outer):
+    """The layers that FSDP1 gathers in bfloat16, and whose gradients it reduces in float32."""
+
+
+def flat_parameters(kind, width, precision, sizes):
+    """FSDP1 gathers into its flat parameter, and reduces the gradient of that parameter. `sizes` has, for
+    each layer, the size of the float32 parameters and of a rank's part."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    model = Outer(356, Takes(357, 208)).cuda()
-    model.inner[0] = FullyShardedDataParallel(model.inner[0], use_orig_params=True)
-    train(FullyShardedDataParallel(model, use_orig_params=True), 208)
-    for phase in ("forward", "backward"):
-        expect(340, category="unsharded_param", phase=phase, some=True)
-    expect(340, category="unsharded_grad", phase="backward", some=True)
-    expect(170, category="gradient", phase="backward", some=True)
+    model = kind(356, Takes(357, width), nn.Linear(width, width + 16)).cuda()
+    options = {"use_orig_params": True, "mixed_precision": precision}
+    for index in (0, 1):
+        model.inner[index] = FullyShardedDataParallel(model.inner[index], **options)
+    train(FullyShardedDataParallel(model, **options), width)
+    for index, inner in ((0, ".linear"), (1, "")):
+        (whole, part), module = sizes[index], f"{kind.__name__}.inner.{index}"
+        gathered = whole if precision is None else part
+        for phase in ("forward", "backward"):
+            expect(gathered, module=module, category="unsharded_param", phase=phase, some=True)
+        expect(gathered, module=module, category="unsharded_grad", phase="backward", some=True)
+        expect(part, module=module + inner, category="gradient", phase="backward", some=True)
+        if precision is not None:
+            expect(whole, module=module, category="reduce_scatter", phase="backward", some=True)
 
 
 def ranks():
@@ -172,7 +188,11 @@ def ranks():
         expect(288, module=linear, category="unsharded_grad", phase="backward", some=True)
         expect(290, module=f"Halves.inner.{index}", category="all_gather", phase="forward", some=True)
         expect(290, module=f"Halves.inner.{index}", category="reduce_scatter", phase="backward", some=True)
-    flat_parameters()
+    flat_parameters(Flat, 208, None, [(340, 170), (366, 183)])
+    from torch.distributed.fsdp import MixedPrecision
+
+    precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    flat_parameters(FlatHalf, 240, precision, [(452, 226), (482, 241)])
     torch.distributed.destroy_process_group()
 
 

@@ -28,16 +28,28 @@ const FSDP2: [(&str, Category); 7] = [
 ];
 
 /// The scopes of FSDP1 (torch/distributed/fsdp/_runtime_utils.py, 2.6 to 2.15). FSDP1 gathers into the
-/// unsharded parameter itself.
-const FSDP1: [(&str, Category); 7] = [
-    ("_pre_forward", Category::UnshardedParameter),
-    ("_root_pre_forward", Category::UnshardedParameter),
-    ("_pre_forward_prefetch", Category::UnshardedParameter),
-    ("_pre_backward_hook", Category::UnshardedParameter),
-    ("_pre_backward_prefetch", Category::UnshardedParameter),
-    ("_post_backward_prefetch", Category::UnshardedParameter),
-    ("_post_backward_hook", Category::ReduceScatter),
+/// unsharded parameter itself. The scopes do not name their module: in a forward, it is the module that runs; in a
+/// backward, the tracer sets it (see `tracer/fsdp.py`).
+const FSDP1: [(&str, Category, Sharded); 7] = [
+    ("_pre_forward", Category::UnshardedParameter, Sharded::Running),
+    ("_root_pre_forward", Category::UnshardedParameter, Sharded::Running),
+    ("_pre_forward_prefetch", Category::UnshardedParameter, Sharded::Running),
+    ("_pre_backward_hook", Category::UnshardedParameter, Sharded::Current),
+    ("_pre_backward_prefetch", Category::UnshardedParameter, Sharded::Next),
+    ("_post_backward_prefetch", Category::UnshardedParameter, Sharded::Next),
+    ("_post_backward_hook", Category::ReduceScatter, Sharded::Current),
 ];
+
+/// The module to which a scope of FSDP1 belongs.
+#[derive(Clone, Copy)]
+enum Sharded {
+    /// The module whose forward runs.
+    Running,
+    /// The module whose backward begins or ends.
+    Current,
+    /// The module whose parameters are gathered ahead.
+    Next,
+}
 
 /// Module paths, by the module's name within its root. Filled by the scopes of forwards. A name has several
 /// paths if several models use it.
@@ -45,25 +57,30 @@ static PATHS: ForkSafe<Option<FxHashMap<String, Vec<TextId>>>> = ForkSafe::new(N
 
 /// Returns what a scope means for the memory that is allocated inside it, or `None` if it is not a scope of
 /// FSDP. `near` is a module of the model whose backward runs, or 0; it decides between models that use the same
-/// name.
-pub(crate) fn scope(name: TextId, near: TextId) -> Option<FsdpScope> {
+/// name. `current` and `next` are the modules of FSDP1's scopes in a backward, or 0.
+pub(crate) fn scope(name: TextId, near: TextId, [current, next]: [TextId; 2]) -> Option<FsdpScope> {
     enum Found {
-        Fsdp1(Category),
+        Fsdp1(Category, Sharded),
         Fsdp2(Category, String),
     }
     let found = with_tables(|tables| {
         let name = tables.text_of(name);
         if let Some(name) = name.strip_prefix("FullyShardedDataParallel.") {
-            let known = FSDP1.iter().find(|(known, _)| name == *known);
-            return known.map(|(_, category)| Found::Fsdp1(*category));
+            let known = FSDP1.iter().find(|(known, ..)| name == *known);
+            return known.map(|(_, category, sharded)| Found::Fsdp1(*category, *sharded));
         }
         let name = name.strip_prefix("FSDP::")?;
         let (_, category) = FSDP2.iter().find(|(prefix, _)| name.starts_with(prefix))?;
         Some(Found::Fsdp2(*category, name.to_owned()))
     })?;
     Some(match found {
-        Found::Fsdp1(category) => {
-            FsdpScope { category, module: 0, is_outside_ops: category == Category::UnshardedParameter }
+        Found::Fsdp1(category, sharded) => {
+            let module = match sharded {
+                Sharded::Running => 0,
+                Sharded::Current => current,
+                Sharded::Next => next,
+            };
+            FsdpScope { category, module, is_outside_ops: category == Category::UnshardedParameter }
         }
         Found::Fsdp2(category, name) => {
             FsdpScope { category, module: module_of(&name, near), is_outside_ops: false }

@@ -119,7 +119,7 @@ fn backward_begins(ops: &mut RunningOps, op: &mut RunningOp) {
 #[inline]
 fn scope_begins(ops: &mut RunningOps, op: &mut RunningOp) {
     op.name = op_context::name(&mut ops.names, op);
-    if let Some(scope) = fsdp::scope(op.name, ops.near) {
+    if let Some(scope) = fsdp::scope(op.name, ops.near, ops.sharded) {
         let module = if scope.module == 0 { op.fsdp.map_or(0, |outer| outer.module) } else { scope.module };
         op.fsdp = Some(FsdpScope { module, ..scope });
     }
@@ -148,6 +148,15 @@ fn function_begins(state: &ThreadState, ops: &mut RunningOps, op: &RunningOp) {
         let python = || ops.python_stack(state.ranges.is_autograd(), op.origin.python);
         autograd_seq::remember(state, number, base.module, python);
     }
+}
+
+/// Sets the module that FSDP1's next scopes on this thread belong to, and the module that they prefetch.
+pub(crate) fn set_sharded_modules(modules: [TextId; 2]) {
+    thread::with(|state| {
+        if let Ok(mut ops) = state.ops.try_borrow_mut() {
+            ops.sharded = modules;
+        }
+    });
 }
 
 /// The fields of an op's row that have other than default values only with `MEMTRACE_OPS=io`.

@@ -13,7 +13,8 @@ use memtrace_trace::{Api, Category, Claim};
 
 use crate::attribution::python_frames::{self, KnownCode, KnownFrame};
 use crate::attribution::{
-    backward_passes, block_ages, communicators, context, detail, growth, module_ranges, ranges, steps,
+    backward_passes, block_ages, communicators, context, detail, growth, module_ranges, op_stack, ranges,
+    steps,
 };
 use crate::ffi::cpython::version::{TRIED, is_free_threaded};
 use crate::ffi::cpython::{Arguments, Gil, Method, Object, Owned, native_method};
@@ -27,7 +28,7 @@ use crate::python::{
 };
 use crate::runtime::{log, session, thread};
 
-static METHODS: [Method; 44] = [
+static METHODS: [Method; 45] = [
     native_method!("enter_module", module_calls::enter_module),
     native_method!("has_fault_at_next_step", has_fault_at_next_step),
     native_method!("leave_module", module_calls::leave_module),
@@ -37,6 +38,7 @@ static METHODS: [Method; 44] = [
     native_method!("hook_vectorcall", module_calls::hook_vectorcall),
     native_method!("hook_step", optimizer_steps::hook_step),
     native_method!("hook_reduction", fsdp_reductions::hook_reduction),
+    native_method!("set_sharded_modules", set_sharded_modules),
     native_method!("end_own_threads", own_threads::end_own_threads),
     native_method!("forget_optimizer", forget_optimizer),
     native_method!("hide", hidden::hide),
@@ -142,6 +144,10 @@ fn has_fault_at_next_step(_: Arguments<'_>) -> bool {
 
 fn innermost_module(_: Arguments<'_>) -> i64 {
     module_ranges::innermost() as i64
+}
+
+fn set_sharded_modules(arguments: Arguments<'_>) {
+    op_stack::set_sharded_modules([0, 1].map(|index| arguments.size(index) as TextId));
 }
 
 fn text_id_of(arguments: Arguments<'_>) -> i64 {

@@ -1,7 +1,9 @@
 """Tags the gradients of whole parameters, which FSDP reduces and then frees, and the gradients of the rank's
 own parts.
 
-The other memory of FSDP gets its category from FSDP's scopes (see src/tracer/preload/attribution/fsdp.rs).
+The other memory of FSDP gets its category from FSDP's scopes (see
+src/tracer/preload/attribution/fsdp.rs). The scopes of FSDP1 do not name their module, so the modules of a
+backward's scopes are set here.
 """
 
 from __future__ import annotations
@@ -9,23 +11,32 @@ from __future__ import annotations
 import sys
 
 from .failures import count
-from .native import CATEGORIES, hook_reduction, is_detailed
+from .native import CATEGORIES, hook_reduction, is_detailed, set_sharded_modules
+from .paths import path_of
 from .storages import tag
-from .tags import owner_of, tag_gradients_of
+from .tags import GRADIENT, owner_of, tag_gradients_of
+from .texts import id_of
 from .torch_api import without_torch_function
 
 UNSHARDED_GRADIENT = CATEGORIES["unsharded_grad"]
 Function = type(lambda: None)
 
-# By module: the function that reduces gradients in torch 2.6 to 2.15. The program may import the module late.
+# By module: the functions that reduce gradients, and the function that gathers FSDP1's parameters for a
+# backward, in torch 2.6 to 2.15. The program may import the module late.
 _not_hooked = {
-    "torch.distributed.fsdp._fully_shard._fsdp_collectives": "foreach_reduce",
-    "torch.distributed.fsdp._runtime_utils": "_post_backward_hook",
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives": ("foreach_reduce",),
+    "torch.distributed.fsdp._runtime_utils": ("_pre_backward_hook", "_post_backward_hook"),
 }
 
 
+def _path_id_of(handle) -> int:
+    """Returns the id of the path of the module that a handle of FSDP1 shards, or 0 without a handle."""
+    return id_of(path_of(handle._fully_sharded_module)) if handle is not None else 0
+
+
 def before_reduction(first, second) -> None:
-    """Called with the parameters and the gradients of FSDP2, or with the state and the handle of FSDP1."""
+    """Called with the parameters and the gradients of FSDP2. For FSDP1, called with its state and the module
+    before a backward, and with its state and the handle before a reduction."""
     if not is_detailed():
         return
     try:
@@ -36,32 +47,45 @@ def before_reduction(first, second) -> None:
                     owner = owner_of(parameter.sharded_param)
                     path_id, name_id = (owner.path_id, owner.name_id) if owner is not None else (0, 0)
                     tag(gradient, UNSHARDED_GRADIENT, path_id, name_id, seen)
-            elif second.uses_sharded_strategy and second.flat_param.grad is not None:
-                tag(second.flat_param.grad, UNSHARDED_GRADIENT, 0, 0, seen)
+            elif first._handle is not None:
+                handle = first._handle
+                path_id = _path_id_of(handle)
+                next_handle = first._exec_order_data.get_handle_to_backward_prefetch(handle)
+                set_sharded_modules(path_id, _path_id_of(next_handle))
+                gradient = handle.flat_param.grad
+                if second is handle and handle.uses_sharded_strategy and gradient is not None:
+                    tag(gradient, UNSHARDED_GRADIENT, path_id, 0, seen)
     except Exception as error:
         # The names are private to torch.
         count("gradients that FSDP reduces", error)
 
 
 def after_reduction(first, second) -> None:
-    """Called with the same arguments. FSDP1 assigns its gradients later, at the end of the backward."""
-    if type(first) is not list or not is_detailed():
+    """Called with the same arguments. FSDP1 assigns its gradients to the parameters later, at the end of the
+    backward. Until then they belong to the module of the handle."""
+    if not is_detailed():
         return
     try:
         with without_torch_function():
-            tag_gradients_of([parameter.sharded_param for parameter in first])
+            if type(first) is list:
+                tag_gradients_of([parameter.sharded_param for parameter in first])
+            elif second is first._handle:
+                reduced = getattr(second.flat_param, "_saved_grad_shard", None)
+                if reduced is not None:
+                    tag(reduced, GRADIENT, 0, 0, set(), weak=1)
     except Exception as error:
         count("gradients that FSDP reduced", error)
 
 
 def hook_reductions() -> None:
-    """Hooks the functions that reduce gradients, as soon as the program has imported FSDP."""
+    """Hooks the functions of FSDP, as soon as the program has imported them."""
     for module_name in [name for name in _not_hooked if name in sys.modules]:
-        name = _not_hooked.pop(module_name)
-        # `torch.no_grad` wraps the function, and calls it with `*args, **kwargs`.
-        function = getattr(vars(sys.modules[module_name]).get(name), "__wrapped__", None)
-        is_hooked = type(function) is Function and hook_reduction(
-            function, Function.__basicsize__, before_reduction, after_reduction
-        )
-        if not is_hooked:
-            count("hook of FSDP", LookupError(f"{module_name}.{name}: whole gradients stay temporary"))
+        for name in _not_hooked.pop(module_name):
+            function = vars(sys.modules[module_name]).get(name)
+            # `torch.no_grad` wraps a function, and calls it with `*args, **kwargs`.
+            function = getattr(function, "__wrapped__", function)
+            is_hooked = type(function) is Function and hook_reduction(
+                function, Function.__basicsize__, before_reduction, after_reduction
+            )
+            if not is_hooked:
+                count("hook of FSDP", LookupError(f"{module_name}.{name}: FSDP's memory may lack its owner"))

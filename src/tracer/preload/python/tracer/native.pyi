@@ -73,6 +73,10 @@ def hook_reduction(
     call. Returns False and changes nothing if this interpreter does not allow it or the function is hooked
     already."""
 
+def set_sharded_modules(path_id: int, next_path_id: int) -> None:
+    """Sets the module whose parameters FSDP1 gathers or reduces next on this thread, and the module whose
+    parameters it may gather meanwhile."""
+
 def forget_optimizer(optimizer_id: int) -> None:
     """Stops counting the steps of an optimizer that was garbage-collected."""
 

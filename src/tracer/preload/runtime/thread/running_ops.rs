@@ -132,6 +132,8 @@ pub(crate) struct RunningOps {
     pub(crate) running: Vec<RunningOp>,
     /// The module whose forward created the last backward function that ran on this thread; 0 if unknown.
     pub(crate) near: TextId,
+    /// The module that FSDP1's scopes in a backward belong to, and the module that they prefetch; 0 if unknown.
+    pub(crate) sharded: [TextId; 2],
     pub(crate) calls: BackwardCalls,
     pub(crate) names: Cache<Vec<u8>, TextId>,
     pub(crate) stacks: Cache<Frame, StackId>,
@@ -149,6 +151,7 @@ impl RunningOps {
         RunningOps {
             running: Vec::new(),
             near: 0,
+            sharded: [0; 2],
             calls: BackwardCalls::new(),
             names: Cache::new(),
             stacks: Cache::new(),
