@@ -11,7 +11,7 @@ use tempfile::TempDir;
 #[path = "common/torch.rs"]
 #[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{Torch, json, output, printed, text};
+use harness::{Torch, json, output, printed, scripts, succeeded, text};
 
 /// Returns the error of arguments that the command refuses.
 fn refused(arguments: &[&str], trace: &Path) -> String {
@@ -358,6 +358,44 @@ fn modules_have_a_backward_for_each_call_of_a_block_in_a_row() {
                 activations[0] > activations[1] && activations[1] > activations[2],
                 "{mode}: {activations:?}"
             );
+        }
+    });
+}
+
+/// Runs a case of `seeds/partitions.py` on two ranks, and checks its categories.
+fn partitions_add_up(torch: &Torch, case: &str) {
+    let folder = TempDir::new().unwrap();
+    let traces = folder.path().join("trace");
+    let mut run = torch.traced_command_on("2xh100-80g", &traces);
+    run.args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]);
+    let output = run.arg(scripts().join("seeds/partitions.py")).arg(case).output().unwrap();
+    let answers = folder.path().join("answers");
+    fs::write(&answers, succeeded(case, &output)).unwrap();
+    let mut check = torch.command();
+    torch.check(check.arg(scripts().join("checkers/partitions.py")).args([&traces, &answers]));
+}
+
+#[test]
+fn partitions_of_ddp_and_zero_have_the_categories_and_bytes_of_arithmetic() {
+    Torch::run("2.11.0", |torch| {
+        for case in ["ddp", "ddp_views", "zero", "zero_buckets", "zero_overlap"] {
+            partitions_add_up(torch, case);
+        }
+    });
+}
+
+/// Is skipped unless `scripts/env programs more` has installed DeepSpeed.
+#[test]
+#[ignore = "scripts/check --deep runs it"]
+fn partitions_of_deepspeed_have_the_categories_and_bytes_of_arithmetic() {
+    Torch::run("2.11.0", |torch| {
+        let environment = torch.python.ancestors().nth(3).unwrap().join("programs-more");
+        if !environment.join(".list").exists() {
+            return eprintln!("skipped: DeepSpeed is not installed");
+        }
+        let torch = Torch { version: torch.version.clone(), python: environment.join("bin/python") };
+        for case in ["deepspeed1", "deepspeed2", "deepspeed3"] {
+            partitions_add_up(&torch, case);
         }
     });
 }

@@ -3,6 +3,8 @@
 //! The same rules apply to NVTX push/pop and start/end ranges, domain ranges, and the C functions. The
 //! documentation of ranges describes them.
 
+use crate::Category;
+
 /// The attribute that a range sets for the memory allocated inside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meaning<'a> {
@@ -16,13 +18,46 @@ pub enum Meaning<'a> {
     Op(&'a str),
     /// The number of a training step.
     Step(i64),
-    /// A library's marker for its own kernels. It gets a row but sets no attribute.
+    /// A library's marker for its own work. It gets a row but sets no attribute.
     Library,
+    /// A range in which a library gathers parameters or reduces gradients.
+    Sharding(Category),
 }
 
 /// NVTX domains in which libraries mark their own kernels: CUB and Thrust, which torch uses, and NCCL, whose
 /// `ncclCommInitRankConfig` opens a range that it never closes on the same thread (2.28.9).
 pub const LIBRARY_DOMAINS: &[&str] = &["CCCL", "CUB", "Thrust", "NCCL"];
+
+/// The names that DeepSpeed gives to its ranges (`instrument_w_nvtx` in deepspeed/utils/nvtx.py, 0.19): the
+/// names of its functions. A name that ends with `*` stands for all names with this beginning.
+const DEEPSPEED: &[&str] = &[
+    "AllGatherCoalescedHandle.*",
+    "AllReduceCoalescedHandle.*",
+    "DeepSpeedEngine.*",
+    "DeepSpeedZeRoOffload.*",
+    "DeepSpeedZeroOptimizer*",
+    "Init._*",
+    "PartitionedParameterCoordinator.*",
+    "_VariableFunctionsClass.cat",
+    "allgather_fn",
+    "assert_ints_same_as_other_ranks",
+    "assert_lst_len_same_as_other_ranks",
+    "free_param",
+    "get_all_parameters",
+    "pybind11_detail_function_record_*",
+    "reduce_scatter_coalesced",
+    "reduce_scatter_fn",
+];
+
+/// What the ranges of DeepSpeed whose names contain these texts allocate.
+const DEEPSPEED_SHARDING: [(&str, Category); 6] = [
+    ("all_gather_coalesced", Category::AllGather),
+    ("Init._all_gather", Category::UnshardedParameter),
+    ("AllGatherCoalescedHandle.wait", Category::UnshardedParameter),
+    ("allreduce_gradients", Category::ReduceScatter),
+    ("_scatter_", Category::ReduceScatter),
+    ("__reduce_and_partition", Category::ReduceScatter),
+];
 
 /// The category name for ranges in [`LIBRARY_DOMAINS`].
 pub const LIBRARY: &str = "library";
@@ -90,7 +125,16 @@ pub fn meaning<'a>(name: &'a str, category: Option<&str>, more_phases: &[String]
     if let Some(op) = emit_nvtx_op(name) {
         return Meaning::Op(op);
     }
-    Meaning::Level(name)
+    deepspeed(name).unwrap_or(Meaning::Level(name))
+}
+
+/// Returns the meaning of a range of DeepSpeed, or `None` if it is not one.
+fn deepspeed(name: &str) -> Option<Meaning<'_>> {
+    let is_known =
+        |known: &&str| known.strip_suffix('*').map_or(name == *known, |start| name.starts_with(start));
+    DEEPSPEED.iter().find(|known| is_known(known))?;
+    let sharding = DEEPSPEED_SHARDING.iter().find(|(part, _)| name.contains(part));
+    Some(sharding.map_or(Meaning::Library, |(_, category)| Meaning::Sharding(*category)))
 }
 
 /// Parses `step 12`, `step_12`, `iteration_12`, `iter 12`, `ProfilerStep#12`.
@@ -152,6 +196,21 @@ mod tests {
         assert_eq!(plain("aten::mul, seq = 8, op_id = 107"), Meaning::Op("aten::mul"));
         assert_eq!(plain("aten::empty, op_id = 1"), Meaning::Op("aten::empty"));
         assert_eq!(plain("hello, world"), Meaning::Level("hello, world"));
+    }
+
+    #[test]
+    fn ranges_of_deepspeed_are_no_levels() {
+        assert_eq!(plain("DeepSpeedEngine.forward"), Meaning::Library);
+        assert_eq!(plain("free_param"), Meaning::Library);
+        assert_eq!(plain("free_params"), Meaning::Level("free_params"));
+        let sharding = |name: &'static str| match plain(name) {
+            Meaning::Sharding(category) => category,
+            other => panic!("{name}: {other:?}"),
+        };
+        let gathers = "Init._convert_to_deepspeed_param.<locals>.all_gather_coalesced";
+        assert_eq!(sharding(gathers), Category::AllGather);
+        assert_eq!(sharding("AllGatherCoalescedHandle.wait"), Category::UnshardedParameter);
+        assert_eq!(sharding("DeepSpeedZeroOptimizer_Stage3.__avg_scatter_grads"), Category::ReduceScatter);
     }
 
     #[test]

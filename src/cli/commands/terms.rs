@@ -183,14 +183,14 @@ pub(super) const TERMS: &[Term] = &[
     ),
     term(
         &["unsharded_param"],
-        "A whole parameter that FSDP gathers for a forward or a backward. `parameter` is the part of the rank.",
+        "A whole parameter that FSDP or DeepSpeed gathers for a forward or a backward. `parameter` is the part of the rank.",
     ),
     term(
         &["unsharded_grad"],
         "The gradient of a whole parameter, before FSDP reduces it. `gradient` is the part of the rank.",
     ),
-    term(&["all_gather"], "The buffer into which FSDP gathers the parts of all ranks."),
-    term(&["reduce_scatter"], "The buffer from which FSDP sums the gradients of all ranks."),
+    term(&["all_gather"], "The buffer into which FSDP or DeepSpeed gathers the parts of all ranks."),
+    term(&["reduce_scatter"], "The buffer from which FSDP or DeepSpeed sums the gradients of all ranks."),
     term(&["autograd_detail"], "Memory that autograd itself keeps during a backward."),
     term(
         &["input", "inputs"],

@@ -260,7 +260,11 @@ impl Tracker {
             Meaning::ModulePath(path) => path.to_owned(),
             Meaning::Level(level) if row.module == Symbol::NONE => level.to_owned(),
             Meaning::Level(level) => format!("{}.{level}", replay.symbols.get(row.module)),
-            Meaning::Phase(_) | Meaning::Op(_) | Meaning::Step(_) | Meaning::Library => return None,
+            Meaning::Phase(_)
+            | Meaning::Op(_)
+            | Meaning::Step(_)
+            | Meaning::Library
+            | Meaning::Sharding(_) => return None,
         };
         // CUDA's libraries open ranges for their C++ functions, which are not modules.
         if path.contains("::") {

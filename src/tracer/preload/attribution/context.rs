@@ -198,6 +198,7 @@ fn base_of(open: &[OpenRange], inherited: TextId, thread: &OpenRanges) -> Contex
                     context.module = join(prefix, path);
                 }
             }
+            Role::Sharding(category) => context.category = category,
             Role::Unowned => {}
         }
     }

@@ -155,6 +155,7 @@ fn role_of(name: &str, category: Option<&str>) -> Role {
         Meaning::Level(text) => Role::Level(text_id(text)),
         Meaning::Op(text) => Role::Op(text_id(text)),
         Meaning::Step(_) | Meaning::Library => Role::Unowned,
+        Meaning::Sharding(category) => Role::Sharding(category),
     }
 }
 

@@ -7,7 +7,7 @@ use std::ptr::null_mut;
 use crate::ffi::cpython::{Arguments, RawObject};
 use crate::python::vectorcall::{self, Around, TracerFunction, positional, release, usual};
 
-/// The number of arguments that the tracer's functions get.
+/// The maximum number of arguments that the tracer's functions get.
 const GIVEN: usize = 2;
 
 /// The tracer's functions that run before and after a reduction. They get the first arguments of the reduction.
@@ -25,19 +25,20 @@ unsafe extern "C-unwind" fn call_reduction(
 ) -> RawObject {
     // SAFETY: the function is hooked.
     let usual = unsafe { usual() };
-    if positional(count) < GIVEN {
+    let given = positional(count).min(GIVEN);
+    if given == 0 {
         // SAFETY: these are the caller's own arguments.
         return unsafe { usual(function, args, count, names) };
     }
     // SAFETY: the first arguments exist, and the caller keeps them alive during the call. This holds for the
     // uses below, too.
-    if !unsafe { AROUND.before.call(args, GIVEN, null_mut()) } {
+    if !unsafe { AROUND.before.call(args, given, null_mut()) } {
         return null_mut();
     }
     // SAFETY: these are the caller's own arguments.
     let result = unsafe { usual(function, args, count, names) };
     // SAFETY: as above.
-    if !result.is_null() && !unsafe { AROUND.after.call(args, GIVEN, null_mut()) } {
+    if !result.is_null() && !unsafe { AROUND.after.call(args, given, null_mut()) } {
         // SAFETY: the GIL is held, and the result is a new reference that no other code has.
         unsafe { release(result) };
         return null_mut();

@@ -9,15 +9,17 @@ backward's scopes are set here.
 from __future__ import annotations
 
 import sys
+import weakref
 
 from .failures import count
 from .native import CATEGORIES, hook_reduction, is_detailed, set_sharded_modules
-from .paths import path_of
+from .paths import path_of, table_by_module
 from .storages import tag
 from .tags import GRADIENT, owner_of, tag_gradients_of
 from .texts import id_of
 from .torch_api import without_torch_function
 
+UNSHARDED_PARAMETER = CATEGORIES["unsharded_param"]
 UNSHARDED_GRADIENT = CATEGORIES["unsharded_grad"]
 Function = type(lambda: None)
 
@@ -26,6 +28,7 @@ Function = type(lambda: None)
 _not_hooked = {
     "torch.distributed.fsdp._fully_shard._fsdp_collectives": ("foreach_reduce",),
     "torch.distributed.fsdp._runtime_utils": ("_pre_backward_hook", "_post_backward_hook"),
+    "deepspeed.runtime.zero.partition_parameters": ("AllGatherCoalescedHandle.wait",),
 }
 
 
@@ -34,8 +37,8 @@ def _path_id_of(handle) -> int:
     return id_of(path_of(handle._fully_sharded_module)) if handle is not None else 0
 
 
-def before_reduction(first, second) -> None:
-    """Called with the parameters and the gradients of FSDP2. For FSDP1, called with its state and the module
+def before_reduction(first, second=None) -> None:
+    """Called with the parameters and the gradients of FSDP2, and with a handle of DeepSpeed. For FSDP1, called with its state and the module
     before a backward, and with its state and the handle before a reduction."""
     if not is_detailed():
         return
@@ -47,7 +50,7 @@ def before_reduction(first, second) -> None:
                     owner = owner_of(parameter.sharded_param)
                     path_id, name_id = (owner.path_id, owner.name_id) if owner is not None else (0, 0)
                     tag(gradient, UNSHARDED_GRADIENT, path_id, name_id, seen)
-            elif first._handle is not None:
+            elif second is not None and first._handle is not None:
                 handle = first._handle
                 path_id = _path_id_of(handle)
                 next_handle = first._exec_order_data.get_handle_to_backward_prefetch(handle)
@@ -60,15 +63,21 @@ def before_reduction(first, second) -> None:
         count("gradients that FSDP reduces", error)
 
 
-def after_reduction(first, second) -> None:
-    """Called with the same arguments. FSDP1 assigns its gradients to the parameters later, at the end of the
-    backward. Until then they belong to the module of the handle."""
+def after_reduction(first, second=None) -> None:
+    """Called with the same arguments. DeepSpeed has copied each gathered parameter into a block of its own.
+    FSDP1 assigns its gradients to the parameters later, at the end of the backward. Until then they belong to
+    the module of the handle."""
     if not is_detailed():
         return
     try:
         with without_torch_function():
             if type(first) is list:
                 tag_gradients_of([parameter.sharded_param for parameter in first])
+            elif second is None:
+                for parameter in first.params:
+                    owner = owner_of(parameter)
+                    if owner is not None:
+                        tag(parameter, UNSHARDED_PARAMETER, owner.path_id, owner.name_id, set())
             elif second is first._handle:
                 reduced = getattr(second.flat_param, "_saved_grad_shard", None)
                 if reduced is not None:
@@ -77,15 +86,47 @@ def after_reduction(first, second) -> None:
         count("gradients that FSDP reduced", error)
 
 
+# By id(engine): the called engines of DeepSpeed.
+_engines: dict[int, weakref.ref] = table_by_module()
+
+
+def engine_is_called(root) -> None:
+    """Keeps a reference to a root that is an engine of DeepSpeed."""
+    if type(root).__name__ == "DeepSpeedEngine" and id(root) not in _engines:
+        _engines[id(root)] = weakref.ref(root)
+
+
+def tag_buckets() -> None:
+    """Tags the buffers in which ZeRO 1 and 2 collect gradients. Each backward allocates new ones."""
+    for reference in _engines.values():
+        engine = reference()
+        optimizer = vars(engine).get("optimizer") if engine is not None else None
+        for bucket in getattr(optimizer, "ipg_buckets", {}).values():
+            buffers = getattr(bucket, "buffer", None)
+            for buffer in buffers if type(buffers) is list else ():
+                tag(buffer, GRADIENT, id_of(path_of(engine)), id_of("bucket"), set())
+
+
+def _function(module_name: str, name: str):
+    """Returns the function with this qualified name that its decorators call (`torch.no_grad`, DeepSpeed's
+    `instrument_w_nvtx`), or None. A decorator calls it with `*args, **kwargs`, which every Python hooks."""
+    found = sys.modules[module_name]
+    for part in name.split("."):
+        found = vars(found).get(part)
+        if found is None:
+            return None
+    cells = getattr(found, "__closure__", None) or ()
+    inside = [cell.cell_contents for cell in cells if type(cell.cell_contents) is Function]
+    return getattr(found, "__wrapped__", inside[0] if len(inside) == 1 else found)
+
+
 def hook_reductions() -> None:
-    """Hooks the functions of FSDP, as soon as the program has imported them."""
+    """Hooks the functions, as soon as the program has imported them."""
     for module_name in [name for name in _not_hooked if name in sys.modules]:
         for name in _not_hooked.pop(module_name):
-            function = vars(sys.modules[module_name]).get(name)
-            # `torch.no_grad` wraps a function, and calls it with `*args, **kwargs`.
-            function = getattr(function, "__wrapped__", function)
+            function = _function(module_name, name)
             is_hooked = type(function) is Function and hook_reduction(
                 function, Function.__basicsize__, before_reduction, after_reduction
             )
             if not is_hooked:
-                count("hook of FSDP", LookupError(f"{module_name}.{name}: FSDP's memory may lack its owner"))
+                count("hook of a sharding library", LookupError(f"{module_name}.{name}"))

@@ -19,6 +19,7 @@ from .torch_api import Module, Tensor
 BUFFER = CATEGORIES["buffer"]
 PARAMETER = CATEGORIES["parameter"]
 GRADIENT = CATEGORIES["gradient"]
+OPTIMIZER_STATE = CATEGORIES["optimizer_state"]
 KV_CACHE = CATEGORIES["kv_cache"]
 WORKSPACE = CATEGORIES["workspace"]
 
@@ -59,6 +60,10 @@ WEIGHT_NAMES = frozenset(
     ("CB", "SCB", "absmax", "code", "qweight", "qzeros", "scales", "g_idx")
     + ("weight_packed", "weight_scale", "weight_zero_point")
 )
+# The attributes in which DeepSpeed's optimizers keep this rank's part of the weights: the copies in float32
+# that the optimizer steps, and the parameters themselves.
+MASTER_WORDS = ("partition_of_fp32_groups", "fp32_partitioned_groups", "fp32_groups_flat_partition")
+PARTITION_WORDS = ("fp16_partitioned_groups", "bit16_groups", "bf16_groups")
 # The names of the attributes that every module has.
 OWN_TABLES = frozenset(vars(Module()))
 # The most common classes of attributes that hold no tensor.
@@ -119,6 +124,10 @@ def use_of(name: str) -> int:
         return WORKSPACE
     if any(word in lowered for word in CACHE_WORDS):
         return KV_CACHE
+    if any(word in name for word in MASTER_WORDS):
+        return OPTIMIZER_STATE
+    if any(word in name for word in PARTITION_WORDS):
+        return PARAMETER
     last = name.rpartition(".")[2]
     # Megatron keeps `main_grad` as an attribute of a parameter, and `grad_data` in its wrapper.
     if "grad" in last.lower():

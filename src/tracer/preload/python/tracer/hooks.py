@@ -19,7 +19,7 @@ from .caches import caches_are_given
 from .communicators import name_groups
 from .failures import count
 from .forwards import has_optimizer, module_is_called, root_was_called
-from .fsdp import hook_reductions
+from .fsdp import engine_is_called, hook_reductions, tag_buckets
 from .held import tag_engines
 from .model_discovery import add_groups, is_time_to_search, name_parameters, name_uncalled_models
 from .model_facts import note_call, note_input
@@ -43,9 +43,11 @@ from .tags import (
     MAIN_THREAD,
     add_parameters,
     gone_parameters,
+    has_moved,
     has_new_gradients,
     model_is_called,
     parameters_of,
+    state_holder,
     tag_gradients,
     tag_gradients_of,
     tag_inputs,
@@ -131,8 +133,10 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
             hook_new_overridden_calls()
             tag_gradients()
         name_groups()
-        if calls <= FIRST or calls % EVERY == 0:
-            tag_model(root_of(root))
+        model = root_of(root)
+        if calls <= FIRST or calls % EVERY == 0 or has_moved(model):
+            tag_model(model)
+        engine_is_called(root)
         if is_main and is_time_to_search(calls):
             name_uncalled_models()
         if is_main and _is_engine_due(_outermost_calls):
@@ -249,12 +253,13 @@ def _make_after_step(is_compiling):
         try:
             known = _optimizers.get(id(optimizer)) or (_reference_to(optimizer), 0, 0, (0, []))
             reference, steps, size_before, stepped = known
-            size = len(optimizer.state)
+            holder = state_holder(optimizer)
+            size = len(holder.state)
             _optimizers[id(optimizer)] = (reference, steps + 1, size, stepped)
             name_groups()
             if steps < FIRST or size_before != size or steps % EVERY == 0:
                 with without_torch_function():
-                    tag_state_of(optimizer)
+                    tag_state_of(holder)
             if has_fault_at_next_step():
                 # The simulated GPU injects the error into a call of the driver. With free memory in torch's
                 # cache, the next step might make no such call.
@@ -278,5 +283,6 @@ def after_backward() -> None:
             if not has_optimizer():
                 add_groups()
             tag_gradients()
+            tag_buckets()
     except Exception as error:
         count("gradients after a backward", error)

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from .native import record_tag
 from .storages import storages_of
-from .texts import common_ancestor
+from .texts import common_ancestor, id_of
 
 
 class SharedTags:
     """Collects tags of one category. If several tensors share a storage, only one tag is recorded for it."""
 
-    def __init__(self, category: int) -> None:
+    def __init__(self, category: int, shared_name: str = "") -> None:
         self.category = category
+        # The name of a storage that several tensors share.
+        self.shared_name_id = id_of(shared_name)
         # By the start address of a storage: the ids of the path, the name and the form in its tag.
         self._found: dict[int, tuple[int, int, int]] = {}
 
@@ -22,7 +24,11 @@ class SharedTags:
             if known is None:
                 self._found[pointer] = (path_id, name_id, form_id)
             elif known[:2] != (path_id, name_id):
-                self._found[pointer] = (common_ancestor(known[0], path_id), 0, form_id)
+                self._found[pointer] = (
+                    common_ancestor(known[0], path_id),
+                    self.shared_name_id,
+                    form_id,
+                )
 
     def record(self, seen: set[int]) -> None:
         """Records the tags of all storages that are not in `seen`, and adds these storages to `seen`."""

@@ -18,7 +18,7 @@ from .paths import path_of, root_id_of, table_by_module
 from .shared import SharedTags
 from .storages import form_of_tensor, tag, values_of
 from .texts import id_of
-from .torch_api import Parameter, Tensor, float32, strided
+from .torch_api import Optimizer, Parameter, Tensor, float32, strided
 
 PARAMETER = CATEGORIES["parameter"]
 BUFFER = CATEGORIES["buffer"]
@@ -55,8 +55,11 @@ _training_threads: dict[int, int] = table_by_module()
 # The number of backward functions that had run when gradients were tagged last; -1 if one was running.
 _tagged_backwards = -1
 
-# The types of the parameters of called models.
+# The types of the parameters of called models, and the ids of the models' paths.
 _model_types: set = set()
+_model_paths: set[int] = set()
+# By id(root): a reference to a parameter, and the address of its memory when the model was tagged last.
+_known_places: dict[int, tuple[weakref.ref, int]] = table_by_module()
 # By the name of a parameter and the key of its state: the id of the joined name, such as `weight.exp_avg`.
 _state_name_ids: dict[tuple[str, str], int] = {}
 
@@ -96,10 +99,12 @@ def add_parameters(parameters: list) -> None:
     for parameter in parameters:
         if owner_of(parameter) is not None:
             continue
-        _new_owner(parameter, 0, 0, "", 0)
         if _model_types and float32 not in _model_types and parameter.dtype is float32:
-            tag(parameter, OPTIMIZER_STATE, 0, id_of("master"), seen, weak=1)
+            path_id = next(iter(_model_paths)) if len(_model_paths) == 1 else 0
+            _new_owner(parameter, path_id, 0, "", 0)
+            tag(parameter, OPTIMIZER_STATE, path_id, id_of("master"), seen, weak=1)
         else:
+            _new_owner(parameter, 0, 0, "", 0)
             tag(parameter, PARAMETER, 0, 0, seen, weak=1)
 
 
@@ -114,7 +119,7 @@ def tag_model(root) -> None:
     seen: set[int] = set()
     visited: set[int] = set()
     root_id = root_id_of(id(root))
-    parameters, gradients = SharedTags(PARAMETER), SharedTags(GRADIENT)
+    parameters, gradients = SharedTags(PARAMETER), SharedTags(GRADIENT, "bucket")
     inside = {id(module) for module in root.modules()}
     bytes_by_type: dict = {}
     trained = 0
@@ -142,6 +147,11 @@ def tag_model(root) -> None:
     parameters.record(seen)
     gradients.record(seen)
     note_parameters(path_of(root), bytes_by_type, trained)
+    if bytes_by_type:
+        _model_paths.add(id_of(path_of(root)))
+    first = next(root.parameters(), None)
+    if type(first) in PLAIN_TENSORS and first.is_cuda:
+        _known_places[id(root)] = (weakref.ref(first), first.data_ptr())
     for module in root.modules():
         path_id = id_of(path_of(module))
         for name, buffer in module._buffers.items() if path_id else ():
@@ -153,6 +163,13 @@ def tag_model(root) -> None:
         path_id = id_of(path_of(module))
         if path_id:
             tag_attributes(module, path_id, seen, searched)
+
+
+def has_moved(root) -> bool:
+    """Returns True if a parameter of the model has other memory than when the model was tagged last."""
+    reference, address = _known_places.get(id(root), (None, 0))
+    parameter = reference() if reference is not None else None
+    return parameter is not None and parameter.data_ptr() != address
 
 
 def model_is_called(root_id: int) -> None:
@@ -197,7 +214,7 @@ def tag_gradients_of(parameters: list) -> None:
 
 def _tag_gradients_of_owners(owners: list[tuple[int, Owner]]) -> None:
     """Tags the gradients of parameters, which are given by their entries in `_owners`."""
-    gradients = SharedTags(GRADIENT)
+    gradients = SharedTags(GRADIENT, "bucket")
     for index in record_gradients(owners, Tensor, strided, GRADIENT):
         key, owner = owners[index]
         parameter = owner.reference()
@@ -208,6 +225,14 @@ def _tag_gradients_of_owners(owners: list[tuple[int, Owner]]) -> None:
         if gradient is not None:
             gradients.add(values_of(gradient), owner.path_id, owner.name_id)
     gradients.record(set())
+
+
+def state_holder(optimizer):
+    """Returns the object that has the state of an optimizer: with `overlap_with_ddp`, a
+    `ZeroRedundancyOptimizer` steps a functional optimizer, which is no `Optimizer`, in the backward."""
+    inner = vars(optimizer).get("optim")
+    is_functional = inner is not None and not isinstance(inner, Optimizer)
+    return inner if is_functional and type(getattr(inner, "state", None)) is dict else optimizer
 
 
 def tag_state_of(optimizer) -> None:

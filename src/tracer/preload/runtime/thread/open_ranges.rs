@@ -25,6 +25,8 @@ pub(crate) enum Role {
     Op(TextId),
     /// A training step, or a marker that a library sets for its own work. It names no owner.
     Unowned,
+    /// The range in which a library gathers parameters or reduces gradients. It names no owner.
+    Sharding(Category),
     /// The forward call of a module.
     Module {
         /// The path of the module.
