@@ -38,8 +38,9 @@ def _path_id_of(handle) -> int:
 
 
 def before_reduction(first, second=None) -> None:
-    """Called with the parameters and the gradients of FSDP2, and with a handle of DeepSpeed. For FSDP1, called with its state and the module
-    before a backward, and with its state and the handle before a reduction."""
+    """Called with the parameters and the gradients of FSDP2, and with a handle of DeepSpeed. For FSDP1,
+    called with its state and the module before a backward, and with its state and the handle before a
+    reduction."""
     if not is_detailed():
         return
     try:
