@@ -111,6 +111,7 @@ fn alone(threads: usize) -> (f64, f64) {
                 requested: -1,
                 pool: 0,
                 deferred: false,
+                form: 0,
             })
             .pack(Header::new(clock_ns, Api::CachingAllocator, 0))
         });
@@ -255,6 +256,7 @@ fn rows_per_second<W: Write>(sink: W) -> f64 {
         requested: -1,
         pool: 0,
         deferred: false,
+        form: 0,
     };
     let start = Instant::now();
     for index in 0..ROWS {

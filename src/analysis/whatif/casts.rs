@@ -25,7 +25,7 @@ pub(super) fn apply(curve: &mut Curve<'_>, step: &Step, rules: &SizeRules<'_>, s
         // The one block lives as long as the tensor and all its copies. A gradient stays, whatever it was copied
         // from.
         let stays = life(last).death > source.death || is_gradient(&last);
-        for copy in copies.iter().filter(|copy| !is_gradient(copy) && !(stays && **copy == last)) {
+        for copy in copies.iter().filter(|copy| !(is_gradient(copy) || stays && **copy == last)) {
             curve.set_lives(*copy, &[]);
         }
         if stays {

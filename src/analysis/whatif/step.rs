@@ -97,7 +97,7 @@ pub(super) struct Life {
     pub(super) born_in: Symbol,
     /// The type of its tensor.
     pub(super) dtype: DType,
-    /// The shape of its tensor; unknown if [`is_unknown_form`](crate::state::block::is_unknown_form) says so.
+    /// The shape of its tensor; unknown if [`is_unknown_form`] says so.
     pub(super) shape: Symbol,
     /// The outermost op that allocated the block: an index of [`Step::ops`], or [`NO_CALL`].
     pub(super) call: u32,

@@ -7,7 +7,6 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use crate::own_page::OWN;
-use crate::recorder::Recorder;
 
 /// A call in progress, until it is dropped. It is dropped after the call's event has been recorded.
 pub struct DeviceCall(());
@@ -27,10 +26,9 @@ impl Drop for DeviceCall {
     }
 }
 
-/// Requests a sample of the devices as soon as possible, because the driver has taken memory that no call shows.
-pub fn request_sample(recorder: &Recorder) {
+/// Requests a sample of the devices at the writer's next look, because the driver has taken memory that no call shows.
+pub fn request_sample() {
     OWN.is_unsampled.store(true, SeqCst);
-    recorder.nudge();
 }
 
 /// Returns true if a sample was requested since the last call of [`sampled`].

@@ -53,6 +53,9 @@ for sizes in [(-1, 1 << 20), (1 << 40, 1 << 40)]:
     with contextlib.suppress(RuntimeError):
         torch.empty(sizes, device="cuda")
     small_after_large()
+with contextlib.suppress(RuntimeError):
+    torch.empty_strided((1024, 1024), (1024,), device="cuda")
+small_after_large()
 with contextlib.suppress(torch.OutOfMemoryError):
     torch.empty(1 << 10, 3, 1 << 24, dtype=torch.bfloat16, device="cuda")
 small_after_large()

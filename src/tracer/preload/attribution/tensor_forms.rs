@@ -15,9 +15,9 @@ use memtrace_trace::text::UNKNOWN;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::attribution::{detail, requested_sizes};
-use crate::runtime::cache::Cache;
 use crate::runtime::fork::ForkSafe;
 use crate::runtime::guard::shielded;
+use crate::runtime::thread::known_forms::{FormKey, WITHOUT_SHAPE};
 use crate::runtime::thread::{self, ThreadState};
 
 /// The bytes from which on a tensor's form is noted. The blocks that make a peak are larger.
@@ -26,44 +26,7 @@ pub(crate) const LEAST_BYTES: i64 = 1 << 20;
 const MOST_FORMS: usize = 1 << 13;
 
 /// The text of each form that any thread has used.
-static FORMS: ForkSafe<FxHashMap<Key, TextId>> = ForkSafe::new(HashMap::with_hasher(FxBuildHasher));
-
-/// A type and a shape.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
-struct Key {
-    /// The number of the type, plus 1; 0 in an empty slot of the cache.
-    dtype: u8,
-    /// The number of sizes, or [`WITHOUT_SHAPE`].
-    dims: u8,
-    sizes: [i64; MAX_DIMS],
-}
-
-/// The value of `dims` if the tensor's values do not fill its memory.
-const WITHOUT_SHAPE: u8 = u8::MAX;
-
-/// The texts of forms that a thread has used.
-pub(crate) struct KnownForms(Cache<Key, TextId>);
-
-impl KnownForms {
-    pub(crate) const fn new() -> KnownForms {
-        KnownForms(Cache::new())
-    }
-}
-
-impl Key {
-    /// Returns the text, such as `bfloat16 [8x1024]`.
-    fn text(self) -> String {
-        let dtype = usize::from(self.dtype).checked_sub(1).and_then(|index| SCALAR_TYPES.get(index));
-        let dtype = dtype.map_or(UNKNOWN, |(name, _)| name);
-        match self.sizes.get(..usize::from(self.dims)) {
-            Some(sizes) => {
-                let sizes: Vec<String> = sizes.iter().map(i64::to_string).collect();
-                format!("{dtype} [{}]", sizes.join("x"))
-            }
-            None => format!("{dtype} {UNKNOWN}"),
-        }
-    }
-}
+static FORMS: ForkSafe<FxHashMap<FormKey, TextId>> = ForkSafe::new(HashMap::with_hasher(FxBuildHasher));
 
 /// The arguments of the function that makes a tensor.
 #[derive(Clone, Copy)]
@@ -71,14 +34,14 @@ pub(crate) struct Asked<'a> {
     /// `c10::ScalarType`.
     pub(crate) dtype: i8,
     pub(crate) sizes: &'a [i64],
-    /// As many as `sizes`; `None` if the tensor is contiguous in some order.
+    /// One for each size; `None` if the tensor is contiguous in some order.
     pub(crate) strides: Option<&'a [i64]>,
 }
 
 impl Asked<'_> {
     /// Returns the key of the form, or `None` if the tensor is small or its type is unknown.
     #[inline]
-    fn key(self) -> Option<Key> {
+    fn key(self) -> Option<FormKey> {
         let index = usize::try_from(self.dtype).ok()?;
         let &(_, item) = SCALAR_TYPES.get(index)?;
         let mut bytes = item;
@@ -86,7 +49,7 @@ impl Asked<'_> {
         for (index, size) in self.sizes.iter().enumerate() {
             bytes = bytes.checked_mul(*size)?;
             if let Some(strides) = self.strides {
-                whole = whole.checked_add((size - 1).checked_mul(strides[index])?)?;
+                whole = whole.checked_add(size.checked_sub(1)?.checked_mul(strides[index])?)?;
             }
         }
         let memory = match self.strides {
@@ -96,7 +59,7 @@ impl Asked<'_> {
         if item == 0 || bytes <= 0 || memory < LEAST_BYTES {
             return None;
         }
-        let mut key = Key { dtype: self.dtype as u8 + 1, dims: WITHOUT_SHAPE, ..Key::default() };
+        let mut key = FormKey { dtype: self.dtype as u8 + 1, dims: WITHOUT_SHAPE, ..FormKey::default() };
         if memory == bytes && self.sizes.len() <= MAX_DIMS {
             key.dims = self.sizes.len() as u8;
             key.sizes[..self.sizes.len()].copy_from_slice(self.sizes);
@@ -113,9 +76,7 @@ pub(crate) fn note(allocator: *const c_void, asked: Asked<'_>) {
         return;
     }
     if let Some(key) = asked.key() {
-        shielded(|| {
-            thread::with(|state| state.form.set(state.forms.borrow_mut().0.get(&key, || intern(key))))
-        });
+        shielded(|| thread::with(|state| state.form.set(state.forms.borrow_mut().get(&key, || intern(key)))));
     }
 }
 
@@ -127,16 +88,29 @@ pub(crate) fn of_block(state: &ThreadState) -> u16 {
 
 /// Returns the text id of a form that the thread has not used yet. Beyond the limit, the text has no shape.
 #[cold]
-fn intern(key: Key) -> TextId {
+fn intern(key: FormKey) -> TextId {
     FORMS.with(|forms| {
         if let Some(id) = forms.get(&key) {
             return *id;
         }
-        let key = if forms.len() < MOST_FORMS { key } else { Key { dims: WITHOUT_SHAPE, ..key } };
-        let id = text_id(&key.text());
+        let key = if forms.len() < MOST_FORMS { key } else { FormKey { dims: WITHOUT_SHAPE, ..key } };
+        let id = text_id(&text_of(key));
         if forms.len() < MOST_FORMS {
             forms.insert(key, id);
         }
         id
     })
+}
+
+/// Returns the text of a form, such as `bfloat16 [8x1024]`.
+fn text_of(key: FormKey) -> String {
+    let dtype = usize::from(key.dtype).checked_sub(1).and_then(|index| SCALAR_TYPES.get(index));
+    let dtype = dtype.map_or(UNKNOWN, |(name, _)| name);
+    match key.sizes.get(..usize::from(key.dims)) {
+        Some(sizes) => {
+            let sizes: Vec<String> = sizes.iter().map(i64::to_string).collect();
+            format!("{dtype} [{}]", sizes.join("x"))
+        }
+        None => format!("{dtype} {UNKNOWN}"),
+    }
 }

@@ -4,6 +4,7 @@
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use memtrace_record::Recorder;
 use memtrace_record::device_calls::{self, DeviceCall};
 
 use super::stand_in::caller_hooks;
@@ -74,7 +75,10 @@ unsafe extern "C" fn instantiate(
     let status = unsafe { real(out, graph, flags) };
     drop(call);
     if status == SUCCESS && IS_FIRST.swap(false, Ordering::Relaxed) {
-        shielded(|| session::recorder().map(device_calls::request_sample));
+        shielded(|| {
+            device_calls::request_sample();
+            session::recorder().map(Recorder::nudge)
+        });
     }
     status
 }

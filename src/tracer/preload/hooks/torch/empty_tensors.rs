@@ -27,49 +27,50 @@ static STRIDED: RealFn<Opaque> = unsafe {
     )
 };
 
-/// Notes the form of a tensor, and returns the real function. `strides` is null or has `dims` values.
+/// Notes the form of a tensor.
 ///
 /// # Safety
-/// The arguments are the ones that torch passes to the function.
-unsafe fn note(
-    real: &'static RealFn<Opaque>,
-    (sizes, dims): (*const i64, usize),
-    strides: *const i64,
-    allocator: *const c_void,
-    dtype: i32,
-) -> Opaque {
-    // SAFETY: by the contract. The pointer of an empty array may be null.
-    let values = |values: *const i64| match dims {
-        0 => &[],
-        _ => unsafe { std::slice::from_raw_parts(values, dims) },
+/// The arguments are the ones that torch passes to the function: arrays with these lengths. `strides` is null if
+/// the function has no such argument.
+unsafe fn note(sizes: Array, strides: Array, allocator: *const c_void, dtype: i32) {
+    // SAFETY: by the contract. The address of an empty array may be null.
+    let values = |Array(values, length): Array| unsafe {
+        if length == 0 { &[] } else { std::slice::from_raw_parts(values, length) }
     };
-    let strides = (!strides.is_null()).then(|| values(strides));
-    tensor_forms::note(allocator, Asked { dtype: dtype as i8, sizes: values(sizes), strides });
-    // torch called the function, so a library has it. A return without a tensor would be worse than an end.
-    real.get().unwrap_or_else(|| std::process::abort())
+    let has_strides = !strides.0.is_null();
+    // A program may pass arrays of different lengths, which torch refuses.
+    if !has_strides || sizes.1 == strides.1 {
+        let strides = has_strides.then(|| values(strides));
+        tensor_forms::note(allocator, Asked { dtype: dtype as i8, sizes: values(sizes), strides });
+    }
 }
 
-unsafe extern "C" fn note_generic(
-    sizes: *const i64,
-    dims: usize,
-    strides: *const i64,
-    allocator: *const c_void,
-    dtype: i32,
-) -> Opaque {
-    // SAFETY: these are the arguments of the hook.
-    unsafe { note(&GENERIC, (sizes, dims), strides, allocator, dtype) }
+/// The address and the length of a `c10::ArrayRef<int64_t>`.
+#[derive(Clone, Copy)]
+struct Array(*const i64, usize);
+
+/// Defines the body of a hook, which notes the form and returns the real function.
+macro_rules! body {
+    ($name:ident, $real:ident) => {
+        unsafe extern "C" fn $name(
+            sizes: *const i64,
+            dims: usize,
+            strides: *const i64,
+            stride_count: usize,
+            allocator: *const c_void,
+            dtype: i32,
+        ) -> Opaque {
+            // SAFETY: these are the arguments of the hook.
+            unsafe { note(Array(sizes, dims), Array(strides, stride_count), allocator, dtype) };
+            // torch called the function, so a library has it. A return without a tensor would be worse than an
+            // end.
+            $real.get().unwrap_or_else(|| std::process::abort())
+        }
+    };
 }
 
-unsafe extern "C" fn note_strided(
-    sizes: *const i64,
-    dims: usize,
-    strides: *const i64,
-    allocator: *const c_void,
-    dtype: i32,
-) -> Opaque {
-    // SAFETY: these are the arguments of the hook.
-    unsafe { note(&STRIDED, (sizes, dims), strides, allocator, dtype) }
-}
+body!(note_generic, GENERIC);
+body!(note_strided, STRIDED);
 
 /// The code of a hook: calls the body with the arguments that `$moves` selects, restores the registers, and
 /// jumps to the function that the body returned.
@@ -132,9 +133,12 @@ macro_rules! note_and_jump {
 #[unsafe(naked)]
 unsafe extern "C" fn empty_generic() {
     #[cfg(target_arch = "x86_64")]
-    note_and_jump!(note_generic, ["mov rdi, rsi", "mov rsi, rdx", "xor edx, edx", "movsx r8d, r9b"]);
+    note_and_jump!(
+        note_generic,
+        ["mov rdi, rsi", "mov rsi, rdx", "mov r8, rcx", "xor edx, edx", "xor ecx, ecx", "movsx r9d, r9b"]
+    );
     #[cfg(target_arch = "aarch64")]
-    note_and_jump!(note_generic, ["mov x3, x2", "mov x2, xzr", "sxtb w4, w4"]);
+    note_and_jump!(note_generic, ["sxtb w5, w4", "mov x4, x2", "mov x2, xzr", "mov x3, xzr"]);
 }
 
 /// `TensorBase empty_strided_generic(IntArrayRef size, IntArrayRef stride, Allocator*, DispatchKeySet, ScalarType)`,
@@ -146,8 +150,15 @@ unsafe extern "C" fn empty_strided_generic() {
     #[cfg(target_arch = "x86_64")]
     note_and_jump!(
         note_strided,
-        ["mov rdi, rsi", "mov rsi, rdx", "mov rdx, rcx", "mov rcx, r9", "movsx r8d, byte ptr [rsp + 72]"]
+        [
+            "mov rdi, rsi",
+            "mov rsi, rdx",
+            "mov rdx, rcx",
+            "mov rcx, r8",
+            "mov r8, r9",
+            "movsx r9d, byte ptr [rsp + 72]"
+        ]
     );
     #[cfg(target_arch = "aarch64")]
-    note_and_jump!(note_strided, ["mov x3, x4", "sxtb w4, w6"]);
+    note_and_jump!(note_strided, ["sxtb w5, w6"]);
 }

@@ -4,6 +4,7 @@
 //! This module holds only data; the modules of [`crate::attribution`] work on it. The state lives as long as
 //! the thread. In the child of a fork, the only thread keeps the state of the thread that forked.
 
+pub(crate) mod known_forms;
 pub(crate) mod open_ranges;
 pub(crate) mod running_ops;
 
@@ -14,10 +15,9 @@ use memtrace_record::fast_tls::fast_tls;
 use memtrace_record::intern::TextId;
 use memtrace_record::per_thread::PerThread;
 
+use known_forms::KnownForms;
 use open_ranges::OpenRanges;
 use running_ops::RunningOps;
-
-use crate::attribution::tensor_forms::KnownForms;
 
 /// The state of one thread.
 pub(crate) struct ThreadState {
