@@ -275,14 +275,20 @@ fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Tor
     // Two weights of 512 KiB share a storage. Its block must belong to the module that has both weights, and
     // must never move to another owner.
     let size = 2 * 512 * 512 * 2;
-    let tags: Vec<(String, i64)> = flat
-        .rows()
-        .into_iter()
-        .filter(|row| {
-            row.event == "tag" && row.delta_bytes.abs() == size && row.module.starts_with("Sequential")
-        })
-        .map(|row| (row.module, row.delta_bytes.signum()))
+    let rows = flat.rows();
+    let is_tag = |row: &&Rec| row.event == "tag" && row.delta_bytes.abs() == size;
+    let of_both = rows.iter().filter(is_tag).filter(|row| row.module == "Sequential.0");
+    let shared: Vec<i64> = of_both.map(|row| row.addr).collect();
+    let tags: Vec<(String, i64)> = rows
+        .iter()
+        .filter(is_tag)
+        .filter(|row| shared.contains(&row.addr) && row.module.starts_with("Sequential"))
+        .map(|row| (row.module.clone(), row.delta_bytes.signum()))
         .collect();
+    // The copies in float32 that the optimizer steps have the size of the shared blocks, too. They are state of
+    // the model.
+    let copies = rows.iter().filter(is_tag).filter(|row| row.module == "Sequential" && row.name == "master");
+    assert_eq!(copies.map(|row| row.category.as_str()).collect::<Vec<_>>(), ["optimizer_state"; 2]);
     let expected = [("Sequential.0".to_owned(), 1), ("Sequential.0".to_owned(), 1)];
     assert_eq!(tags, expected, "the parameters, and the gradients");
     let run = held(torch, "optimizer");
