@@ -82,7 +82,8 @@ fn past_oom_measures_what_a_large_card_uses_and_names_the_moment() {
         );
         assert_eq!(small.oom["requested_bytes"], 512 << 20, "{:#}", small.oom);
         for part in [
-            "would have run out of memory on GPU 0: 512.00 MiB were requested by Layers; the program goes on",
+            "would have run out of memory on GPU 0: 512.00 MiB were requested by Layers for float32 [",
+            "]; the program goes on (--past-oom)",
             "; this card has 6.00 GiB: ",
             " too little; would have died in Layers of forward, step 0",
         ] {

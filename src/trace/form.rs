@@ -15,7 +15,7 @@ pub struct Form<'a> {
 pub const MAX_DIMS: usize = 8;
 
 /// The name and the bytes of each `c10::ScalarType`, by its number (`torch/headeronly/core/ScalarType.h`). The bytes are 0
-/// for types that are no more and for types without values of their own.
+/// for types of less than a byte.
 pub const SCALAR_TYPES: &[(&str, i64)] = &[
     ("uint8", 1),
     ("int8", 1),
@@ -47,6 +47,22 @@ pub const SCALAR_TYPES: &[(&str, i64)] = &[
     ("uint16", 2),
     ("uint32", 4),
     ("uint64", 8),
+    ("uint1", 0),
+    ("uint2", 0),
+    ("uint3", 0),
+    ("uint4", 0),
+    ("uint5", 0),
+    ("uint6", 0),
+    ("uint7", 0),
+    ("int1", 0),
+    ("int2", 0),
+    ("int3", 0),
+    ("int4", 0),
+    ("int5", 0),
+    ("int6", 0),
+    ("int7", 0),
+    ("float8_e8m0fnu", 1),
+    ("float4_e2m1fn_x2", 1),
 ];
 
 impl<'a> Form<'a> {

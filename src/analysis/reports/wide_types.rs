@@ -17,7 +17,7 @@ const OPS: usize = 2;
 const NARROW: [&str; 6] = ["bfloat16", "float16", "float8", "float4", "int8", "uint8"];
 
 /// Returns a sentence about the float32 tensors among the blocks of a peak, if they have at least a tenth of the
-/// peak, and other parameters have 16 bits or fewer. If all parameters are float32, as under autocast, only what the
+/// peak, and other parameters have 16 bits or fewer. If few parameters have, as under autocast, only what the
 /// program computes counts. The types of small tensors are not recorded, so the share is a lower bound.
 pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Option<String> {
     let symbols = &replay.symbols;
@@ -64,8 +64,8 @@ pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Opti
     ))
 }
 
-/// Returns a sentence about the float32 tensors that a program computes, if its parameters are float32 and other
-/// results have 16 bits.
+/// Returns a sentence about the float32 tensors that a program computes, if few of its parameters are narrower and
+/// other results have 16 bits.
 fn wide_results(
     blocks: &[Block],
     wide: &[Block],
@@ -76,7 +76,8 @@ fn wide_results(
     let symbols = &replay.symbols;
     let is_result = |block: &&Block| matches!(category(block.owner.category), "activation" | "temporary");
     let wide: Vec<Block> = wide.iter().filter(is_result).copied().collect();
-    let narrow: Vec<Block> = blocks.iter().filter(is_result).filter(is_narrow).copied().collect();
+    let computes = |block: &&Block| symbols.get(block.dtype).contains("float") && is_narrow(block);
+    let narrow: Vec<Block> = blocks.iter().filter(is_result).filter(computes).copied().collect();
     let bytes = sum(&wide);
     if share(bytes, sum(blocks)) < NOTABLE || share(sum(&narrow), bytes + sum(&narrow)) < NOTABLE {
         return None;

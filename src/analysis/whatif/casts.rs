@@ -28,7 +28,7 @@ pub(super) fn apply(curve: &mut Curve<'_>, step: &Step, rules: &SizeRules<'_>, s
         for copy in copies.iter().filter(|copy| !(is_gradient(copy) || stays && **copy == last)) {
             curve.set_lives(*copy, &[]);
         }
-        if stays {
+        if stays && source.owner.category != Category::Parameter {
             curve.set_lives(from, &[(source.birth, first)]);
             curve.set_lives(last, &[(first, life(last).death)]);
         }
@@ -51,6 +51,7 @@ fn casts(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable) -> Vec<(u32,
     let mut latest: FxHashMap<(DType, i64), u32> = FxHashMap::default();
     // The parameters are older than the step, or were made in no particular order.
     let mut parameters: FxHashMap<(DType, i64), u32> = FxHashMap::default();
+    let mut first_of: FxHashMap<u32, u32> = FxHashMap::default();
     let mut found: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let elements = |life: &Life| life.requested / life.item();
     for (index, life) in (0..).zip(&step.lives) {
@@ -68,8 +69,13 @@ fn casts(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable) -> Vec<(u32,
                 let death = step.lives[**from as usize].death;
                 death == ALIVE || death >= life.birth
             });
-            if let Some(from) = source.or_else(|| parameters.get(&(other, key.1))) {
-                found.entry(*from).or_default().push(index);
+            let is_gradient = life.owner.category == Category::Gradient;
+            let weight = || parameters.get(&(other, key.1)).filter(|_| !is_gradient);
+            if let Some(from) = source.or_else(weight) {
+                // The copy of a copy belongs to the first tensor.
+                let first = *first_of.get(from).unwrap_or(from);
+                first_of.insert(index, first);
+                found.entry(first).or_default().push(index);
             }
         }
         latest.insert(key, index);

@@ -709,11 +709,11 @@ impl DevicePrediction {
         // Where the trace has the types, they say which blocks are float32 under autocast.
         let casts = has_types && (autocast.is_on || autocast::casts_up(step, &rules, phases));
         self.has_autocast |= casts;
-        self.is_half |= has_types && *is_half || casts && !step.has_types();
+        self.is_half |= has_types && *is_half;
         if self.is_half || self.has_autocast {
             autocast = Autocast::default();
         }
-        rules.is_half = self.is_half;
+        rules.is_half = self.is_half || casts && !step.has_types();
         rules.halved.clone_from(&autocast.halved);
         let unchanged: Vec<i64> = step.lives.iter().map(|life| life.bytes).collect();
         let unchanged = Curve::new(step, unchanged);

@@ -337,7 +337,7 @@ impl<'a> SizeRules<'a> {
             NewOptimizer::Sgd => 0,
             // The state replaces two blocks of Adam, so each of them becomes half of it.
             NewOptimizer::Adafactor => factored(&symbols.get(life.shape), elements) * item / 2,
-            NewOptimizer::EightBit if elements < SMALL_PARAMETER => size,
+            NewOptimizer::EightBit if elements < SMALL_PARAMETER || life.dtype == DType::Other => size,
             NewOptimizer::EightBit => elements.saturating_add((elements / SCALED_TOGETHER + 1) * FLOAT),
         }
     }

@@ -109,9 +109,14 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// Returns the bytes of one value; those of float32 if the type is unknown or packed.
+    /// Returns the bytes of one value; those of float32 if the type is unknown, and 1 for another type, as in
+    /// 8-bit state.
     pub(super) fn item(&self) -> i64 {
-        if self.dtype == DType::Half { FLOAT / 2 } else { FLOAT }
+        match self.dtype {
+            DType::Unknown | DType::Float32 => FLOAT,
+            DType::Half => FLOAT / 2,
+            DType::Other => 1,
+        }
     }
 
     /// Returns the block for which a failed request asked, as if it had been allocated. `at` is the number of

@@ -29,7 +29,8 @@ def small_after_large():
 
 
 types = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
-for name in [*types, "complex64", "float8_e4m3fn", "float8_e5m2"]:
+others = ["complex64", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"]
+for name in [*types, *(name for name in others if hasattr(torch, name))]:
     keep(torch.empty(512, 4, 1024, dtype=getattr(torch, name), device="cuda"))
     small_after_large()
 x = keep(torch.randn(1024, 512, device="cuda"))
@@ -49,12 +50,15 @@ thread = threading.Thread(target=lambda: keep(torch.empty(333, 1025, device="cud
 thread.start()
 thread.join()
 # A size that fails its checks is not allocated, and leaves nothing for the next tensor.
-for sizes in [(-1, 1 << 20), (1 << 40, 1 << 40)]:
+for sizes in [(-1, 1 << 20), (-1024, -1024), (1 << 40, 1 << 40)]:
     with contextlib.suppress(RuntimeError):
         torch.empty(sizes, device="cuda")
     small_after_large()
 with contextlib.suppress(RuntimeError):
     torch.empty_strided((1024, 1024), (1024,), device="cuda")
+small_after_large()
+with contextlib.suppress(RuntimeError):
+    torch.empty_strided((2048, 2048), (-1, 4096), device="cuda")
 small_after_large()
 with contextlib.suppress(torch.OutOfMemoryError):
     torch.empty(1 << 10, 3, 1 << 24, dtype=torch.bfloat16, device="cuda")

@@ -46,6 +46,11 @@ impl Asked<'_> {
         let &(_, item) = SCALAR_TYPES.get(index)?;
         let mut bytes = item;
         let mut whole = 0_i64;
+        // torch refuses negative sizes and strides after the hook.
+        let is_negative = |values: &[i64]| values.iter().any(|value| *value < 0);
+        if is_negative(self.sizes) || self.strides.is_some_and(is_negative) {
+            return None;
+        }
         for (index, size) in self.sizes.iter().enumerate() {
             bytes = bytes.checked_mul(*size)?;
             if let Some(strides) = self.strides {
@@ -72,12 +77,17 @@ impl Asked<'_> {
 /// allocator and the tensor is large enough.
 #[inline]
 pub(crate) fn note(allocator: *const c_void, asked: Asked<'_>) {
-    if !requested_sizes::is_hooked(allocator) || !detail::is_on() {
+    if !requested_sizes::is_hooked(allocator) {
         return;
     }
-    if let Some(key) = asked.key() {
-        shielded(|| thread::with(|state| state.form.set(state.forms.borrow_mut().get(&key, || intern(key)))));
-    }
+    let key = if detail::is_on() { asked.key() } else { None };
+    // A note without an allocation, after an error of torch, does not stay for the next tensor.
+    shielded(|| {
+        thread::with(|state| {
+            let known = |key: FormKey| state.forms.borrow_mut().get(&key, || intern(key));
+            state.form.set(key.map_or(0, known));
+        })
+    });
 }
 
 /// Returns the text id of the form of the block that is reported now; 0 if unknown or too large for an event.

@@ -103,9 +103,13 @@ impl Sampler {
         if self.every.is_zero() || devices.is_empty() || queue.is_short() {
             return;
         }
+        let is_requested = device_calls::is_sample_requested();
         // A short program may end before a second sample is due, so its first one is not put off.
         let taken = self.sample_between_calls(&devices, is_urgent || self.last.is_none());
         let Some((clock_ns, samples)) = taken else {
+            if is_requested {
+                device_calls::request_sample();
+            }
             self.put_off.get_or_insert_with(Instant::now);
             self.tried = Some(Instant::now());
             return;

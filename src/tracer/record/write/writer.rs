@@ -29,6 +29,7 @@ use super::thread::{answer_until_finish, end_like_main_thread, is_alone, start_t
 use super::window::{Next, Window};
 use crate::clock::{self, ClockFitter};
 use crate::control::{Command, Control};
+use crate::device_calls;
 use crate::intern;
 use crate::queue::event_queue::EventQueue;
 use crate::queue::journal_header::MetaText;
@@ -231,7 +232,9 @@ impl Writer {
                 }
                 Ok(Command::Nudge) => {
                     // A requested sample is taken first, because memory changes on.
-                    self.sampler.sample_when_due(self.queue, &self.encoder);
+                    if device_calls::is_sample_requested() {
+                        self.sampler.sample_when_due(self.queue, &self.encoder);
+                    }
                     self.settle(LAST_EVENTS)?;
                 }
                 Ok(Command::Suspend(done)) => {

@@ -152,6 +152,8 @@ def tag_model(root) -> None:
     first = next(root.parameters(), None)
     if type(first) in PLAIN_TENSORS and first.is_cuda:
         _known_places[id(root)] = (weakref.ref(first), first.data_ptr())
+    else:
+        _known_places.pop(id(root), None)
     for module in root.modules():
         path_id = id_of(path_of(module))
         for name, buffer in module._buffers.items() if path_id else ():
