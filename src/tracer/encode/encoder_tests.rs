@@ -211,7 +211,9 @@ fn a_tag_with_a_known_form_writes_no_rows_after_a_resume() {
         ..Row::default()
     };
     encoder.restore_row(&row);
-    for (id, form) in [(1, "bfloat16 [2x2]"), (2, "float32 [2]"), (3, "float32 [4x1]"), (4, "int8 ?")] {
+    for (id, form) in
+        [(1, "bfloat16 [2x2]"), (2, "float32 [2]"), (3, "float32 [4x1]"), (4, "int8 ?"), (5, "float64 [4]")]
+    {
         encoder.define_text(id, form);
     }
     let tag = |form| {
@@ -229,9 +231,10 @@ fn a_tag_with_a_known_form_writes_no_rows_after_a_resume() {
     };
     assert_eq!(forms(1), [""; 0]);
     assert_eq!(forms(2), ["bfloat16 [2x2]", "float32 [2]"]);
-    // A tensor with more bytes than the block is expanded.
-    assert_eq!(forms(3), ["float32 [2]", "float32 ?"]);
-    assert_eq!(forms(4), ["float32 ?", "int8 ?"]);
+    // A tensor with more bytes than the block is expanded. The block keeps its shape if the type is the same.
+    assert_eq!(forms(3), [""; 0]);
+    assert_eq!(forms(5), ["float32 [2]", "float64 ?"]);
+    assert_eq!(forms(4), ["float64 ?", "int8 ?"]);
 }
 
 /// A sink that keeps the type and shape of each row.
