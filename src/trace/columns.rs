@@ -157,11 +157,12 @@ macro_rules! columns {
                 /// rotated trace; for `op` rows the overload, with `MEMTRACE_OPS=io`
                 name: text = NONE, any, rare, mostly_none;
                 /// the type of the tensor in the block: `bfloat16`; for packed values the stored type and the type
-                /// that it is decoded to: `nf4(bfloat16)`; `?` when unknown. It is known from the `tag` row of the
-                /// block on
+                /// that it is decoded to: `nf4(bfloat16)`; `?` when unknown. It is known at the
+                /// allocation for tensors of 1 MiB or more that PyTorch makes in a detailed step, and from the `tag` row
+                /// on for parameters, buffers, gradients, optimizer state, inputs and caches
                 dtype: text = UNKNOWN, any, rare, plain;
-                /// the shape of the tensor in the block: `[4096x11008]`; `[]` for a single value; `?` when unknown, or
-                /// when the tensor is a part of the block or expanded
+                /// the shape of the tensor in the block: `[4096x11008]`; `[]` for a single value; `?` when unknown,
+                /// when the tensor is a part of the block or expanded, and beyond 8,192 different shapes
                 shape: text = UNKNOWN, any, rare, plain;
             }
         }

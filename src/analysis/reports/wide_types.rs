@@ -11,8 +11,8 @@ use crate::state::replay::{Block, Replay};
 const NOTABLE: f64 = 0.1;
 /// The maximum number of modules in the line.
 const MODULES: usize = 3;
-/// The maximum number of ops in the line.
-const OPS: usize = 2;
+/// The maximum number of shapes in the line.
+const SHAPES: usize = 2;
 /// The beginnings of the names of types with 16 bits or fewer. Packed types have a `(` in their names.
 const NARROW: [&str; 6] = ["bfloat16", "float16", "float8", "float4", "int8", "uint8"];
 
@@ -84,16 +84,11 @@ fn wide_results(
     }
     let groups = |key: &Key, blocks: &[Block]| sorted(key.groups(blocks, symbols));
     let (narrow_type, Group { bytes: narrow_bytes, .. }) = groups(&Key::DTYPE, &narrow).into_iter().next()?;
-    let by_op = groups(&Key::OP, &wide).into_iter().filter(|(_, group)| share(group.bytes, bytes) >= NOTABLE);
-    let of_op = |(op, group): (String, Group)| {
-        let own: Vec<Block> =
-            wide.iter().filter(|block| *symbols.get(block.owner.op) == *op).copied().collect();
-        let shape = groups(&Key::SHAPE, &own).into_iter().next().map(|(shape, _)| shape);
-        let shape = shape.as_deref().and_then(|shape| shape.split_once(' ')).map_or("", |(_, shape)| shape);
-        format!("{op} {shape} {}", units.show(group.bytes))
-    };
-    let ops: Vec<String> = by_op.take(OPS).map(of_op).collect();
-    let most = if ops.is_empty() { "of many ops".to_owned() } else { format!("most by {}", ops.join(", ")) };
+    let large =
+        groups(&Key::SHAPE, &wide).into_iter().filter(|(_, group)| share(group.bytes, bytes) >= NOTABLE);
+    let shapes: Vec<String> =
+        large.take(SHAPES).map(|(shape, group)| format!("{} in {shape}", units.show(group.bytes))).collect();
+    let most = if shapes.is_empty() { "of many shapes".to_owned() } else { shapes.join(", ") };
     Some(format!(
         "activations and temporaries in float32 have {} ({}) of this peak, beside {} in {narrow_type}: {most}. In 16 bits they \
          would have {} less",

@@ -88,8 +88,6 @@ impl Key {
     pub const DTYPE: Key = Key::named("dtype");
     /// Groups by the type and shape of the tensor.
     pub const SHAPE: Key = Key::named("shape");
-    /// Groups by the innermost op.
-    pub const OP: Key = Key::named("op");
 
     const fn named(name: &'static str) -> Key {
         Key { name, depth: None, apart: false, stacks: None, layers: None, classes: None }

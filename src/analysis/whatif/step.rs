@@ -109,8 +109,8 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// Returns the bytes of one value; those of float32 if the type is unknown, and 1 for another type, as in
-    /// 8-bit state.
+    /// Returns the bytes of one value. An unknown type counts as float32, and a type that is neither float32 nor
+    /// 16-bit as one byte, as in 8-bit state.
     pub(super) fn item(&self) -> i64 {
         match self.dtype {
             DType::Unknown | DType::Float32 => FLOAT,

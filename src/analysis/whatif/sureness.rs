@@ -112,7 +112,7 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
             "inputs, activations and the temporary blocks of the backward grow with the batch; blocks as \
              large as a parameter of their module do not",
             "medium",
-            "what grows is told by sizes and categories; workspaces do not grow in proportion",
+            "sizes and categories decide which blocks are taken to grow; workspaces do not grow in proportion",
         ),
         Change::Shard { .. } => of(
             "FSDP2: fully_shard around each of the outermost numbered modules (GPT.h.0, GPT.h.1, ...) and \

@@ -18,6 +18,11 @@ function blockWords(t, i) {
   return [...owner, shapeWith(strings[b.dtype[i]], strings[b.shape[i]])];
 }
 
+/** Returns the texts of a live block that the search looks at. */
+function searchWords(block) {
+  return [block.module, block.op, block.phase, block.category, block.shape];
+}
+
 /** Returns the type and shape of a tensor as one text. */
 function shapeWith(dtype, shape) {
   return shape === NO_SHAPE ? shape : `${dtype} ${shape}`;
@@ -155,7 +160,7 @@ function paintIcicle(at) {
   const { path } = TREES[state.tree];
   for (const block of at.live) {
     let node = tree;
-    const found = matches(block.module, block.op, block.phase, block.category, block.shape);
+    const found = matches(...searchWords(block));
     node.bytes += block.bytes;
     node.blocks++;
     for (const name of path(block)) {
@@ -339,8 +344,7 @@ function paintTable(t, ts, at) {
   const limit = 25 * state.more,
     most = rows.reduce((most, row) => Math.max(most, row.bytes), 1);
   // Rows that match the search come first. All other rows come after them, dimmed.
-  const words = (row) => [row.module, row.op, row.phase, row.category, row.shape];
-  const hit = (row) => matches(...(single ? words(row) : [row.name]));
+  const hit = (row) => matches(...(single ? searchWords(row) : [row.name]));
   const order = state.search ? [...rows.filter(hit), ...rows.filter((row) => !hit(row))] : rows;
   for (const row of order.slice(0, limit)) {
     const line = element("tr", hit(row) ? "" : "dim");

@@ -82,15 +82,7 @@ painters.segments = () => {
   for (const one of tape) {
     if (one.block) {
       const colour = categoryColour(one.block.category);
-      c.fillStyle = matches(
-        one.block.module,
-        one.block.op,
-        one.block.category,
-        one.block.phase,
-        one.block.shape,
-      )
-        ? colour
-        : faded(colour, 0.2);
+      c.fillStyle = matches(...searchWords(one.block)) ? colour : faded(colour, 0.2);
       piece(one.from, one.to, (x, y, w) =>
         c.fillRect(x, y + 1, Math.max(0.6, w - (w > 3 ? 0.7 : 0)), TAPE.row - 2),
       );

@@ -21,7 +21,7 @@ use crate::runtime::thread::known_forms::{FormKey, WITHOUT_SHAPE};
 use crate::runtime::thread::{self, ThreadState};
 
 /// The bytes from which on a tensor's form is noted. The blocks that make a peak are larger.
-pub(crate) const LEAST_BYTES: i64 = 1 << 20;
+const LEAST_BYTES: i64 = 1 << 20;
 /// The number of forms whose shape gets a text. Lengths that vary would need a text each, and texts are limited.
 const MOST_FORMS: usize = 1 << 13;
 
