@@ -14,7 +14,7 @@ pub enum ModelFact<'a> {
     BatchOfOne(bool),
     /// True if the latest call was in evaluation mode.
     Evaluates(bool),
-    /// The class of the optimizer of its parameters, found after an OOM, followed by the options that add
+    /// The class of the optimizer of its parameters, found after an OOM, followed by `fused` and the options that add
     /// state, such as `SGD,momentum`.
     Optimizer(&'a str),
     /// The bytes of its parameters that were on the CPU when memory ran out, while others were on a GPU.

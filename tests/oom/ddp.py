@@ -1,4 +1,4 @@
-"""Trains on 8 GPUs: ddp.py ddp|fsdp|save [fix]."""
+"""Trains on 8 GPUs: ddp.py ddp|fsdp|save|whole [fix]."""
 
 import os
 import sys
@@ -18,9 +18,9 @@ model = nn.Sequential(
 if KIND == "ddp":
     model = DistributedDataParallel(model.cuda(), gradient_as_bucket_view=FIX)
 else:
-    if FIX or KIND == "save":
+    if FIX or KIND in ("save", "whole"):
         for block in model:
-            fully_shard(block)
+            fully_shard(block, reshard_after_forward=False if KIND == "whole" and not FIX else None)
     fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(int(os.environ.get("STEPS", 3))):

@@ -8,7 +8,8 @@ use crate::error::{Error, Result};
 use crate::options::{Flag, Options, parse_window};
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
-use crate::state::block::Block;
+use crate::read::symbols::SymbolTable;
+use crate::state::block::{Block, is_unknown_form};
 use crate::state::categories::KnownCategories;
 use crate::state::last_oom::LastOom;
 use crate::state::marks::{self, MarkName};
@@ -117,7 +118,7 @@ pub fn replay_to_moment(
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Option<Replayed>> {
     let tracked = Metric::Allocated;
-    let mut tagged = Vec::new();
+    let (mut tagged, mut tag_symbols) = (Vec::new(), SymbolTable::default());
     let last = match at {
         NamedMoment::End | NamedMoment::Exit => {
             let window = &options.window;
@@ -151,8 +152,8 @@ pub fn replay_to_moment(
             replayed.fullest(*metric, options).map_or(0, |device| device.peak(*metric).seq)
         }
         NamedMoment::Oom => {
-            let (oom, judged, blocks) = last_oom(trace, options, &known)?;
-            (known, tagged) = (judged, blocks);
+            let (oom, judged, blocks, symbols) = last_oom(trace, options, &known)?;
+            (known, tagged, tag_symbols) = (judged, blocks, symbols);
             oom
         }
         NamedMoment::Mark(mark) => marks::find(trace, mark, options)?.map_or(0, |row| row.seq),
@@ -174,12 +175,17 @@ pub fn replay_to_moment(
         stop
     };
     let mut replayed = replay_until(trace, columns, options, tracked, known, stop, visit)?;
-    replayed.replay.set_categories(&tagged);
+    for block in tagged.iter_mut().filter(|block| !is_unknown_form(block.shape)) {
+        for form in [&mut block.dtype, &mut block.shape] {
+            *form = replayed.symbols.intern(&tag_symbols.get(*form));
+        }
+    }
+    replayed.replay.copy_tags(&tagged);
     Ok(Some(replayed))
 }
 
 /// Returns the `seq` of the last OOM (0 without an OOM), the categories for a replay up to it, and blocks
-/// with their tagged categories:
+/// with their tagged categories, whose symbols are in the last table:
 ///
 /// - If `known` has the categories of an earlier reading: `known`, and no blocks.
 /// - If the rules infer categories: the categories of the blocks that were live at the OOM, and no blocks.
@@ -188,10 +194,11 @@ fn last_oom(
     trace: &TraceFile,
     options: &Options,
     known: &KnownCategories,
-) -> Result<(i64, KnownCategories, Vec<Block>)> {
+) -> Result<(i64, KnownCategories, Vec<Block>, SymbolTable)> {
     let mut last: Option<LastOom> = None;
     let tracked = Metric::Allocated;
-    let replayed = replay_trace(trace, Columns::of(&[]), options, tracked, known.clone(), |row, replay| {
+    let columns = Columns::of(&["dtype", "shape"]);
+    let replayed = replay_trace(trace, columns, options, tracked, known.clone(), |row, replay| {
         let wanted = is_gpu(row.device) && options.device.is_none_or(|only| only == row.device);
         if row.event == EventName::Oom && wanted && replay.in_window() {
             last = Some(LastOom::new(row));
@@ -199,19 +206,20 @@ fn last_oom(
             oom.feed(replay);
         }
     })?;
-    let Some(oom) = last else { return Ok((0, known.clone(), Vec::new())) };
+    let Some(oom) = last else { return Ok((0, known.clone(), Vec::new(), replayed.symbols)) };
     let replay = &replayed.replay;
     if !known.is_none() {
-        return Ok((oom.seq, known.clone(), Vec::new()));
+        return Ok((oom.seq, known.clone(), Vec::new(), replayed.symbols));
     }
     let devices = replay.devices().iter().map(|device| device.ordinal);
     let blocks: Vec<Block> = devices.flat_map(|ordinal| oom.blocks(replay, ordinal)).collect();
     if !replay.infers() {
         // The trace has tags, but perhaps only after the OOM, where the replay up to the OOM does not see
         // them. The empty map disables the rules of inference in that replay.
-        return Ok((oom.seq, KnownCategories::of_blocks(&[], ""), blocks));
+        return Ok((oom.seq, KnownCategories::of_blocks(&[], ""), blocks, replayed.symbols));
     }
-    Ok((oom.seq, KnownCategories::of_blocks(&blocks, replay.rule()), Vec::new()))
+    let judged = KnownCategories::of_blocks(&blocks, replay.rule());
+    Ok((oom.seq, judged, Vec::new(), replayed.symbols))
 }
 
 #[cfg(test)]

@@ -176,8 +176,8 @@ pub fn advice(change: &Change, again: &OpsAgain) -> Advice {
         ),
         Change::Batch(times, parts) => Advice {
             costs: format!(
-                "{parts} forward and backward passes instead of {times}; the same result with gradient \
-                 accumulation{}",
+                "{parts} forward and backward passes instead of {times}; gradient accumulation gives the same \
+                 result, except with a batch norm or a loss over pairs of samples (contrastive){}",
                 if times < parts { format!("; needs a batch of {parts} or more") } else { String::new() }
             ),
             code: batch_code(*times, *parts),
@@ -193,7 +193,8 @@ fn batch_code(times: i64, parts: i64) -> Vec<String> {
     }
     vec![
         format!("batch_size //= {parts}"),
-        "# for the same result as before, in the training loop:".to_owned(),
+        "# to train with the gradient of the whole batch (not for a contrastive loss), in the training loop:"
+            .to_owned(),
         format!("(loss / {parts}).backward()"),
         format!("if (step + 1) % {parts} == 0:"),
         "    optimizer.step()".to_owned(),

@@ -8,6 +8,7 @@
 //! forwards are live at once in its backward. A checkpoint of each module then changes these second forwards,
 //! too.
 
+use memtrace_trace::Category;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::calls::{ModulesAbove, calls_again, outer_calls};
@@ -39,8 +40,10 @@ pub(super) fn apply(
         first_saved: FxHashMap::default(),
         again: again.iter().map(|call| call.from).collect(),
         shared_until: 0,
+        begun_at_oom: FxHashMap::default(),
     };
     pass.find_first_saved();
+    pass.find_begun_at_oom(&calls);
     calls.into_iter().map(|call| u64::from(pass.recompute(curve, call))).sum()
 }
 
@@ -71,6 +74,9 @@ struct Recomputed<'a> {
     /// The latest start of a backward among the second calls so far that share one checkpoint. A second call
     /// that begins before this allocation shares the checkpoint, too.
     shared_until: u32,
+    /// For each module whose last call's backward had begun when the step ran out of memory: the end of that call,
+    /// and the beginning of the backward.
+    begun_at_oom: FxHashMap<Symbol, (u32, u32)>,
 }
 
 impl<'a> Recomputed<'a> {
@@ -84,6 +90,30 @@ impl<'a> Recomputed<'a> {
             for module in self.above.of(op.module) {
                 let first = self.first_saved.entry(*module).or_insert(life.birth);
                 *first = life.birth.min(*first);
+            }
+        }
+    }
+
+    /// Finds the calls whose backward had begun when the step ran out of memory. It may have freed no block yet,
+    /// but with a checkpoint, its second forward has run.
+    fn find_begun_at_oom(&mut self, calls: &[&Call]) {
+        let Some(oom) = self.oom else { return };
+        let mut ends: FxHashMap<Symbol, u32> = FxHashMap::default();
+        for call in calls {
+            let end = ends.entry(call.name).or_default();
+            *end = call.to.max(*end);
+        }
+        let request = self.step.allocations[oom as usize].owner;
+        let ops = self.step.ops.iter().map(|op| (op.phase, op.module, op.from));
+        for (phase, module, from) in ops.chain([(request.phase, request.module, oom)]) {
+            if phase != self.phases.backward || from > oom {
+                continue;
+            }
+            for name in self.above.of(module) {
+                if let Some(end) = ends.get(name).copied().filter(|end| *end <= from) {
+                    let begun = self.begun_at_oom.entry(*name).or_insert((end, from));
+                    begun.1 = begun.1.min(from);
+                }
             }
         }
     }
@@ -130,14 +160,16 @@ impl<'a> Recomputed<'a> {
         let mut kept = Kept { inner: Vec::new(), born };
         for index in &kept.born {
             let life = self.life(*index);
-            let is_kept = life.death > call.to;
+            let is_kept = life.death > call.to && is_result(life);
             if is_kept && (self.is_freed_inside(life, call) || self.is_left_at_oom(life, call)) {
                 kept.inner.push(*index);
             }
         }
         keep_output(&mut kept, step, call);
         let Some(last) = kept.inner.last().map(|index| self.life(*index)) else { return false };
-        if self.is_left_at_oom(last, call) {
+        let begun = self.begun_at_oom.get(&call.name).filter(|(end, _)| *end == call.to).map(|(_, at)| *at);
+        let begun = begun.filter(|_| self.is_left_at_oom(last, call));
+        if self.is_left_at_oom(last, call) && begun.is_none() {
             if self.has_own_checkpoint(call, self.oom.unwrap_or(ALIVE)) {
                 return false;
             }
@@ -149,7 +181,7 @@ impl<'a> Recomputed<'a> {
         // The backward of the call begins with the first op that frees an inner block.
         let begin = |life: &Life| step.op(life.freed_by).map_or(life.death, |op| op.from);
         let inner = || kept.inner.iter().map(|index| &step.lives[*index as usize]);
-        let Some(at) = inner().map(begin).min() else { return false };
+        let Some(at) = begun.or_else(|| inner().map(begin).min()) else { return false };
         if self.has_own_checkpoint(call, at) {
             return false;
         }
@@ -205,6 +237,14 @@ impl<'a> Recomputed<'a> {
             }
         }
     }
+}
+
+/// Returns true for a block that a second forward can compute again. A forward also allocates blocks that a
+/// checkpoint does not free: parameters that FSDP gathers, a cache of keys and values, and the workspaces of cuBLAS.
+fn is_result(life: &Life) -> bool {
+    use Category::{Buffer, Gradient, KvCache, OptimizerState, Parameter, Workspace};
+    let category = life.owner.category;
+    !matches!(category, Parameter | Buffer | KvCache | Gradient | OptimizerState | Workspace)
 }
 
 /// Removes the result of the call from its inner blocks, because the caller holds the result.

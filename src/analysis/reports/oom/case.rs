@@ -17,17 +17,20 @@ use super::super::device_users::Neighbours;
 use super::super::late_buckets::late_buckets;
 use super::attention::AttentionFinder;
 use super::cause::{
-    Cause, Copies, FEWEST_STEPS, Facts, Kept, StateToCome, StepTotals, with_inputs_of_checkpoints,
+    Cause, Copies, FEWEST_STEPS, Facts, Kept, StateToCome, StepTotals, gathered_modules,
+    with_inputs_of_checkpoints,
 };
 use super::cycles::Cycles;
 use super::eval_mode::{EvaluationGraph, ForwardModes, is_by_mode};
 use super::forwards::Forwards;
 use super::found_at_oom::FoundAtOom;
 use super::idle::{ModuleCalls, UntrainedModel};
+use super::kv_cache::KeyValueCache;
 use super::recomputed::recomputed;
 use super::remedies::remedy;
 use super::server_limit::ServerPart;
 use super::step_groups::{Difference, StepGroups};
+use super::unoptimized::UnoptimizedGraph;
 
 use crate::options::Options;
 use crate::read::record::Record;
@@ -417,6 +420,9 @@ pub(super) struct OomCase<'a> {
     trained_root: String,
     /// A model that keeps a graph in evaluation mode, if its memory is a significant share of the card.
     pub(super) evaluation_graph: Option<EvaluationGraph>,
+    /// A model without an optimizer that keeps a graph, if its memory is a significant share of the card.
+    pub(super) unoptimized_graph: Option<UnoptimizedGraph>,
+    pub(super) key_value_cache: KeyValueCache,
     /// True if the latest call of the request's model was in evaluation mode.
     pub(super) evaluates: bool,
     /// Other models that this step does not train, if the program is too big.
@@ -535,6 +541,13 @@ impl<'a> OomCase<'a> {
             parameters: sum(Category::Parameter),
             shards: exactly(&[Category::Parameter]).sum(),
             largest_gather: exactly(&[Category::UnshardedParameter, Category::AllGather]).max().unwrap_or(0),
+            gathered_modules: gathered_modules(&live),
+            largest_result: exactly(&[Category::Activation]).max().unwrap_or(0),
+            other_lasting: live
+                .iter()
+                .filter(|b| b.owner.category.is_unclaimed() && b.owner.step < 0)
+                .map(|b| b.bytes)
+                .sum(),
             inputs: sum(Category::Input),
             kv_cache: sum(Category::KvCache),
             to_come: layers.as_ref().map_or(optimizer.to_come, |left| left.bytes),
@@ -663,6 +676,20 @@ impl<'a> OomCase<'a> {
                 &replayed.symbols,
             )
             .filter(|graph| facts.is_material(graph.bytes)),
+            unoptimized_graph: UnoptimizedGraph::find(
+                &blocks,
+                row.step,
+                &seen.calls,
+                &seen.facts,
+                &seen.found,
+                facts.has_autograd,
+                &replayed.symbols,
+            )
+            .filter(|graph| facts.is_material(graph.bytes)),
+            key_value_cache: KeyValueCache::of(
+                live.iter().map(|block| (block.owner.category, block.bytes, block.dtype, block.shape)),
+                &replayed.symbols,
+            ),
             evaluates: of_model.evaluates,
             trained_root: trained_root.unwrap_or_default(),
             being_moved: being_moved.map(|(root, _)| root.to_owned()),
@@ -979,7 +1006,7 @@ impl<'a> OomCase<'a> {
     /// step, or an empty text.
     fn state_to_come(&self, units: Unit) -> String {
         let facts = &self.facts;
-        let StateToCome { bytes, gradients, class } = &facts.of_optimizer;
+        let StateToCome { bytes, gradients, temporaries, class } = &facts.of_optimizer;
         let is_known = facts.needed.is_some_and(|needed| needed > facts.capacity);
         if self.cause != Cause::TooBig || *bytes == 0 || is_known {
             return String::new();
@@ -993,6 +1020,14 @@ impl<'a> OomCase<'a> {
             let of_class = match class {
                 Some(class) => format!("the state of {class}, {state}"),
                 None => format!("the state of the optimizer (Adam: {state})"),
+            };
+            let of_class = if *temporaries == 0 {
+                of_class
+            } else {
+                format!(
+                    "{of_class}, and the temporary results of its step, {} (none with fused=True)",
+                    units.show(*temporaries)
+                )
             };
             return format!(
                 " The gradients of {root}, {gradients}, and {of_class}, are still to come, so about {whole} in all."

@@ -35,6 +35,10 @@ const FEWEST_OF_STATE: i64 = 8;
 /// ordinary variables.
 const FEWEST_GATHERED: i64 = 3;
 
+/// The minimum number of modules whose whole parameters are live together if FSDP does not reshard them after
+/// their forward.
+const FEWEST_GATHERED_MODULES: usize = 3;
+
 /// The cause of an OOM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
@@ -132,6 +136,12 @@ pub(super) struct Facts {
     pub(super) shards: i64,
     /// The bytes of the largest block into which FSDP has gathered parameters.
     pub(super) largest_gather: i64,
+    /// The whole parameters that FSDP has gathered: their bytes, and the number of modules.
+    pub(super) gathered_modules: (i64, usize),
+    /// The bytes of the largest live activation. In the backward, its gradient has as many.
+    pub(super) largest_result: i64,
+    /// The bytes of live blocks from before the first step that are no parameters, such as averaged weights.
+    pub(super) other_lasting: i64,
     /// The bytes of the live inputs: batches on the device.
     pub(super) inputs: i64,
     /// The bytes of the live key-value cache.
@@ -194,8 +204,17 @@ pub(super) struct StateToCome {
     pub(super) bytes: i64,
     /// The bytes of the gradients of all parameters that it trains.
     pub(super) gradients: i64,
+    /// The bytes of the temporary results of its step for all parameters at once: Adam's, unless it is fused.
+    pub(super) temporaries: i64,
     /// The name of its class; `None` if no optimizer of this model was found.
     pub(super) class: Option<String>,
+}
+
+/// Returns the bytes of the whole parameters that FSDP has gathered, and the number of their modules.
+pub(super) fn gathered_modules(live: &[Block]) -> (i64, usize) {
+    let gathered = || live.iter().filter(|block| block.owner.category == Category::UnshardedParameter);
+    let modules: BTreeSet<_> = gathered().map(|block| block.owner.module.index()).collect();
+    (gathered().map(|block| block.bytes).sum(), modules.len())
 }
 
 /// Live parameters, or state of optimizers, that were allocated after training began, as by a program that
@@ -318,11 +337,12 @@ impl Facts {
     }
 
     /// Returns the memory that the optimizer's first step needs: the gradients of all trained parameters, but no
-    /// activations. Returns 0 if the optimizer's state is not to come.
+    /// activations. Returns 0 if the optimizer's state is not to come. Checkpoints, a smaller batch and autocast
+    /// do not lower this need.
     pub(super) fn needs_by_update(&self) -> i64 {
-        let StateToCome { bytes, gradients, .. } = self.of_optimizer;
-        let beside = self.outside + self.unknown + self.host.unwrap_or(0);
-        if gradients == 0 { 0 } else { self.parameters + gradients + bytes + beside }
+        let StateToCome { bytes, gradients, temporaries, .. } = self.of_optimizer;
+        let beside = self.other_lasting + self.outside + self.unknown + self.host.unwrap_or(0);
+        if gradients == 0 { 0 } else { self.parameters + gradients + bytes + temporaries + beside }
     }
 
     /// Returns a lower bound of the bytes by which the program is short of memory.
@@ -354,6 +374,14 @@ impl Facts {
         let is_whole =
             self.largest_gather > 0 && self.largest_gather.saturating_mul(5) >= model.saturating_mul(2);
         (is_whole && self.is_material(self.largest_gather)).then_some(self.largest_gather)
+    }
+
+    /// Returns the bytes and the number of the modules whose whole parameters are live together, if they are a
+    /// significant share of the card. With `reshard_after_forward=True`, at most two are: the module that runs
+    /// and the next one.
+    pub(super) fn gathered_together(&self) -> Option<(i64, usize)> {
+        let (bytes, modules) = self.gathered_modules;
+        (modules >= FEWEST_GATHERED_MODULES && self.is_material(bytes)).then_some((bytes, modules))
     }
 
     /// Returns the first cause that applies, in a fixed order, and the holder that is responsible for it, if
@@ -592,7 +620,9 @@ impl Facts {
     pub(super) fn gathered_by_forward(&self) -> Option<&Holder> {
         let all = self.holders.iter().filter(|holder| self.is_of_running_forward(holder));
         let is_variable = |holder: &&Holder| ["local", "attribute", "global"].contains(&holder.text("kind"));
-        all.filter(is_variable).max_by_key(|holder| holder.bytes).filter(|one| self.is_material(one.bytes))
+        all.filter(is_variable)
+            .max_by_key(|holder| holder.bytes)
+            .filter(|one| self.is_material(one.bytes) && 2 * self.kv_cache < one.bytes)
     }
 
     /// Returns the maximum number of forwards of a root module without a backward that is ordinary. More

@@ -53,6 +53,11 @@ impl FoundAtOom {
         }
     }
 
+    /// Returns true if an optimizer has parameters of this root.
+    pub(super) fn has_optimizer(&self, root: &str) -> bool {
+        self.optimizers.contains_key(root)
+    }
+
     /// Returns the model with the most parameters that were still on the CPU while others were on a GPU, and
     /// the bytes of these parameters.
     pub(super) fn being_moved(&self) -> Option<(&str, i64)> {
@@ -67,9 +72,16 @@ impl FoundAtOom {
         StateToCome {
             bytes: trained / 2 * known.map_or(4, |(_, halves)| halves),
             gradients: trained,
+            temporaries: known.filter(|(class, _)| is_foreach_adam(class)).map_or(0, |_| trained),
             class: known.map(|(class, _)| class.clone()),
         }
     }
+}
+
+/// Returns true for Adam and its kin if a step computes the roots of the second moments of all parameters at once.
+fn is_foreach_adam(class: &str) -> bool {
+    let (name, options) = class.split_once(',').unwrap_or((class, ""));
+    ["Adam", "AdamW", "NAdam", "RAdam"].contains(&name) && !options.contains("fused")
 }
 
 /// Returns the state of an optimizer in halves of its parameters' float32 bytes. Returns `None` for an unknown
@@ -119,6 +131,12 @@ mod tests {
         // A class whose state is unknown, and a model without an optimizer.
         assert_eq!(state("Other"), (800, None));
         assert_eq!(state("Unet"), (800, None));
+        // Adam's temporary results, which neither a fused Adam nor one of 8 bits has.
+        found.note("optimizer=AdamW Vae");
+        found.note("optimizer=AdamW,fused Head");
+        let temporaries = ["Vae", "Head", "GPT", "Net"].map(|root| found.state_of(root, 400).temporaries);
+        assert_eq!(temporaries, [400, 0, 0, 0]);
+        assert!(found.has_optimizer("Vae") && !found.has_optimizer("Unet"));
         assert_eq!(halves_per_parameter("Adam,amsgrad"), Some(6));
         assert_eq!(halves_per_parameter("PagedAdamW8bit"), Some(1));
         assert_eq!(halves_per_parameter("Lion"), Some(2));

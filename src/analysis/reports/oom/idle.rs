@@ -14,10 +14,11 @@ use crate::state::replay::Replay;
 /// connections keeps a few results, too.
 const FEWEST_HOLDING: usize = 8;
 
-/// For each called module: the number of its calls, and the step of the last one.
+/// For each called module: the number of its calls, the step of the last one, and the `seq` of the first one in this
+/// step.
 #[derive(Default)]
 pub(super) struct ModuleCalls {
-    of: FxHashMap<Symbol, (u64, i64)>,
+    of: FxHashMap<Symbol, (u64, i64, i64)>,
     module_api: Option<Symbol>,
 }
 
@@ -29,8 +30,11 @@ impl ModuleCalls {
         }
         let module_api = *self.module_api.get_or_insert_with(|| replay.symbols.intern(Api::Module.as_str()));
         if row.api == module_api {
-            let calls = self.of.entry(row.name).or_default();
-            *calls = (calls.0 + 1, replay.step);
+            let (calls, step, first) = self.of.entry(row.name).or_insert((0, i64::MIN, 0));
+            if *step != replay.step {
+                (*step, *first) = (replay.step, row.seq);
+            }
+            *calls += 1;
         }
     }
 
@@ -48,21 +52,32 @@ impl ModuleCalls {
         holding: &BTreeSet<Symbol>,
         counts: impl Fn(Symbol) -> bool,
     ) -> bool {
-        let called = self.of.iter().filter(|(name, (_, last))| *last == step && counts(**name)).count();
-        let hold = holding.iter().filter(|module| self.of.get(module).is_some_and(|(_, last)| *last == step));
+        let called = self.of.iter().filter(|(name, (_, last, _))| *last == step && counts(**name)).count();
+        let hold =
+            holding.iter().filter(|module| self.of.get(module).is_some_and(|(_, last, _)| *last == step));
         let hold = hold.count();
         hold >= FEWEST_HOLDING && 3 * hold >= called
     }
 
     /// Returns the number of calls of a module.
     pub(super) fn of_module(&self, path: &str, symbols: &SymbolTable) -> u64 {
-        self.of.iter().find(|(name, _)| *symbols.get(**name) == *path).map_or(0, |(_, (calls, _))| *calls)
+        self.of.iter().find(|(name, _)| *symbols.get(**name) == *path).map_or(0, |(_, (calls, ..))| *calls)
+    }
+
+    /// Returns the `seq` of the first call of the module at `path`, or of a module inside it, in a step.
+    pub(super) fn first_call(&self, path: &str, step: i64, symbols: &SymbolTable) -> Option<i64> {
+        let is_inside = |name: Symbol| {
+            let name = symbols.get(name);
+            name.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let called = self.of.iter().filter(|(name, (_, last, _))| *last == step && is_inside(**name));
+        called.map(|(_, (.., first))| *first).min()
     }
 
     /// Returns the step of the last call of a module of a root; `None` if none was called.
     fn last_step(&self, root: &str, symbols: &SymbolTable) -> Option<i64> {
         let of_root = self.of.iter().filter(|(name, _)| root_of(&symbols.get(**name)) == root);
-        of_root.map(|(_, (_, step))| *step).max()
+        of_root.map(|(_, (_, step, _))| *step).max()
     }
 }
 
@@ -138,7 +153,7 @@ mod tests {
     fn oom_sees_a_graph_in_the_results_that_most_modules_keep() {
         let symbols = SymbolTable::default();
         let modules: Vec<Symbol> = (0..24).map(|index| symbols.intern(&format!("Net.{index}"))).collect();
-        let of = modules.iter().map(|module| (*module, (2, 3))).collect();
+        let of = modules.iter().map(|module| (*module, (2, 3, 0))).collect();
         let calls = ModuleCalls { of, ..ModuleCalls::default() };
         let first = |count: usize| modules[..count].iter().copied().collect();
         assert!(calls.keep_graph(3, &first(16)));
@@ -158,9 +173,9 @@ mod tests {
             ..Owner::of(&Record::default())
         };
         let mut calls = ModuleCalls::default();
-        calls.of.insert(symbols.intern("Teacher.layer"), (3, 4));
-        calls.of.insert(symbols.intern("Student"), (3, 5));
-        calls.of.insert(symbols.intern("Reference"), (3, 5));
+        calls.of.insert(symbols.intern("Teacher.layer"), (3, 4, 0));
+        calls.of.insert(symbols.intern("Student"), (3, 5, 0));
+        calls.of.insert(symbols.intern("Reference"), (3, 5, 0));
         let live = [
             (owner("Teacher.layer", Category::Parameter), 300),
             (owner("Student.layer", Category::Parameter), 300),

@@ -8,10 +8,12 @@ mod eval_mode;
 mod forwards;
 mod found_at_oom;
 mod idle;
+mod kv_cache;
 mod recomputed;
 mod remedies;
 mod server_limit;
 mod step_groups;
+mod unoptimized;
 
 use serde_json::{Value, json};
 
@@ -205,6 +207,8 @@ fn find_case<'a>(trace: &'a TraceFile, options: &Options) -> Result<Option<Found
         "name",
         "shape",
         "stack_id",
+        "dtype",
+        "shape",
     ]));
     let replayed = replay_to_moment(
         trace,
@@ -226,10 +230,7 @@ fn find_case<'a>(trace: &'a TraceFile, options: &Options) -> Result<Option<Found
     }
     let searches = RetainedSearches::read(trace, options)?;
     let part = ServerPart::read(trace, options)?;
-    // After the first step, the optimizer's state is allocated, so the trace shows it.
-    if row.step <= 0 {
-        seen.found = FoundAtOom::read(trace, options)?;
-    }
+    seen.found = FoundAtOom::read(trace, options)?;
     let case = OomCase::new(trace, &replayed, &layout, &row, &seen, searches.at_oom(), part);
     Ok(Some(FoundCase { case, replayed, levels, searches }))
 }

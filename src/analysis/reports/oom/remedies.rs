@@ -8,6 +8,7 @@ use super::case::{COPIES, OomCase};
 use super::cause::{Cause, Kept, is_of_forward};
 use super::eval_mode::EvaluationGraph;
 use super::idle::UntrainedModel;
+use super::unoptimized::UnoptimizedGraph;
 use crate::state::retained::Holder;
 
 /// Attention that writes its scores to memory runs ops with these texts in their names.
@@ -146,8 +147,18 @@ impl OomCase<'_> {
                  keeps a graph for a backward: {} of activations",
                 show(*bytes)
             ));
+        } else if let Some(UnoptimizedGraph { path, bytes }) = &self.unoptimized_graph {
+            all.push(format!(
+                "torch.no_grad() around the forward of {path}, if nothing trains through it: no optimizer has its parameters, and it keeps \
+                 a graph for a backward: {} of activations{}",
+                show(*bytes),
+                if self.is_too_little(*bytes) { UNSURE } else { "" }
+            ));
         } else if self.may_evaluate() && facts.is_larger_than_before() {
             all.push(EVALUATES.to_owned());
+        }
+        if facts.is_material(self.key_value_cache.bytes) {
+            all.push(self.key_value_cache.line(units));
         }
         all.extend(self.untrained.iter().take(MOST_MODELS).filter_map(|model| self.without(model, units)));
         if let Some(gathered) = facts.gathered_by_forward() {
@@ -180,6 +191,14 @@ impl OomCase<'_> {
                 "fully_shard(layer) for each layer before fully_shard(model), or FullyShardedDataParallel's auto_wrap_policy: all \
                  parameters are gathered at once now, {}",
                 show(gathered)
+            ));
+        }
+        if let Some((gathered, modules)) = facts.gathered_together() {
+            all.push(format!(
+                "reshard_after_forward=True for fully_shard(layer) (FullyShardedDataParallel: ShardingStrategy.FULL_SHARD): the whole \
+                 parameters of {modules} modules are live at once now, {}{}",
+                show(gathered),
+                if self.is_too_little(gathered / modules as i64 * (modules as i64 - 2)) { UNSURE } else { "" }
             ));
         }
         if let Some(held) = self.graph_of_other().filter(|_| self.evaluation_graph.is_none()) {
@@ -406,7 +425,10 @@ impl OomCase<'_> {
             None if is_outside => {
                 ", may not be enough alone: this step's extra memory is outside of the model"
             }
-            None if self.is_too_little_with(advice.saved, saved) => UNSURE,
+            None if self.is_too_little_with(advice.saved, saved - self.to_come_with_checkpoints(advice)) => {
+                UNSURE
+            }
+            None if facts.needs_by_update() > facts.capacity && is_without_update(&advice.option) => UNSURE,
             Some(_) => ", enough",
             None => ", likely enough",
         };
@@ -420,12 +442,19 @@ impl OomCase<'_> {
         } else {
             format!("{least}{}", units.show(advice.saved))
         };
-        format!(
-            "{} ({}): saves {bytes}{enough}; costs: {}",
-            advice.phrase,
-            code_of(&advice.option),
-            advice.costs
-        )
+        let costs = if advice.option.starts_with("--batch") && !facts.has_autograd && !facts.has_backward {
+            "more calls"
+        } else {
+            &advice.costs
+        };
+        format!("{} ({}): saves {bytes}{enough}; costs: {costs}", advice.phrase, code_of(&advice.option))
+    }
+
+    /// Returns the bytes that the backward needs beside the second forward of a checkpointed module, if the trace
+    /// has no backward: at least the gradient of the largest result.
+    fn to_come_with_checkpoints(&self, advice: &FirstAdvice) -> i64 {
+        let is_unknown = advice.option.starts_with("--checkpoint") && !self.facts.has_backward;
+        if is_unknown { self.facts.largest_result } else { 0 }
     }
 
     /// Returns an estimate of the bytes that a change of `memtrace advise` saves of the memory that the step
@@ -455,6 +484,11 @@ impl OomCase<'_> {
         let of_layers = (i128::from(layers) * i128::from(advice.saved.min(now)) / i128::from(now)) as i64;
         of_layers + of_state + of_temporaries
     }
+}
+
+/// Returns true for a change that leaves the memory of the optimizer's step as it is.
+fn is_without_update(option: &str) -> bool {
+    ["--checkpoint", "--batch", "--autocast", "--chunk-loss"].iter().any(|one| option.starts_with(one))
 }
 
 /// Returns the command that shows the code of a change, for the line of the change.

@@ -4,7 +4,7 @@ use memtrace_trace::EventName;
 use memtrace_trace::memory::{MemoryKind, Metric};
 
 use super::{Replay, is_gpu};
-use crate::state::block::Block;
+use crate::state::block::{Block, is_unknown_form};
 use crate::state::categories::{self, InferenceState};
 
 impl Replay {
@@ -65,12 +65,15 @@ impl Replay {
         }
     }
 
-    /// Copies the categories of `blocks`, which come from later `tag` rows, to the live blocks with the same
-    /// ids.
-    pub(in crate::state) fn set_categories(&mut self, blocks: &[Block]) {
+    /// Copies the categories, types and shapes of `blocks`, which come from later `tag` rows, to the live blocks
+    /// with the same ids.
+    pub(in crate::state) fn copy_tags(&mut self, blocks: &[Block]) {
         for tagged in blocks {
             if let Some(block) = self.memory.live.get_mut(tagged.id) {
                 block.owner.category = tagged.owner.category;
+                if !is_unknown_form(tagged.shape) {
+                    (block.dtype, block.shape) = (tagged.dtype, tagged.shape);
+                }
             }
         }
     }

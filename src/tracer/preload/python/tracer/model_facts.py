@@ -96,9 +96,9 @@ def note_input(path: str, args: tuple, kwargs: dict) -> None:
 
 def note_optimizer(path: str, optimizer) -> None:
     """Records the class of the optimizer of a root's parameters, and the options of its groups that add
-    state."""
+    state, or save the temporary results of its step."""
     options = []
-    for option in ("momentum", "amsgrad"):
+    for option in ("momentum", "amsgrad", "fused"):
         values = [group.get(option) for group in optimizer.param_groups]
         # A tensor has no truth value that may be read without a wait for the GPU.
         if any(value for value in values if isinstance(value, (int, float))):

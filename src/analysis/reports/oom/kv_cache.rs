@@ -1,0 +1,75 @@
+//! A cache of keys and values that takes a significant share of the card.
+
+use memtrace_trace::Category;
+use memtrace_trace::units::Unit;
+
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::render::numbers::counted;
+use crate::state::block::is_unknown_form;
+
+/// The live blocks of a cache of keys and values.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct KeyValueCache {
+    pub(super) bytes: i64,
+    tensors: u64,
+    /// The type and the shape of the largest tensor, such as `float32[96x8x512x64]`; empty if they are unknown.
+    largest: String,
+}
+
+impl KeyValueCache {
+    /// `live` has the category, the bytes, the type and the shape of each live block.
+    pub(super) fn of(
+        live: impl Iterator<Item = (Category, i64, Symbol, Symbol)>,
+        symbols: &SymbolTable,
+    ) -> KeyValueCache {
+        let mut cache = KeyValueCache::default();
+        let mut most = 0;
+        for (_, bytes, dtype, shape) in live.filter(|(category, ..)| *category == Category::KvCache) {
+            cache.bytes += bytes;
+            cache.tensors += 1;
+            if bytes > most && !is_unknown_form(shape) {
+                most = bytes;
+                cache.largest = format!("{}{}", symbols.get(dtype), symbols.get(shape));
+            }
+        }
+        cache
+    }
+
+    /// Returns the remedies, with the size of the cache.
+    pub(super) fn line(&self, units: Unit) -> String {
+        let KeyValueCache { bytes, tensors, largest } = self;
+        let form = if largest.is_empty() { String::new() } else { format!(", the largest {largest}") };
+        format!(
+            "fewer sequences or beams at once, fewer tokens (a shorter prompt, max_new_tokens, a sliding window), or a cache on the CPU or \
+             in 4 bits (cache_implementation=\"offloaded\" or \"quantized\" in transformers, for a model without an encoder): the cache of keys and values \
+             (past_key_values) takes {} in {}{form}, and grows with each token",
+            units.show(*bytes),
+            counted(*tensors, "tensor"),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oom_names_the_size_and_the_largest_tensor_of_a_cache() {
+        let symbols = SymbolTable::default();
+        let block = |category, mib: i64, shape: &str| {
+            (category, mib << 20, symbols.intern("float32"), symbols.intern(shape))
+        };
+        let live = [
+            block(Category::KvCache, 200, "[8x8x100x64]"),
+            block(Category::KvCache, 300, "[8x8x150x64]"),
+            block(Category::Activation, 900, "[8x1000]"),
+        ];
+        let cache = KeyValueCache::of(live.into_iter(), &symbols);
+        assert_eq!(cache.bytes, 500 << 20);
+        let line = cache.line(Unit::Auto);
+        assert!(
+            line.contains("takes 500.00 MiB in 2 tensors, the largest float32[8x8x150x64], and grows"),
+            "{line}"
+        );
+    }
+}

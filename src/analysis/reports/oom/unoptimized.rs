@@ -1,0 +1,123 @@
+//! A model whose forward keeps a graph although no optimizer has its parameters, such as a frozen encoder that was
+//! not set to evaluation mode.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use memtrace_trace::Category;
+
+use super::found_at_oom::FoundAtOom;
+use super::idle::ModuleCalls;
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::block::Owner;
+use crate::state::model_facts::{ModelFacts, root_of};
+
+/// A module has the results of its parent if it has at least this share of them.
+const MOST_RESULTS: f64 = 0.9;
+
+/// A model without an optimizer, whose results are live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct UnoptimizedGraph {
+    /// The path of the innermost module that has most of the results.
+    pub(super) path: String,
+    /// The bytes of the results.
+    pub(super) bytes: i64,
+}
+
+/// The live blocks of a model, or of a part of a model.
+#[derive(Default)]
+struct Part {
+    parameters: i64,
+    has_state: bool,
+    results: BTreeMap<Symbol, i64>,
+}
+
+impl UnoptimizedGraph {
+    /// Returns the model with the most results among those whose parameters no optimizer has. A part of a model
+    /// counts like a model if the optimizer has state for another part. `live` has the owner and the size of each
+    /// live block. `has_autograd` is false if no graph exists.
+    ///
+    /// The step must have called the model before each model that an optimizer has: the results of a later one,
+    /// such as a network that computes a loss, carry the gradient of the earlier ones.
+    pub(super) fn find(
+        live: &[(Owner, i64)],
+        step: i64,
+        calls: &ModuleCalls,
+        facts: &ModelFacts,
+        found: &FoundAtOom,
+        has_autograd: bool,
+        symbols: &SymbolTable,
+    ) -> Option<UnoptimizedGraph> {
+        if !has_autograd {
+            return None;
+        }
+        let mut parts: BTreeMap<String, Part> = BTreeMap::new();
+        for (owner, bytes) in live {
+            let path = symbols.or_dash(owner.module);
+            if path.starts_with(['(', '-']) {
+                continue;
+            }
+            let root = root_of(&path);
+            let child = path[root.len()..].split('.').nth(1).map(|name| format!("{root}.{name}"));
+            for part in [Some(root.to_owned()), child].into_iter().flatten() {
+                let part = parts.entry(part).or_default();
+                match owner.category.without_sharding() {
+                    Category::Parameter => part.parameters += bytes,
+                    Category::OptimizerState => part.has_state = true,
+                    Category::Activation | Category::AutogradDetail if owner.step == step => {
+                        *part.results.entry(owner.module).or_default() += bytes;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let has_optimizer =
+            |path: &str| parts[path].has_state || !path.contains('.') && found.has_optimizer(path);
+        // A part of a model is known to have no state only if the optimizer has state for other parts.
+        let is_unit = |path: &str| !path.contains('.') || parts[root_of(path)].has_state;
+        let (trained, others): (Vec<_>, Vec<_>) =
+            parts.keys().filter(|path| is_unit(path)).partition(|path| has_optimizer(path));
+        let first_trained = |other: &str| {
+            let beside = trained.iter().filter(|path| *path.as_str() != *root_of(other));
+            beside.filter_map(|path| calls.first_call(path, step, symbols)).min()
+        };
+        let keeps = |path: &str, part: &Part| {
+            let holding: BTreeSet<Symbol> = part.results.keys().copied().collect();
+            calls.keep_graph_among(step, &holding, |name| is_inside(&symbols.get(name), path))
+        };
+        let graphs = others.into_iter().filter(|_| !trained.is_empty()).filter_map(|path| {
+            let part = &parts[path];
+            let first = calls.first_call(path, step, symbols)?;
+            let is_first = first_trained(path).is_none_or(|other| first < other);
+            let is_it =
+                part.parameters > 0 && facts.of(path).trained != Some(0) && is_first && keeps(path, part);
+            let bytes = part.results.values().sum();
+            is_it.then(|| UnoptimizedGraph { path: innermost(path, &part.results, symbols), bytes })
+        });
+        graphs.max_by_key(|graph| graph.bytes)
+    }
+}
+
+/// Returns true if a module is the module at `path`, or is inside it.
+fn is_inside(module: &str, path: &str) -> bool {
+    module.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// Returns the path of the innermost module, at or below `path`, that has most of `results`.
+fn innermost(path: &str, results: &BTreeMap<Symbol, i64>, symbols: &SymbolTable) -> String {
+    let whole: i64 = results.values().sum();
+    let mut path = path.to_owned();
+    loop {
+        let mut below: BTreeMap<String, i64> = BTreeMap::new();
+        for (module, bytes) in results {
+            let module = symbols.get(*module);
+            let rest = module.strip_prefix(&*path).and_then(|rest| rest.strip_prefix('.'));
+            if let Some(name) = rest.and_then(|rest| rest.split('.').next()) {
+                *below.entry(format!("{path}.{name}")).or_default() += bytes;
+            }
+        }
+        match below.into_iter().find(|(_, bytes)| *bytes as f64 >= MOST_RESULTS * whole as f64) {
+            Some((inner, _)) => path = inner,
+            None => return path,
+        }
+    }
+}
