@@ -429,27 +429,44 @@ fn advise_rounds_as_the_allocator_of_the_trace_does() {
 /// Returns a trace with calls of these modules, which keep blocks for a backward, and with a later request
 /// that is too big.
 fn of_calls(modules: &[&str]) -> Vec<u8> {
+    of_calls_before(modules, Category::Activation, Row::default())
+}
+
+/// Does the same as [`of_calls`]. The calls keep a block of `category` each, and `request` has the owner of the
+/// request.
+fn of_calls_before(modules: &[&str], category: Category, request: Row<'_>) -> Vec<u8> {
     let devices = vec![Device { ordinal: 0, name: "card".to_owned(), total_bytes: 1 << 30 }];
     let mut trace = TraceBuilder::new(Meta { devices, ..Meta::default() });
     for module in modules {
         let row = Row { module, phase: "forward", ..Row::default() };
         let range = Row { api: "module", name: module, ..row };
         trace.raw(Row { event: EventName::RangeBegin, ..range });
-        for op in ["aten::mm", "aten::relu"] {
-            trace.alloc(64 * MIB, Row { op, ..row });
+        for (op, category) in [("aten::mm", category), ("aten::relu", Category::Activation)] {
+            trace.alloc(64 * MIB, Row { op, category, ..row });
             trace.raw(Row { event: EventName::Op, op, device: 0, latency_ns: 1500, api: "op", ..row });
         }
         trace.raw(Row { event: EventName::RangeEnd, ..range });
     }
-    let oom = Row {
-        event: EventName::Oom,
-        device: 0,
-        requested_bytes: 1 << 31,
-        rounded_bytes: 1 << 31,
-        ..Row::default()
-    };
+    let oom =
+        Row { event: EventName::Oom, device: 0, requested_bytes: 1 << 31, rounded_bytes: 1 << 31, ..request };
     trace.change(oom, [0; 3]);
     trace.finish()
+}
+
+#[test]
+fn advise_frees_no_layer_whose_backward_has_begun_and_only_what_can_be_computed_again() {
+    let saved = |category, request| {
+        let (_folder, path) = written(&of_calls_before(&["Net.h.0", "Net.h.1"], category, request));
+        answer(&["--checkpoint", "Net.h.*"], &path)["saved_bytes"].clone()
+    };
+    let of_loss = Row { phase: "forward", ..Row::default() };
+    assert_eq!(saved(Category::Activation, of_loss), 128 * MIB);
+    // The backward of the second layer has freed no block yet. With a checkpoint, its second forward has run.
+    let of_layer = Row { phase: "backward", module: "Net.h.1", ..Row::default() };
+    assert_eq!(saved(Category::Activation, of_layer), 64 * MIB);
+    for category in [Category::UnshardedParameter, Category::KvCache, Category::Workspace] {
+        assert_eq!(saved(category, of_loss), 0, "{category:?}");
+    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ def encoder():
 
 
 def average():
-    """fp16 by autocast, AdamW and an average of the weights: the optimizer's step needs more than the card has."""
+    """fp16 by autocast, AdamW and an average of the weights: the optimizer needs more than the card."""
     net = UNet2DConditionModel(
         sample_size=32, block_out_channels=(128, 256, 512, 512), cross_attention_dim=512, attention_head_dim=8
     ).cuda()

@@ -993,7 +993,7 @@ mod tests {
     fn oom_counts_the_gradients_of_a_first_update() {
         // The forward of a large model runs out of memory at its beginning: 12 GiB of parameters need as many
         // gradients in the optimizer's step, and twice as much state.
-        let of_optimizer = StateToCome { bytes: 24 * GIB, gradients: 12 * GIB, class: None };
+        let of_optimizer = StateToCome { bytes: 24 * GIB, gradients: 12 * GIB, ..StateToCome::default() };
         let first = Facts {
             allocated: 12 * GIB,
             parameters: 12 * GIB,
@@ -1006,6 +1006,10 @@ mod tests {
             ..Facts::default()
         };
         assert_eq!(first.short_of_whole_step(), 48 * GIB + GIB / 2 - 13 * GIB);
+        // Averaged weights and the optimizer's temporary results are live in its step, too.
+        let temporaries = StateToCome { temporaries: 12 * GIB, ..first.of_optimizer.clone() };
+        let average = Facts { other_lasting: 12 * GIB, of_optimizer: temporaries, ..first.clone() };
+        assert_eq!(average.needs_by_update() - first.needs_by_update(), 24 * GIB);
         // With more activations than gradients, the next step's forward needs most.
         let much = Facts { allocated: 30 * GIB, ..first };
         assert_eq!(much.short_of_whole_step(), 55 * GIB + GIB / 2 - 13 * GIB);
@@ -1072,6 +1076,18 @@ mod tests {
         assert_eq!(facts(GIB, 0).whole_gather(1), None);
         // A small model.
         assert_eq!(facts(GIB / 8, GIB).whole_gather(8), None);
+    }
+
+    #[test]
+    fn oom_sees_that_fsdp_keeps_the_whole_parameters_of_several_modules() {
+        let together = |bytes, modules| {
+            Facts { capacity: 24 * GIB, gathered_modules: (bytes, modules), ..Facts::default() }
+                .gathered_together()
+        };
+        assert_eq!(together(8 * GIB, 6), Some((8 * GIB, 6)));
+        // The module that runs and the next one; too few bytes.
+        assert_eq!(together(8 * GIB, 2), None);
+        assert_eq!(together(GIB, 6), None);
     }
 
     #[test]

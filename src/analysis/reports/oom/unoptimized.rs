@@ -121,3 +121,60 @@ fn innermost(path: &str, results: &BTreeMap<Symbol, i64>, symbols: &SymbolTable)
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::memory::Metric;
+    use memtrace_trace::{Api, EventName};
+
+    use super::*;
+    use crate::options::Window;
+    use crate::read::record::Record;
+    use crate::state::replay::Replay;
+
+    /// Calls modules below these parents in this order, each of which keeps a result and a parameter. Returns the
+    /// graph without an optimizer that is found if `Unet` and the models in `optimized` have state.
+    fn found(parents: &[&str], optimized: &[&str], has_autograd: bool) -> Option<UnoptimizedGraph> {
+        let symbols = SymbolTable::default();
+        let replay = Replay::new(&symbols, Window::default(), Metric::Allocated);
+        let (mut calls, mut live) = (ModuleCalls::default(), Vec::new());
+        for (at, parent) in parents.iter().enumerate() {
+            for index in 0..9 {
+                let path = format!("{parent}.{index}");
+                let row = Record {
+                    event: EventName::RangeBegin,
+                    api: symbols.intern(Api::Module.as_str()),
+                    name: symbols.intern(&path),
+                    seq: (10 * at + index) as i64,
+                    ..Record::default()
+                };
+                calls.feed(&row, &replay);
+                let mut block = |category, bytes| {
+                    let row = Record { module: symbols.intern(&path), category, ..Record::default() };
+                    live.push((Owner { step: replay.step, ..Owner::of(&row) }, bytes));
+                };
+                block(Category::Activation, 100);
+                block(Category::Parameter, 10);
+                if *parent == "Unet" || optimized.contains(parent) {
+                    block(Category::OptimizerState, 20);
+                }
+            }
+        }
+        let (facts, marks) = (ModelFacts::default(), FoundAtOom::default());
+        UnoptimizedGraph::find(&live, replay.step, &calls, &facts, &marks, has_autograd, &symbols)
+    }
+
+    #[test]
+    fn oom_names_an_encoder_that_no_optimizer_has() {
+        let graph = |path: &str| Some(UnoptimizedGraph { path: path.to_owned(), bytes: 900 });
+        assert_eq!(found(&["Vae.encoder", "Unet"], &[], true), graph("Vae.encoder"));
+        // A part of a model whose other parts have state.
+        assert_eq!(found(&["Net.vae", "Net.unet"], &["Net.unet"], true), graph("Net.vae"));
+        // No graph; an optimizer for it; no optimizer at all.
+        assert_eq!(found(&["Vae.encoder", "Unet"], &[], false), None);
+        assert_eq!(found(&["Vae.encoder", "Unet"], &["Vae.encoder"], true), None);
+        assert_eq!(found(&["Vae.encoder", "Net"], &[], true), None);
+        // The gradient of a network that computes a loss flows back into the model before it.
+        assert_eq!(found(&["Unet", "Vgg.features"], &[], true), None);
+    }
+}
