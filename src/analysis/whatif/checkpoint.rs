@@ -256,7 +256,8 @@ fn keep_output(kept: &mut Kept, step: &Step, call: &Call) {
     let life = |index: &u32| &step.lives[*index as usize];
     // All inner blocks outlive the call. If further blocks outlive it, the result is one of those and not an
     // inner block.
-    let outliving = kept.born.iter().filter(|index| life(index).death > call.to).count();
+    let outliving =
+        kept.born.iter().filter(|index| life(index).death > call.to && is_result(life(index))).count();
     if outliving > kept.inner.len() {
         return;
     }
