@@ -219,6 +219,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "wait",
     "within",
     "without",
+    "worst",
     "write",
 ];
 

@@ -498,6 +498,39 @@ fn fit_smallest_finds_the_fewest_blocks_to_swap() {
 }
 
 #[test]
+fn fit_worst_plans_for_the_largest_input_of_a_trace() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let (out, python) = (folder.path().to_str().unwrap(), torch.python.to_str().unwrap());
+        let program = script("lengths.py");
+        let traced = memtrace()
+            .args(["run", "--quiet", "--phantom", "l4", "-o", out, "--", python, &program])
+            .output()
+            .unwrap();
+        assert!(traced.status.success(), "{}", text(&traced.stderr));
+        let fit = |more: &[&str]| {
+            let mut arguments = vec!["--worst", out, "--values", "1", "--json", "--", python, &program];
+            arguments.extend(more);
+            Fit::on("l4,l40s", &arguments)
+        };
+        let found = fit(&["{dim1}", "{}"]);
+        let json = found.json();
+        assert_eq!((found.status(), &json["command"][2]), (0, &Value::from("9000")), "{json:#}");
+        let input = "int64 [2x9000] of Sequential, step 2";
+        for (more, part) in [
+            (&["{dim1}", "{}"], format!("planning for the largest input of {out}: {input}")),
+            (&["9000", "{}"], format!("no place for the input, {input}; write {{dim0}} to {{dim1}}")),
+            (&["{dim2}", "{}"], format!("{{dim2}}: the input, {input}, has the dimensions 0 to 1")),
+        ] {
+            let fit = fit(more);
+            assert!(fit.stderr().contains(&part), "{part}: {}", fit.stderr());
+        }
+        let empty = Fit::of(&["--worst", "missing", "--", "true", "{}"]);
+        assert!(empty.stderr().contains("missing: no such file or folder"), "{}", empty.stderr());
+    });
+}
+
+#[test]
 fn fit_ask_prints_a_figure_of_the_program_for_each_card_and_value() {
     let calls = script("plain_calls.py");
     let ask = |arguments: &[&str]| {

@@ -19,6 +19,7 @@ use super::plan::{program, words_and_cards};
 use super::recipe;
 use super::runs::Runs;
 use super::trial::{Attempt, Trial, TrialOutcome, check_names};
+use super::worst::Worst;
 use crate::child_env::PhantomArgs;
 use crate::terminal;
 
@@ -57,8 +58,8 @@ impl Question {
     ///
     /// # Errors
     /// When the program has a placeholder without values, or values without a placeholder.
-    pub(super) fn new(matches: &ArgMatches, pattern: &str) -> Result<Question> {
-        let words = program(matches);
+    pub(super) fn new(matches: &ArgMatches, worst: Option<&Worst>, pattern: &str) -> Result<Question> {
+        let words = program(matches, worst)?;
         let values = match matches.get_one::<String>("values") {
             Some(list) => entries(list),
             None => vec![String::new()],

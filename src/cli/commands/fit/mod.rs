@@ -10,6 +10,7 @@
 //! - [`search`] and [`guess`]: the next candidates; [`searches`]: the candidates of all cards and numbers of GPUs.
 //! - [`trial`], [`process_tree`], [`runs`]: a run, its processes, and runs side by side.
 //! - [`recipe`], [`recipes`]: `--recipe`, a script for a model that the user names.
+//! - [`worst`]: `--worst`, the largest input of a trace as the case to plan for.
 //! - [`answer`], [`table`]: what is printed for one search and for several; [`ask`]: `--ask`.
 
 mod answer;
@@ -26,6 +27,7 @@ mod searches;
 mod table;
 mod trial;
 mod values;
+mod worst;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -58,6 +60,7 @@ pub(crate) fn command() -> Command {
   memtrace fit --phantom h100-80g -- python train.py --batch {}
   memtrace fit --phantom {}xh100-80g -- torchrun --nproc-per-node {} train.py
   memtrace fit --recipe qlora --model Qwen/Qwen3-8B --phantom rtx4090,l4 --seq 2048,4096
+  memtrace fit --phantom rtx4090 --worst memtrace-out -- python train.py --batch {} --seq {dim1}
   memtrace fit --phantom rtx4090 --smallest --min 0 --max 40 -- python train.py --blocks-to-swap {}
   memtrace fit --phantom {gpus}xh100-80g --gpus 16,32,64 --ranks 0 -- torchrun --nnodes {nodes} \
              --nproc-per-node {per-node} train.py --batch {}
@@ -158,6 +161,7 @@ pub(crate) fn command() -> Command {
                      the node that does not run counts as much as the smallest rank that runs",
                 ),
         )
+        .arg(worst::argument())
         .args(recipe::arguments())
         .arg(args::json_arg())
         .arg(args::end_with_parent_arg())
@@ -179,15 +183,16 @@ fn percent(text: &str) -> Result<f64, String> {
 /// When the request is invalid, or the program cannot be run.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     args::end_with_parent(matches)?;
+    let worst = worst::Worst::new(matches)?;
     if let Some(pattern) = matches.get_one::<String>("ask") {
-        return ask::run(matches, ask::Question::new(matches, pattern)?);
+        return ask::run(matches, ask::Question::new(matches, worst.as_ref(), pattern)?);
     }
-    let recipe = recipe::Request::new(matches)?;
+    let recipe = recipe::Request::new(matches, worst.as_ref())?;
     let recipe = match recipe {
         Some(recipe) if recipe.is_server() => return ask::run(matches, ask::Question::of_server(recipe)),
         other => other,
     };
-    let plan = Plan::new(matches, recipe.as_ref())?;
+    let plan = Plan::new(matches, recipe.as_ref(), worst.as_ref())?;
     for line in &plan.left_out {
         terminal::say(line);
     }

@@ -42,22 +42,29 @@ impl Filling {
         if let Some(length) = self.length {
             numbers.push((LENGTH, length.to_string()));
         }
-        let mut rest = word.as_bytes();
-        let mut text = Vec::with_capacity(rest.len());
-        while let Some((first, left)) = rest.split_first() {
-            match numbers.iter().find(|(place, _)| rest.starts_with(place.as_bytes())) {
-                Some((place, number)) => {
-                    text.extend_from_slice(number.as_bytes());
-                    rest = &rest[place.len()..];
-                }
-                None => {
-                    text.push(*first);
-                    rest = left;
-                }
+        let numbers: Vec<(&str, &str)> =
+            numbers.iter().map(|(place, number)| (*place, number.as_str())).collect();
+        replace(word, &numbers)
+    }
+}
+
+/// Returns `word` with each placeholder replaced by its number.
+pub(super) fn replace(word: &OsStr, numbers: &[(&str, &str)]) -> OsString {
+    let mut rest = word.as_bytes();
+    let mut text = Vec::with_capacity(rest.len());
+    while let Some((first, left)) = rest.split_first() {
+        match numbers.iter().find(|(place, _)| rest.starts_with(place.as_bytes())) {
+            Some((place, number)) => {
+                text.extend_from_slice(number.as_bytes());
+                rest = &rest[place.len()..];
+            }
+            None => {
+                text.push(*first);
+                rest = left;
             }
         }
-        OsString::from_vec(text)
     }
+    OsString::from_vec(text)
 }
 
 /// Returns true if one of `words` contains the placeholder `place`.

@@ -10,6 +10,7 @@ use super::places::{self, Filling, GPUS, NODES, PER_NODE, VALUE, cards, entries}
 use super::recipe;
 use super::trial::{Attempt, check_names};
 use super::values::{Values, values};
+use super::worst::Worst;
 use crate::child_env::{FreeAtStart, PhantomArgs};
 use crate::cluster::job::Job;
 
@@ -79,8 +80,15 @@ impl Plan {
     ///
     /// # Errors
     /// When the request is invalid.
-    pub(super) fn new(matches: &ArgMatches, recipe: Option<&recipe::Request>) -> Result<Plan> {
-        let given = recipe.map_or_else(|| program(matches), |recipe| recipe.words.clone());
+    pub(super) fn new(
+        matches: &ArgMatches,
+        recipe: Option<&recipe::Request>,
+        worst: Option<&Worst>,
+    ) -> Result<Plan> {
+        let given = match recipe {
+            Some(recipe) => recipe.words.clone(),
+            None => program(matches, worst)?,
+        };
         let (words, cards, place) = words_and_cards(matches, given)?;
         let in_command = places::has(&words, VALUE) && place != Some(VALUE);
         let wanted = match place {
@@ -311,9 +319,16 @@ fn gpus_place_of(card: &str) -> Option<&'static str> {
         .find(|place| card.strip_prefix(place).is_some_and(|rest| rest.starts_with(['x', 'X'])))
 }
 
-/// Returns the program of the command line and its arguments.
-pub(super) fn program(matches: &ArgMatches) -> Vec<OsString> {
-    matches.get_many("command").into_iter().flatten().cloned().collect()
+/// Returns the program of the command line and its arguments, with the dimensions of the input of `--worst`.
+///
+/// # Errors
+/// When the arguments have no place for a dimension of `--worst`, or one that the input does not have.
+pub(super) fn program(matches: &ArgMatches, worst: Option<&Worst>) -> Result<Vec<OsString>> {
+    let words: Vec<OsString> = matches.get_many("command").into_iter().flatten().cloned().collect();
+    match worst {
+        Some(worst) => worst.fill(&words),
+        None => Ok(words),
+    }
 }
 
 /// Returns the program and its arguments, the cards of `--phantom`, and the cards' placeholder for the number
@@ -444,7 +459,7 @@ mod tests {
     use super::*;
 
     fn plan(words: &str) -> Result<Plan> {
-        Plan::new(&super::super::command().try_get_matches_from(words.split(' ')).unwrap(), None)
+        Plan::new(&super::super::command().try_get_matches_from(words.split(' ')).unwrap(), None, None)
     }
 
     #[test]

@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 
 use super::places::{LENGTH, VALUE, entries};
 use super::recipes::{RECIPES, Recipe};
+use super::worst::Worst;
 use crate::child_env::{Scratch, run_id};
 
 const CHECK: &str = include_str!("recipes/check.py");
@@ -80,7 +81,7 @@ impl Request {
     ///
     /// # Errors
     /// When the request cannot be met. The message is one line.
-    pub(super) fn new(matches: &ArgMatches) -> Result<Option<Request>> {
+    pub(super) fn new(matches: &ArgMatches, worst: Option<&Worst>) -> Result<Option<Request>> {
         let Some(name) = matches.get_one::<String>("recipe") else { return Ok(None) };
         let recipe = RECIPES.iter().find(|recipe| recipe.name == name).context("an unknown recipe")?;
         let model = matches.get_one::<String>("model").context("--recipe needs --model")?;
@@ -91,7 +92,10 @@ impl Request {
         let trusts = matches.get_flag("trust-remote-code");
         let card = matches.get_one::<String>("phantom").map_or("", String::as_str);
         check_ranks(recipe, card, matches.contains_id("ranks"))?;
-        let lengths = lengths(matches.get_one::<String>("seq").map_or(recipe.length, String::as_str))?;
+        let lengths = match worst {
+            Some(worst) => vec![worst.length()?],
+            None => lengths(matches.get_one::<String>("seq").map_or(recipe.length, String::as_str))?,
+        };
         let mut bundled: Map<String, Value> = serde_json::from_str(MODELS)?;
         bundled.retain(|_, config| recipe.suits(config));
         let found = if Path::new(model).exists() { None } else { find(&bundled, model) };
