@@ -7,6 +7,8 @@ use harness::{Run, Torch, memtrace, on_every_torch, text};
 
 use std::collections::BTreeMap;
 
+use serde_json::json;
+
 const SCRIPT: &str = "tensor_types/several.py";
 
 on_every_torch![
@@ -72,6 +74,13 @@ fn types_and_shapes_are_those_of_torch(torch: &Torch) {
     );
     let shapes = run.report("peak", &["--by", "shape"]);
     assert!(shapes.contains("bfloat16 [2048x2048]") && shapes.contains("float32 [2048]"), "{shapes}");
+    let modules = run.json("modules", &[]);
+    let of_net = &modules["processes"][0]["modules"][0];
+    // Table, layer, its bias and `scale`; the norm's weight and bias, and the storage of `part`.
+    let types = json!({"bfloat16": 409_600 + 8_388_608 + 4096 + 512, "float32": 2 * 8192 + 4096});
+    assert_eq!((&of_net["module"], &of_net["parameter_types_bytes"]), (&json!("Net"), &types));
+    let table = run.report("modules", &[]);
+    assert!(table.contains("bfloat16 99.8 %, float32 0.2 %  Net\n"), "{table}");
     torch.check(memtrace().arg("check").arg(run.file()));
 }
 

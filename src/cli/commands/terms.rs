@@ -218,6 +218,10 @@ pub(super) const TERMS: &[Term] = &[
     term(&["own"], "The blocks of the module itself, without the modules below it."),
     term(&["total"], "The blocks of the module and of all modules below it."),
     term(&["largest"], "The size of the largest of the repeated layers that one row joins."),
+    term(
+        &["types"],
+        "The types of the parameters of a module and of the modules below it, by their share of the bytes.",
+    ),
     term(&["own parameters"], "The parameters of the module itself, without the modules below it."),
     term(
         &["type"],

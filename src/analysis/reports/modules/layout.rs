@@ -1,5 +1,7 @@
 //! The layouts of the report: the table of modules, MemTracker's two layouts, and JSON.
 
+use std::collections::BTreeMap;
+
 use memtrace_trace::units::Unit;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
@@ -10,8 +12,9 @@ use super::natural_order::natural;
 use super::snapshots::{DeviceTypes, Snapshots};
 use super::tracker::{CallState, ModuleStats, Tracker, total};
 use crate::options::Options;
+use crate::read::symbols::SymbolTable;
 use crate::render::formats::Form;
-use crate::render::numbers::{count, counted};
+use crate::render::numbers::{count, counted, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::render::rst;
 use crate::state::group::APART;
@@ -35,10 +38,12 @@ struct ModuleRow {
     own_parameters: i64,
     /// Parameters and buffers (sums over the modules), inputs and outputs (maxima); `None` if unknown.
     memory: [Option<i64>; 4],
+    /// The bytes of the parameters of each known type.
+    types: BTreeMap<String, i64>,
 }
 
 impl ModuleRow {
-    fn add(&mut self, stats: &ModuleStats, memory: &Memory) {
+    fn add(&mut self, stats: &ModuleStats, memory: &Memory, symbols: &SymbolTable) {
         let highest = |state| stats.of(state).map(|series| series.highest);
         let calls = |state| stats.of(state).map_or(0, |series| series.calls);
         self.modules += 1;
@@ -59,6 +64,26 @@ impl ModuleRow {
             most_inputs.max(inputs),
             most_outputs.max(outputs),
         ];
+        for (dtype, bytes) in memory.types(symbols) {
+            *self.types.entry(dtype).or_default() += bytes;
+        }
+    }
+
+    /// Returns the types of the parameters, the one with the most bytes first: `bfloat16 98 %, float32 2 %`.
+    fn shown_types(&self) -> String {
+        let all: i64 = self.types.values().sum();
+        let mut types: Vec<(&str, i64)> =
+            self.types.iter().map(|(dtype, bytes)| (dtype.as_str(), *bytes)).collect();
+        types.sort_by_key(|(_, bytes)| -bytes);
+        match types.as_slice() {
+            [] => String::new(),
+            [(only, _)] => (*only).to_owned(),
+            _ => {
+                let shown =
+                    types.iter().map(|(dtype, bytes)| format!("{dtype} {}", percent(share(*bytes, all))));
+                shown.collect::<Vec<_>>().join(", ")
+            }
+        }
     }
 }
 
@@ -79,7 +104,13 @@ impl Tracker {
         replay.classes.layers(paths, &replay.symbols)
     }
 
-    pub(super) fn print(&self, printer: &mut Printer, layers: &Layers, options: &Options) {
+    pub(super) fn print(
+        &self,
+        printer: &mut Printer,
+        layers: &Layers,
+        symbols: &SymbolTable,
+        options: &Options,
+    ) {
         if self.modules.is_empty() {
             printer.plain(
                 "This trace has no module calls. Mark them with ranges: \
@@ -106,7 +137,8 @@ impl Tracker {
             self.print_too_deep(printer, deeper.len());
             return;
         }
-        let rows = self.rows(layers);
+        let rows = self.rows(layers, symbols);
+        let has_types = rows.iter().any(|row| !row.types.is_empty());
         let is_joined = rows.iter().any(|row| row.modules > 1);
         let joined_columns =
             |columns: &[(&'static str, Side)]| if is_joined { columns.to_vec() } else { Vec::new() };
@@ -122,8 +154,11 @@ impl Tracker {
             ("buffers", Side::Right),
             ("inputs", Side::Right),
             ("outputs", Side::Right),
-            ("module", Side::Left),
         ]);
+        if has_types {
+            columns.push(("types", Side::Left));
+        }
+        columns.push(("module", Side::Left));
         let mut table = Table::new(&columns);
         let show = |bytes: i64| options.units.show(bytes).to_string();
         let show_known = |bytes: Option<i64>| bytes.map_or_else(|| "-".to_owned(), show);
@@ -148,6 +183,9 @@ impl Tracker {
                 show(row.own_parameters).into(),
             ]);
             cells.extend(row.memory.map(|bytes| Cell::from(show_known(bytes))));
+            if has_types {
+                cells.push(row.shown_types().into());
+            }
             cells.push(row.path.as_str().into());
             table.row(cells);
         }
@@ -188,7 +226,7 @@ impl Tracker {
     }
 
     /// Returns the rows of the table: the modules, with repeated layers joined.
-    fn rows(&self, layers: &Layers) -> Vec<ModuleRow> {
+    fn rows(&self, layers: &Layers, symbols: &SymbolTable) -> Vec<ModuleRow> {
         let mut rows: Vec<ModuleRow> = Vec::new();
         let mut places: FxHashMap<String, usize> = FxHashMap::default();
         for (path, stats) in self.sorted() {
@@ -197,7 +235,7 @@ impl Tracker {
                 rows.push(ModuleRow { path: joined, ..ModuleRow::default() });
                 rows.len() - 1
             });
-            rows[place].add(stats, &self.memories.of(path));
+            rows[place].add(stats, &self.memories.of(path), symbols);
         }
         rows
     }
@@ -219,7 +257,7 @@ impl Tracker {
         printer.gap();
     }
 
-    pub(super) fn json(&self) -> Value {
+    pub(super) fn json(&self, symbols: &SymbolTable) -> Value {
         let modules: Vec<Value> = self
             .sorted()
             .into_iter()
@@ -245,7 +283,7 @@ impl Tracker {
                     "retained_bytes": stats.retained,
                     "states": states,
                 });
-                self.memories.of(path).add_to(&mut module);
+                self.memories.of(path).add_to(&mut module, symbols);
                 module
             })
             .collect();

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::block::is_unknown_form;
 
 /// The memory of one module, in bytes.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +32,8 @@ pub(super) struct Memory {
     tagged: [(i64, i64); 2],
     /// Like `tagged`, for the parameters of this module without its submodules.
     tagged_here: (i64, i64),
+    /// Like `tagged`, for the parameters of each type.
+    types: BTreeMap<Symbol, (i64, i64)>,
 }
 
 impl Memory {
@@ -54,6 +57,12 @@ impl Memory {
         self.tagged_here.1
     }
 
+    /// Returns the bytes of the parameters of each known type.
+    pub(super) fn types(&self, symbols: &SymbolTable) -> BTreeMap<String, i64> {
+        let known = self.types.iter().filter(|(dtype, _)| !is_unknown_form(**dtype));
+        known.map(|(dtype, (_, most))| (symbols.get(*dtype).to_string(), *most)).collect()
+    }
+
     /// Returns parameters, buffers, inputs and outputs, for a table.
     pub(super) fn columns(&self) -> [Option<i64>; 4] {
         [Some(self.own(0)), Some(self.own(1)), self.largest_call(0), self.largest_call(1)]
@@ -61,10 +70,11 @@ impl Memory {
 
     /// Adds this memory to the JSON of a module. Inputs and outputs are lists with one entry for each kept
     /// call, or null if unknown.
-    pub(super) fn add_to(&self, value: &mut Value) {
+    pub(super) fn add_to(&self, value: &mut Value, symbols: &SymbolTable) {
         let calls = |bytes: &Vec<i64>| if self.has_calls { json!(bytes) } else { Value::Null };
         value["parameter_bytes"] = self.own(0).into();
         value["own_parameter_bytes"] = self.own_parameters().into();
+        value["parameter_types_bytes"] = json!(self.types(symbols));
         value["buffer_bytes"] = self.own(1).into();
         value["input_bytes"] = calls(&self.inputs);
         value["output_bytes"] = calls(&self.outputs);
@@ -94,6 +104,8 @@ pub(super) struct CallMemory {
 #[derive(Default)]
 pub(super) struct Memories {
     by_path: FxHashMap<String, Memory>,
+    /// The type of each live block of parameters, by its device and number.
+    types: FxHashMap<(i32, i64), Symbol>,
     words: Option<[Symbol; 4]>,
     /// True if the trace has io records of modules.
     pub(super) has_io: bool,
@@ -138,6 +150,11 @@ impl Memories {
         if !matches!(row.event, EventName::Tag | EventName::Free | EventName::Live) {
             return;
         }
+        let block = (row.device, row.alloc_id);
+        let dtype = match row.event {
+            EventName::Free => self.types.remove(&block).unwrap_or(Symbol::UNKNOWN),
+            _ => *self.types.entry(block).or_insert(row.dtype),
+        };
         let module = symbols.get(row.module);
         let ends = module.match_indices('.').map(|(end, _)| end).chain([module.len()]);
         for path in ends.map(|end| &module[..end]) {
@@ -148,6 +165,11 @@ impl Memories {
                 let (now, most) = &mut memory.tagged[which];
                 *now = now.wrapping_add(rounded);
                 *most = (*most).max(*now);
+                if which == 0 {
+                    let (now, most) = memory.types.entry(dtype).or_default();
+                    *now = now.wrapping_add(rounded);
+                    *most = (*most).max(*now);
+                }
                 if which == 0 && path.len() == module.len() {
                     let (now, most) = &mut memory.tagged_here;
                     *now = now.wrapping_add(rounded);

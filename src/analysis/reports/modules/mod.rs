@@ -141,11 +141,11 @@ impl Report for Modules {
             }
             process_heading(&mut printer, input, index);
             let layers = tracker.layers(&replayed.replay, options);
-            tracker.print(&mut printer, &layers, options);
+            tracker.print(&mut printer, &layers, &replayed.replay.symbols, options);
             json.push(json!({
                 "file": trace.path.display().to_string(),
                 "rank": trace.meta.rank,
-                "modules": tracker.json(),
+                "modules": tracker.json(&replayed.replay.symbols),
             }));
         }
         let hints = vec![next("peak", input, "--by module"), next("peak", input, "--mem-tracker")];
