@@ -156,7 +156,7 @@ impl Encoder {
                 source: LIBRARY,
                 delta_bytes: bytes,
                 latency_ns: duration_ns as i64,
-                name: self.text(overload),
+                name: self.definitions.text(overload),
                 ..self.base(tid, header)
             },
             sink,
@@ -223,7 +223,7 @@ impl Encoder {
             is_granted: header.api == Some(Api::PastOom),
         });
         self.statistics.ooms += 1;
-        let Form { dtype, shape } = self.form(form);
+        let Form { dtype, shape } = self.definitions.form(form);
         self.emit(
             &Row {
                 event: EventName::Oom,

@@ -44,7 +44,7 @@ impl Encoder {
         let (Header { api: Some(Api::Detail), .. }, Payload::Mark { name }) = event.unpack()? else {
             return None;
         };
-        Some(self.text(name) != DetailMark::Off.as_str())
+        Some(self.definitions.text(name) != DetailMark::Off.as_str())
     }
 
     /// Decides how the events of a window are written. Returns `None` if all their blocks need rows, because
@@ -282,9 +282,9 @@ impl Encoder {
     /// Moves the bytes of the device's `brief` rows to the phase of an event. All later rows of the window get
     /// this phase, so the sums by phase stay right.
     fn set_phase<S: RowSink>(&mut self, header: &Header, sink: &mut S) -> Result<(), S::Error> {
-        let phase = self.context(header.context).phase;
+        let phase = self.definitions.context(header.context).phase;
         let (before, written) = self.brief.phase(header.device);
-        if self.text(before) == self.text(phase) {
+        if self.definitions.text(before) == self.definitions.text(phase) {
             return Ok(());
         }
         if written != 0 {
@@ -312,7 +312,7 @@ impl Encoder {
         });
         // No op and no module: the row is short, and many ops have allocated these blocks.
         let (phase, _) = self.brief.phase(device);
-        let context = self.own_names.id(Context { phase, ..Context::default() });
+        let context = self.definitions.own_context(Context { phase, ..Context::default() });
         let base = self.base(0, &Header { device, context, api: Some(Api::Memtrace), ..*header });
         let name = if name.is_empty() { base.name } else { name };
         let row = Row { event: EventName::Brief, tid: self.pid, delta_bytes: delta, name, ..base };

@@ -144,8 +144,8 @@ fn blocks_that_stay_get_rows_and_no_total_exceeds_the_peak() {
 fn rows_of_a_window_have_the_phase_of_its_peak() {
     let mut program = Program::new();
     let [forward, backward] = ["forward", "backward"].map(|phase| {
-        let phase = program.encoder.own_names.number(phase);
-        program.encoder.own_names.id(Context { phase, ..Context::default() })
+        let phase = program.encoder.definitions.own_text(phase);
+        program.encoder.definitions.own_context(Context { phase, ..Context::default() })
     });
     program.alloc(1, 8192).free(1, 8192);
     assert_eq!(program.end(), None);

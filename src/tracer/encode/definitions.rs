@@ -1,12 +1,13 @@
-//! Stores definitions: the text, context or stack of each id.
+//! The texts, contexts and stacks of ids: those that threads define, and those that the encoder numbers itself.
 
 use memtrace_trace::context::{Context, Frame, MAX_CONTEXTS, MAX_TEXTS, StackId};
+use memtrace_trace::form::Form;
 use memtrace_trace::stacks::Stack;
 use memtrace_trace::text::{NONE, original_text, safe_text};
 use memtrace_trace::{Event, Payload};
 
-use crate::encoder::Encoder;
-use crate::own_names::OWN_IDS;
+use crate::live::Owner;
+use crate::own_names::{OWN_IDS, OwnNames};
 
 /// Returns the table entry for `id`, and fills missing entries before it with `unknown`. Returns `None` for
 /// an id that no process assigns, which a damaged journal may contain.
@@ -18,7 +19,36 @@ fn entry<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Opti
     table.get_mut(index)
 }
 
-impl Encoder {
+/// The text, context or stack of each id. An id without a definition has an unknown text.
+pub struct Definitions {
+    texts: Vec<String>,
+    /// The number of texts that look like spreadsheet formulas. `None` in a resumed trace, because the texts
+    /// of the first encoder were not counted.
+    formulas: Option<u64>,
+    contexts: Vec<Context>,
+    /// The number of definitions of texts and contexts so far; it wraps; see [`Definitions::owner_number`].
+    learned: u32,
+    stacks: Vec<Frame>,
+    /// The number of entries of `stacks` that are already in the file.
+    stacks_written: usize,
+    own: OwnNames,
+}
+
+impl Default for Definitions {
+    fn default() -> Definitions {
+        Definitions {
+            texts: Vec::new(),
+            formulas: Some(0),
+            contexts: Vec::new(),
+            learned: 0,
+            stacks: Vec::new(),
+            stacks_written: 0,
+            own: OwnNames::default(),
+        }
+    }
+}
+
+impl Definitions {
     /// Stores a definition that a thread recorded. `slots` are the bytes of the event slots after the
     /// definition; they hold the text of a text definition. Any other event is ignored.
     pub fn define(&mut self, definition: &Event, slots: &[u8]) {
@@ -90,13 +120,56 @@ impl Encoder {
 
     pub(crate) fn context(&self, id: u32) -> Context {
         let (contexts, id) =
-            if id > OWN_IDS { (&self.own_names.contexts, id - OWN_IDS) } else { (&self.contexts, id) };
+            if id > OWN_IDS { (&self.own.contexts, id - OWN_IDS) } else { (&self.contexts, id) };
         (id as usize).checked_sub(1).and_then(|index| contexts.get(index)).copied().unwrap_or_default()
     }
 
     pub(crate) fn text(&self, id: u32) -> &str {
-        let (texts, id) =
-            if id > OWN_IDS { (&self.own_names.texts, id - OWN_IDS) } else { (&self.texts, id) };
+        let (texts, id) = if id > OWN_IDS { (&self.own.texts, id - OWN_IDS) } else { (&self.texts, id) };
         (id as usize).checked_sub(1).and_then(|index| texts.get(index)).map_or(NONE, String::as_str)
+    }
+
+    /// Returns the id that the encoder assigns to a text.
+    pub(crate) fn own_text(&mut self, text: &str) -> u32 {
+        self.own.text(text)
+    }
+
+    /// Returns the id that the encoder assigns to a context.
+    pub(crate) fn own_context(&mut self, context: Context) -> u32 {
+        self.own.id(context)
+    }
+
+    /// Stops counting the texts that look like formulas, because another encoder wrote some of them.
+    pub(crate) fn forget_formulas(&mut self) {
+        self.formulas = None;
+    }
+
+    /// Returns the number of texts that look like spreadsheet formulas, if it is known.
+    pub(crate) fn formulas(&self) -> Option<u64> {
+        self.formulas
+    }
+
+    /// Returns the type and shape with a text id; unknown for 0.
+    #[inline(always)]
+    pub fn form(&self, id: u32) -> Form<'_> {
+        if id == 0 { Form::UNKNOWN } else { Form::parse(self.text(id)) }
+    }
+
+    /// Returns the value of [`Row::owner`](memtrace_trace::Row::owner) for a context. This value changes with each
+    /// new definition, because a definition may change the texts of a context.
+    #[inline]
+    pub(crate) fn owner_number(&self, context: u32) -> u64 {
+        u64::from(self.learned) << 32 | u64::from(context)
+    }
+
+    /// Returns the texts of the context with this id.
+    #[must_use]
+    pub fn owner(&self, context: u32) -> Owner<'_> {
+        self.owner_in(self.context(context))
+    }
+
+    #[inline(always)]
+    pub(crate) fn owner_in(&self, Context { op, module, phase, .. }: Context) -> Owner<'_> {
+        Owner { op: self.text(op), module: self.text(module), phase: self.text(phase) }
     }
 }

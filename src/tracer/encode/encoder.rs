@@ -5,7 +5,6 @@
 
 use std::cell::Cell;
 
-use memtrace_trace::context::{Context, Frame};
 use memtrace_trace::end_row::Anomalies;
 use memtrace_trace::event::UNREPORTED_TOTAL;
 use memtrace_trace::ledger::{Accounted, Rest};
@@ -13,14 +12,14 @@ use memtrace_trace::memory::{MemoryKind, Totals};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::sample::Sample;
 use memtrace_trace::{Api, Event, EventName, Payload, Row};
-use rustc_hash::FxHashMap;
 
 use crate::calls::CallEvent;
+use crate::definitions::Definitions;
 use crate::keys::{PHYSICAL, address};
-use crate::live::{Live, OutOfMemory, Owner};
+use crate::live::{Live, OutOfMemory};
 use crate::memory::Memory;
-use crate::own_names::OwnNames;
 use crate::physical::Physical;
+use crate::samples::Samples;
 use crate::statistics::Statistics;
 use crate::tags::{Newborn, Use};
 use crate::unlisted::UnlistedBlocks;
@@ -54,23 +53,11 @@ pub struct Encoder {
     pub tags: bool,
     /// The `seq` of the last row.
     pub(crate) seq: Cell<i64>,
-    pub(crate) texts: Vec<String>,
-    /// The number of texts that look like spreadsheet formulas. `None` in a resumed trace, because the texts
-    /// of the first encoder were not counted.
-    pub(crate) formulas: Option<u64>,
-    pub(crate) contexts: Vec<Context>,
-    /// The number of definitions of texts and contexts so far; it wraps; see [`Encoder::owner_number`].
-    pub(crate) learned: u32,
-    pub(crate) stacks: Vec<Frame>,
-    /// The number of entries of `stacks` that are already in the file.
-    pub(crate) stacks_written: usize,
+    /// The texts, contexts and stacks of the ids in events.
+    pub definitions: Definitions,
     pub(crate) memory: Memory,
     pub(crate) physical: Physical,
-    /// The last known value of each field of a sample, for each device.
-    pub(crate) samples: FxHashMap<i8, Sample>,
-    /// For each device: the memory that the samples show and the trace does not account for.
-    pub(crate) rests: FxHashMap<i8, Rest>,
-    pub(crate) own_names: OwnNames,
+    pub(crate) samples: Samples,
     pub(crate) newborn: Newborn,
     pub(crate) brief: UnlistedBlocks,
     pub(crate) oom: Option<OutOfMemory>,
@@ -96,17 +83,10 @@ impl Encoder {
             caching,
             tags: true,
             seq: Cell::new(0),
-            texts: Vec::new(),
-            formulas: Some(0),
-            contexts: Vec::new(),
-            learned: 0,
-            stacks: Vec::new(),
-            stacks_written: 0,
+            definitions: Definitions::default(),
             memory: Memory::default(),
             physical: Physical::default(),
-            samples: FxHashMap::default(),
-            rests: FxHashMap::default(),
-            own_names: OwnNames::default(),
+            samples: Samples::default(),
             newborn: Newborn::default(),
             brief: UnlistedBlocks::default(),
             oom: None,
@@ -199,7 +179,7 @@ impl Encoder {
     /// first sample.
     #[must_use]
     pub fn sampled(&self, device: i8) -> Sample {
-        self.samples.get(&device).copied().unwrap_or_default()
+        self.samples.known(device)
     }
 
     /// Returns the memory on a device that calls and reports account for, and the unexplained rest at the
@@ -217,7 +197,7 @@ impl Encoder {
             .map(|live| live.bytes)
             .sum();
         let accounted = Accounted { reserved: totals.reserved, outside: totals.outside - managed };
-        (accounted, self.rests.get(&device).copied().unwrap_or_default())
+        (accounted, self.samples.rest(device))
     }
 
     /// Returns every device up to the highest one used, with its totals.
@@ -229,24 +209,6 @@ impl Encoder {
     #[must_use]
     pub fn rows(&self) -> i64 {
         self.seq.get()
-    }
-
-    /// Returns the value of [`Row::owner`] for a context. This value changes with each new definition,
-    /// because a definition may change the texts of a context.
-    #[inline]
-    pub(crate) fn owner_number(&self, context: u32) -> u64 {
-        u64::from(self.learned) << 32 | u64::from(context)
-    }
-
-    /// Returns the texts of the context with this id.
-    #[must_use]
-    pub fn owner(&self, context: u32) -> Owner<'_> {
-        self.owner_in(self.context(context))
-    }
-
-    #[inline(always)]
-    pub(crate) fn owner_in(&self, Context { op, module, phase, .. }: Context) -> Owner<'_> {
-        Owner { op: self.text(op), module: self.text(module), phase: self.text(phase) }
     }
 
     /// Updates the peaks of a device from its totals after a call.

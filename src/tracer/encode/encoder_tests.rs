@@ -1,3 +1,4 @@
+use memtrace_trace::context::Context;
 use memtrace_trace::end_row::Ending;
 use memtrace_trace::event::{AllocCall, Block, Call};
 use memtrace_trace::text::{NONE, WITHOUT_DETAIL};
@@ -89,8 +90,8 @@ fn a_failed_call_changes_nothing_and_an_unseen_segment_is_reconciled() {
 #[test]
 fn a_free_carries_the_owner_of_its_allocation_and_a_reused_address_gets_a_new_id() {
     let mut encoder = encoder();
-    encoder.define_text(1, "GPT.h.0");
-    encoder.define_context(1, Context { module: 1, ..Context::default() });
+    encoder.definitions.define_text(1, "GPT.h.0");
+    encoder.definitions.define_context(1, Context { module: 1, ..Context::default() });
     let owned = block_of(1, 64, 512, 512, 0);
     let rows = run(&mut encoder, &[owned, block(64, -512, 0, 0), block(64, 512, 512, 0)]).0;
     assert_eq!((rows[1].2, rows[1].6.as_str()), (1, "GPT.h.0"));
@@ -114,10 +115,10 @@ fn a_lost_free_is_made_up_for_when_its_address_or_the_total_shows_it() {
 #[test]
 fn each_block_that_outlives_an_optimizers_step_is_its_state_however_many_there_are() {
     let mut encoder = encoder();
-    encoder.define_text(1, "optimizer");
-    encoder.define_text(2, "forward");
-    encoder.define_context(1, Context { phase: 1, ..Context::default() });
-    encoder.define_context(2, Context { phase: 2, ..Context::default() });
+    encoder.definitions.define_text(1, "optimizer");
+    encoder.definitions.define_text(2, "forward");
+    encoder.definitions.define_context(1, Context { phase: 1, ..Context::default() });
+    encoder.definitions.define_context(2, Context { phase: 2, ..Context::default() });
     let count = 3000;
     let mut events: Vec<Event> = (1..=count).map(|n| block_of(1, n as u64 * 512, 512, n * 512, 0)).collect();
     // One of the blocks is freed within the step -> it does not become optimizer state.
@@ -165,9 +166,9 @@ fn buffer_that_ranks_reduce_is_a_gradient_unless_a_backward_allocated_it() {
         |phase: u32, module: u32, flags: u8| {
             let mut encoder = encoder();
             for (text, id) in texts.into_iter().zip(1..) {
-                encoder.define_text(id, text);
+                encoder.definitions.define_text(id, text);
             }
-            encoder.define_context(1, Context { phase, module, flags, ..Context::default() });
+            encoder.definitions.define_context(1, Context { phase, module, flags, ..Context::default() });
             let reduced =
                 |module| {
                     let (category, claim) = (Category::Gradient, memtrace_trace::Claim::Reduced);
@@ -214,7 +215,7 @@ fn a_tag_with_a_known_form_writes_no_rows_after_a_resume() {
     for (id, form) in
         [(1, "bfloat16 [2x2]"), (2, "float32 [2]"), (3, "float32 [4x1]"), (4, "int8 ?"), (5, "float64 [4]")]
     {
-        encoder.define_text(id, form);
+        encoder.definitions.define_text(id, form);
     }
     let tag = |form| {
         let (category, claim) = (Category::Parameter, memtrace_trace::Claim::Strong);
@@ -281,7 +282,7 @@ fn the_end_row_counts_the_texts_that_look_like_formulas_unless_another_encoder_k
     let mut name = Name(String::new());
     let mut encoder = encoder();
     for (id, text) in ["GPT.h.0", "=1+1", "'=1", "12", "nan", "@x"].into_iter().enumerate() {
-        encoder.define_text(id as u32 + 1, text);
+        encoder.definitions.define_text(id as u32 + 1, text);
     }
     encoder.end(9, 0, Ending::Exit, "", &mut name).unwrap();
     assert!(name.0.ends_with(" formulas=3"), "{}", name.0);

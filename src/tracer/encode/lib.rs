@@ -19,6 +19,7 @@ mod own_names;
 mod physical;
 mod resume;
 mod rows;
+mod samples;
 pub mod stacks;
 pub mod statistics;
 mod tags;

@@ -69,7 +69,7 @@ impl Encoder {
             self.lost(clock_ns, 0, unreported, sink)?;
         }
         let lost = dropped.max(self.reported_lost);
-        let (anomalies, formulas) = (self.anomalies, self.formulas);
+        let (anomalies, formulas) = (self.anomalies, self.definitions.formulas());
         let name = EndText { ending, more, lost, anomalies, formulas }.to_string();
         self.emit(&Row { event: EventName::End, name: &name, ..self.blank(clock_ns) }, sink)
     }

@@ -95,7 +95,7 @@ impl Encoder {
     ) -> Result<(), S::Error> {
         let header =
             Header { clock_ns, api: live.api, device: live.device, context: live.context, step: live.step };
-        let source = if live.is_reported() { TORCH_ALLOCATOR } else { self.text(live.library) };
+        let source = if live.is_reported() { TORCH_ALLOCATOR } else { self.definitions.text(live.library) };
         let row = self.of_live(0, &header, address(addr), live);
         let row = Row { event, delta_bytes: bytes, name: LIVE, source, ..row };
         self.emit(&Row { tid: self.pid, ..row }, sink)

@@ -18,7 +18,7 @@ pub(crate) struct OwnNames {
 }
 
 impl OwnNames {
-    pub(crate) fn number(&mut self, text: &str) -> u32 {
+    fn number(&mut self, text: &str) -> u32 {
         if let Some(number) = self.numbers.get(text) {
             return *number;
         }

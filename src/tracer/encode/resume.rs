@@ -15,7 +15,7 @@ impl Encoder {
     /// on memory.
     pub fn restore_row(&mut self, row: &Row<'_>) {
         self.seq.set(row.seq);
-        self.formulas = None;
+        self.definitions.forget_formulas();
         let Ok(device) = i8::try_from(row.device) else { return };
         if row.event == EventName::Lost {
             self.set_reported_lost(self.reported_lost.saturating_add(row.requested_bytes.max(0) as u64));
@@ -26,7 +26,7 @@ impl Encoder {
         let is_deferred =
             row.active_bytes.wrapping_sub(row.allocated_bytes) > before.active.wrapping_sub(before.allocated);
         if row.event == EventName::Brief {
-            let phase = self.own_names.text(row.phase);
+            let phase = self.definitions.own_text(row.phase);
             self.brief.restore(device, row.delta_bytes, phase);
         } else if let Some((kind, effect)) = MemoryKind::of(row.event) {
             self.restore_memory(device, kind, effect, is_deferred, row);
@@ -106,12 +106,12 @@ impl Encoder {
                     library: match self.memory.live.get(key) {
                         _ if is_reported => 0,
                         Some(before) if effect == Effect::Tag => before.library,
-                        _ => self.own_names.text(row.source),
+                        _ => self.definitions.own_text(row.source),
                     },
                     pool: row.pool as u16,
                     form: match row.dtype {
                         UNKNOWN => 0,
-                        dtype => self.own_names.text(&format!("{dtype} {}", row.shape)),
+                        dtype => self.definitions.own_text(&format!("{dtype} {}", row.shape)),
                     },
                 };
                 self.physical.restore(address, &live);
@@ -133,13 +133,13 @@ impl Encoder {
     /// contain the ids of the process.
     fn restored_context(&mut self, row: &Row<'_>) -> u32 {
         let context = Context {
-            op: self.own_names.text(row.op),
-            module: self.own_names.text(row.module),
-            phase: self.own_names.text(row.phase),
+            op: self.definitions.own_text(row.op),
+            module: self.definitions.own_text(row.module),
+            phase: self.definitions.own_text(row.phase),
             stack: row.stack_id as u32,
             stream: row.stream,
             ..Context::default()
         };
-        self.own_names.id(context)
+        self.definitions.own_context(context)
     }
 }

@@ -3,7 +3,6 @@
 use memtrace_trace::context::Context;
 use memtrace_trace::form::Form;
 use memtrace_trace::host::{self, HostValues};
-use memtrace_trace::ledger::Rest;
 use memtrace_trace::memory::Totals;
 use memtrace_trace::sample::Sample;
 use memtrace_trace::text::NONE;
@@ -89,7 +88,7 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let row = self.of_call(event, live);
-        let name = self.text(event.call.user);
+        let name = self.definitions.text(event.call.user);
         self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, name, ..row }, sink)
     }
 
@@ -115,8 +114,8 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let base = self.base(tid, &Header { device: Event::HOST, ..*header });
-        let source = if class == 0 { LIBRARY } else { self.text(class) };
-        self.emit(&Row { event, source, name: self.text(name), ..base }, sink)
+        let source = if class == 0 { LIBRARY } else { self.definitions.text(class) };
+        self.emit(&Row { event, source, name: self.definitions.text(name), ..base }, sink)
     }
 
     /// Writes the row of a device sample.
@@ -128,11 +127,8 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let device = header.device;
-        let known = self.samples.entry(device).or_default();
-        *known = known.updated(sample);
-        let known = *known;
-        let rest = Rest::of(&known, self.ledger(device).0);
-        self.rests.insert(device, rest);
+        let (accounted, _) = self.ledger(device);
+        self.samples.add(device, sample, accounted);
         let base = self.base(tid, &Header { context: 0, ..*header });
         // Page cache counts as free memory, because an allocation can reclaim it.
         let device_free_bytes = sample.free.map_or(-1, |free| free + sample.cache.unwrap_or(0));
@@ -151,22 +147,16 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let base = self.base(tid, &Header { context: 0, device: Event::HOST, ..*header });
-        let what = if what == 0 { "" } else { self.text(what) };
+        let what = if what == 0 { "" } else { self.definitions.text(what) };
         let name = header.api.map_or_else(String::new, |source| host::text_of(source, values, what));
         self.emit(&Row { event: EventName::Sample, source: LIBRARY, name: &name, ..base }, sink)
-    }
-
-    /// Returns the type and shape with a text id; unknown for 0.
-    #[inline(always)]
-    pub fn form(&self, id: u32) -> Form<'_> {
-        if id == 0 { Form::UNKNOWN } else { Form::parse(self.text(id)) }
     }
 
     /// Returns the fields of a row about live memory, whose owner comes from the allocation.
     #[inline(always)]
     pub(crate) fn of_live<'a>(&'a self, tid: u32, header: &Header, address: u64, live: &Live) -> Row<'a> {
         let Live { device, context, form, .. } = *live;
-        let Form { dtype, shape } = self.form(form);
+        let Form { dtype, shape } = self.definitions.form(form);
         Row {
             dtype,
             shape,
@@ -187,7 +177,7 @@ impl Encoder {
     fn of_call<'a>(&'a self, event: &CallEvent, live: &Live) -> Row<'a> {
         let CallEvent { tid, header, call, .. } = event;
         Row {
-            source: self.text(call.library),
+            source: self.definitions.text(call.library),
             status: i32::from(call.status),
             latency_ns: call.latency_ns as i64,
             ..self.of_live(*tid, header, call.address, live)
@@ -198,8 +188,8 @@ impl Encoder {
     #[inline(always)]
     pub(crate) fn base(&self, tid: u32, header: &Header) -> Row<'_> {
         let Header { clock_ns, api, device, context, step } = *header;
-        let (number, context) = (self.owner_number(context), self.context(context));
-        let Owner { op, module, phase } = self.owner_in(context);
+        let (number, context) = (self.definitions.owner_number(context), self.definitions.context(context));
+        let Owner { op, module, phase } = self.definitions.owner_in(context);
         let Context { stack, stream, .. } = context;
         let Totals { allocated, active, reserved, .. } = self.totals(device);
         Row {

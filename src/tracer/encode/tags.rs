@@ -89,14 +89,14 @@ impl Encoder {
     /// documentation. `pool` is the allocator's private pool.
     pub(crate) fn category_at_allocation(&self, context: u32, pool: u16) -> Category {
         use memtrace_trace::context::Context;
-        let context = self.context(context);
+        let context = self.definitions.context(context);
         if context.category != Category::None {
             return context.category;
         }
         if pool > 0 && context.flags & Context::CAPTURED != 0 {
             return Category::CudaGraph;
         }
-        match self.text(context.phase) {
+        match self.definitions.text(context.phase) {
             phase if is_optimizer(phase) && self.tags => Category::Temporary,
             phase if is_optimizer(phase) => Category::OptimizerState,
             // Without detail, a gradient, a recomputed activation and temporary memory cannot be
@@ -105,7 +105,7 @@ impl Encoder {
             "backward" if context.flags & Context::RECOMPUTED == 0 => Category::Temporary,
             "forward" | "backward" => Category::Activation,
             LOAD if self.tags && context.flags & Context::INFERRED_PHASE != 0 => Category::Loaded,
-            _ if self.tags && self.text(context.module) == SCRIPT => Category::Script,
+            _ if self.tags && self.definitions.text(context.module) == SCRIPT => Category::Script,
             _ => Category::None,
         }
     }
@@ -120,22 +120,22 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let Some((key, before)) = self.memory.live.block_at(address) else { return Ok(()) };
-        let mut context = self.context(before.context);
+        let mut context = self.definitions.context(before.context);
         if given.module > 0 {
             context.module = given.module;
         }
         let form = self.form_of_tag(given.form, &before);
         let same = before.category == given.category
-            && self.text(context.module) == self.owner(before.context).module
-            && self.text(form) == self.text(before.form);
-        if same || given.yields_to(before.category, self.owner(before.context)) {
+            && self.definitions.text(context.module) == self.definitions.owner(before.context).module
+            && self.definitions.text(form) == self.definitions.text(before.form);
+        if same || given.yields_to(before.category, self.definitions.owner(before.context)) {
             return Ok(());
         }
         if given.category == Category::Input && context.phase == 0 {
             // The script created or moved the block outside every phase.
-            context.phase = self.own_names.number("dataloader");
+            context.phase = self.definitions.own_text("dataloader");
         }
-        let context = self.own_names.id(context);
+        let context = self.definitions.own_context(context);
         let after = Live { category: given.category, context, form, ..before };
         self.change_owner(tid, header, key, (before, after), given.name, sink)
     }
@@ -144,7 +144,7 @@ impl Encoder {
     /// block: it is a part of a storage, or expanded. Then the block keeps the shape of its own tensor if it has the
     /// same type, and else has none. The block keeps its form, too, if the one of the tag is unknown.
     fn form_of_tag(&mut self, form: u32, block: &Live) -> u32 {
-        let (known, own) = (self.form(form), self.form(block.form));
+        let (known, own) = (self.definitions.form(form), self.definitions.form(block.form));
         if known == Form::UNKNOWN {
             return block.form;
         }
@@ -159,7 +159,7 @@ impl Encoder {
             return block.form;
         }
         let text = format!("{} {UNKNOWN}", known.dtype);
-        self.own_names.number(&text)
+        self.definitions.own_text(&text)
     }
 
     /// Writes the two rows of a block whose owner changes from `before` to `after`.
@@ -179,7 +179,7 @@ impl Encoder {
                     event: EventName::Tag,
                     delta_bytes: bytes,
                     source: LIBRARY,
-                    name: self.text(name),
+                    name: self.definitions.text(name),
                     ..self.of_live(tid, header, address, &live)
                 },
                 sink,
@@ -192,7 +192,7 @@ impl Encoder {
     /// Adds a live block or CPU tensor to [`Newborn`], if an optimizer step allocated it.
     #[inline]
     pub(crate) fn add_newborn(&mut self, key: Key, live: &Live) {
-        if live.category == Category::Temporary && is_optimizer(self.owner(live.context).phase) {
+        if live.category == Category::Temporary && is_optimizer(self.definitions.owner(live.context).phase) {
             let Newborn { blocks, check_at } = &mut self.newborn;
             blocks.push((key, live.alloc_id));
             if blocks.len() >= *check_at {
@@ -213,7 +213,7 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         if self.newborn.blocks.is_empty()
-            || !matches!(self.owner(header.context).phase, "forward" | "backward")
+            || !matches!(self.definitions.owner(header.context).phase, "forward" | "backward")
         {
             return Ok(());
         }

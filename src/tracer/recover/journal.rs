@@ -196,11 +196,11 @@ impl Journal {
         while at < whole {
             let event = event_of(&written[at..at + SLOT]);
             let end = (at + SLOT).saturating_add(text_slots(&event).saturating_mul(SLOT)).min(whole);
-            encoder.define(&event, &written[at + SLOT..end]);
+            encoder.definitions.define(&event, &written[at + SLOT..end]);
             at = end;
         }
         for (event, text) in &self.definitions {
-            encoder.define(event, text);
+            encoder.definitions.define(event, text);
         }
     }
 

@@ -80,7 +80,7 @@ pub fn repair(csv: &Path, fate: Option<Fate>) -> io::Result<Repaired> {
     let length = fs::metadata(csv)?.len();
     let mut trace = private_file::reopen(csv, OpenOptions::new().read(true).write(true))?;
     let (mut encoder, _) = unfinished.encoder(csv, unfinished.whole)?;
-    encoder.set_stacks_written(cut_stacks(csv)?);
+    encoder.definitions.set_stacks_written(cut_stacks(csv)?);
     // The end row marks the trace as complete, so the stacks are written before it.
     append_stacks(csv, &mut encoder)?;
     trace.set_len(unfinished.whole)?;

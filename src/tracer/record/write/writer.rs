@@ -422,7 +422,7 @@ impl Writer {
         old.rows.flush()?;
         self.meta.part = number;
         // Each part has a file of stacks of its own.
-        self.encoder.set_stacks_written(0);
+        self.encoder.definitions.set_stacks_written(0);
         if self.session.settings.log >= Level::Info {
             (self.session.say)(&format!("tracing goes on in {}", self.part.path.display()));
         }
@@ -441,7 +441,7 @@ impl Writer {
     fn collect(&mut self) -> u64 {
         let Writer { merge, encoder, definitions, queue, .. } = self;
         merge.collect(queue, &mut |definition, slots| {
-            encoder.define(definition, slots);
+            encoder.definitions.define(definition, slots);
             definitions.add(definition, slots);
         })
     }
