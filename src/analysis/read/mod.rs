@@ -12,3 +12,4 @@ pub(crate) mod source;
 pub mod stream;
 pub mod symbols;
 pub(crate) mod tail;
+pub mod together;

@@ -127,6 +127,15 @@ impl Wanted {
         self
     }
 
+    /// Returns the columns of both sets for each event.
+    #[must_use]
+    pub fn or(mut self, other: &Wanted) -> Wanted {
+        for (columns, more) in self.0.iter_mut().zip(&other.0) {
+            *columns = columns.and(*more);
+        }
+        self
+    }
+
     /// Removes the columns with an index of `width` or more. A file from an older version has only the first
     /// `width` columns.
     #[must_use]

@@ -1,7 +1,5 @@
 //! The samples of host memory in a trace.
 
-use std::ops::ControlFlow;
-
 use memtrace_trace::host::{self, HostValues, TOTAL, left_in_group};
 use memtrace_trace::{Api, EventName};
 
@@ -10,6 +8,7 @@ use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
+use crate::read::together::{RowReader, read_together};
 use crate::state::marks;
 use crate::state::moment::NamedMoment;
 use crate::state::replay::{HOST, has_current_step};
@@ -193,6 +192,19 @@ pub struct HostMemory {
     pub symbols: SymbolTable,
 }
 
+/// Its own symbol table must be that of the rows.
+impl RowReader for HostMemory {
+    fn wanted(&self) -> Wanted {
+        Wanted::all_events(Columns::of(&["seq", "ts_ns", "step", "phase"]))
+            .plus(EventName::Sample, SAMPLE)
+            .plus(EventName::Mark, marks::TEST_COLUMNS)
+    }
+
+    fn feed(&mut self, row: &Record, _: &SymbolTable) {
+        HostMemory::feed(self, row);
+    }
+}
+
 /// The columns of a `sample` row that [`HostMemory::feed`] needs.
 pub const SAMPLE: Columns = Columns::of(&["ts_ns", "device", "api", "name"]);
 
@@ -204,13 +216,7 @@ impl HostMemory {
     pub fn read(trace: &TraceFile, options: &Options) -> Result<HostMemory> {
         let symbols = SymbolTable::default();
         let mut memory = HostMemory::new(&symbols);
-        let wanted = Wanted::all_events(Columns::of(&["seq", "ts_ns", "step", "phase"]))
-            .plus(EventName::Sample, SAMPLE)
-            .plus(EventName::Mark, marks::TEST_COLUMNS);
-        trace.read(wanted, options.lenient, &symbols, |row| {
-            memory.feed(row);
-            ControlFlow::Continue(())
-        })?;
+        read_together(trace, options, &symbols, &mut [&mut memory])?;
         Ok(memory)
     }
 

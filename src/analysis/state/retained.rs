@@ -5,8 +5,6 @@
 //! objects (docs/trace-format.md). A row that is not valid or lacks a field is ignored, and so is the row
 //! that a search writes when it begins.
 
-use std::ops::ControlFlow;
-
 use memtrace_trace::units::Unit;
 use memtrace_trace::{Api, EventName};
 use serde_json::{Value, json};
@@ -16,6 +14,7 @@ use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
+use crate::read::together::{RowReader, read_together};
 use crate::render::numbers::counted;
 
 /// The maximum number of searches that are kept; the latest ones are kept.
@@ -329,13 +328,18 @@ impl RetainedSearches {
     /// When the trace cannot be read.
     pub fn read(trace: &TraceFile, options: &Options) -> Result<RetainedSearches> {
         let mut found = RetainedSearches::default();
-        let symbols = SymbolTable::default();
-        let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, MARK_COLUMNS);
-        trace.read(wanted, options.lenient, &symbols, |row| {
-            found.feed_row(row, &symbols);
-            ControlFlow::Continue(())
-        })?;
+        read_together(trace, options, &SymbolTable::default(), &mut [&mut found])?;
         Ok(found)
+    }
+}
+
+impl RowReader for RetainedSearches {
+    fn wanted(&self) -> Wanted {
+        Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, MARK_COLUMNS)
+    }
+
+    fn feed(&mut self, row: &Record, symbols: &SymbolTable) {
+        self.feed_row(row, symbols);
     }
 }
 

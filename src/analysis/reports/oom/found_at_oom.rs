@@ -2,17 +2,14 @@
 //! parameters that are still on the CPU.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 
 use memtrace_trace::EventName;
 use memtrace_trace::model_fact::ModelFact;
 
 use super::cause::StateToCome;
-use crate::error::Result;
-use crate::options::Options;
-use crate::read::record::{Columns, Wanted};
-use crate::read::stream::TraceFile;
+use crate::read::record::{Columns, Record, Wanted};
 use crate::read::symbols::SymbolTable;
+use crate::read::together::RowReader;
 use crate::state::model_facts::name_of_fact;
 
 /// The class of the optimizer of each root, and the bytes of its parameters on the CPU.
@@ -22,25 +19,21 @@ pub(super) struct FoundAtOom {
     on_cpu: BTreeMap<String, i64>,
 }
 
-impl FoundAtOom {
-    /// Reads the marks of a whole trace, because they follow the row of the OOM.
-    ///
-    /// # Errors
-    /// If the trace cannot be read.
-    pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<FoundAtOom> {
-        let mut found = FoundAtOom::default();
-        let symbols = SymbolTable::default();
+/// Reads the marks of a whole trace, because they follow the row of the OOM.
+impl RowReader for FoundAtOom {
+    fn wanted(&self) -> Wanted {
         let columns = Columns::of(&["event", "api", "name"]);
-        let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, columns);
-        trace.read(wanted, options.lenient, &symbols, |row| {
-            if let Some(name) = name_of_fact(row, &symbols) {
-                found.note(&name);
-            }
-            ControlFlow::Continue(())
-        })?;
-        Ok(found)
+        Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, columns)
     }
 
+    fn feed(&mut self, row: &Record, symbols: &SymbolTable) {
+        if let Some(name) = name_of_fact(row, symbols) {
+            self.note(&name);
+        }
+    }
+}
+
+impl FoundAtOom {
     fn note(&mut self, mark: &str) {
         match ModelFact::parse(mark) {
             Some((ModelFact::Optimizer(class), root)) => {

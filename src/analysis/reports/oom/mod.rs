@@ -31,6 +31,8 @@ use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
+use crate::read::symbols::SymbolTable;
+use crate::read::together::read_together;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::upper_first;
@@ -47,9 +49,8 @@ use crate::state::retained::{RetainedSearch, RetainedSearches};
 use crate::state::step_inputs::LargestInput;
 use case::{OomCase, RowsBefore};
 use cause::{Cause, Kept};
-use found_at_oom::FoundAtOom;
 use remedies::remedy;
-use server_limit::{Refused, ServerPart};
+use server_limit::{Refused, ServerMarks};
 
 /// The maximum number of changes of `memtrace advise` that are shown.
 const MOST_ADVISED: usize = 5;
@@ -207,8 +208,6 @@ fn find_case<'a>(trace: &'a TraceFile, options: &Options) -> Result<Option<Found
         "name",
         "shape",
         "stack_id",
-        "dtype",
-        "shape",
     ]));
     let replayed = replay_to_moment(
         trace,
@@ -228,10 +227,14 @@ fn find_case<'a>(trace: &'a TraceFile, options: &Options) -> Result<Option<Found
     {
         seen.host_grew(row.device, host);
     }
-    let searches = RetainedSearches::read(trace, options)?;
-    let part = ServerPart::read(trace, options)?;
-    seen.found = FoundAtOom::read(trace, options)?;
-    let case = OomCase::new(trace, &replayed, &layout, &row, &seen, searches.at_oom(), part);
+    let (mut searches, mut server) = (RetainedSearches::default(), ServerMarks::default());
+    read_together(
+        trace,
+        options,
+        &SymbolTable::default(),
+        &mut [&mut searches, &mut server, &mut seen.found],
+    )?;
+    let case = OomCase::new(trace, &replayed, &layout, &row, &seen, searches.at_oom(), server.part());
     Ok(Some(FoundCase { case, replayed, levels, searches }))
 }
 

@@ -6,17 +6,16 @@
 //! start, vLLM raises an error. No request fails then, so the trace has no OOM. The traced process records
 //! the share when it ends (`mark_share` in the tracer).
 
-use std::ops::ControlFlow;
-
 use memtrace_trace::EventName;
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
 use crate::error::Result;
 use crate::options::Options;
-use crate::read::record::{Columns, Wanted};
+use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
+use crate::read::together::{RowReader, read_together};
 use crate::render::printer::{Cell, Printer, Style};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
@@ -32,32 +31,6 @@ pub(super) struct ServerPart {
 }
 
 impl ServerPart {
-    /// Returns the share that a process recorded at its end.
-    ///
-    /// # Errors
-    /// If the trace cannot be read.
-    pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<Option<ServerPart>> {
-        // The recorded copy of the settings may lack the size of the cache, so other marks also show whether
-        // a cache exists.
-        let (mut found, mut has_cache) = (None, false);
-        let symbols = SymbolTable::default();
-        let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, Columns::of(&["name"]));
-        trace.read(wanted, options.lenient, &symbols, |row| {
-            if row.event == EventName::Mark {
-                let name = symbols.get(row.name);
-                has_cache |= name.starts_with("kv_cache: blocks=");
-                // Only the mark at the end of the process counts. After an earlier mark, the server may get a
-                // cache that no further mark mentions.
-                if let Some(server) = ServerPart::parse(&name) {
-                    has_cache |= server.blocks > 0;
-                    found = Some(server);
-                }
-            }
-            ControlFlow::Continue(())
-        })?;
-        Ok(found.map(|server| ServerPart { blocks: server.blocks.max(has_cache.into()), ..server }))
-    }
-
     /// Parses the mark at the end of the process: `vllm: gpu_memory_utilization=0.9 blocks=1234 ended`.
     fn parse(text: &str) -> Option<ServerPart> {
         let words = text.strip_prefix("vllm: ")?.strip_suffix(" ended")?;
@@ -96,6 +69,42 @@ fn hundredths(value: f64, round: fn(f64) -> f64) -> f64 {
     round(value * 100.0) / 100.0
 }
 
+/// Reads the share that a process recorded at its end.
+#[derive(Default)]
+pub(super) struct ServerMarks {
+    last: Option<ServerPart>,
+    /// The recorded copy of the settings may lack the size of the cache, so other marks also show whether a cache
+    /// exists.
+    has_cache: bool,
+}
+
+impl ServerMarks {
+    /// Returns the share of the server, if there is one.
+    pub(super) fn part(&self) -> Option<ServerPart> {
+        self.last.map(|server| ServerPart { blocks: server.blocks.max(self.has_cache.into()), ..server })
+    }
+}
+
+impl RowReader for ServerMarks {
+    fn wanted(&self) -> Wanted {
+        Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, Columns::of(&["name"]))
+    }
+
+    fn feed(&mut self, row: &Record, symbols: &SymbolTable) {
+        if row.event != EventName::Mark {
+            return;
+        }
+        let name = symbols.get(row.name);
+        self.has_cache |= name.starts_with("kv_cache: blocks=");
+        // Only the mark at the end of the process counts. After an earlier mark, the server may get a cache that no
+        // further mark mentions.
+        if let Some(server) = ServerPart::parse(&name) {
+            self.has_cache |= server.blocks > 0;
+            self.last = Some(server);
+        }
+    }
+}
+
 /// A server that did not start because its share of the card was too small or was not free; sizes are in
 /// bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -117,7 +126,9 @@ impl Refused {
     /// # Errors
     /// When the trace cannot be read.
     pub(super) fn of(trace: &TraceFile, options: &Options) -> Result<Option<Refused>> {
-        let Some(ServerPart { part, blocks: 0 }) = ServerPart::read(trace, options)? else {
+        let mut marks = ServerMarks::default();
+        read_together(trace, options, &SymbolTable::default(), &mut [&mut marks])?;
+        let Some(ServerPart { part, blocks: 0 }) = marks.part() else {
             return Ok(None);
         };
         let mut free = None;
