@@ -32,8 +32,9 @@ pub(super) struct Memory {
     tagged: [(i64, i64); 2],
     /// Like `tagged`, for the parameters of this module without its submodules.
     tagged_here: (i64, i64),
-    /// Like `tagged`, for the parameters of each type.
-    types: BTreeMap<Symbol, (i64, i64)>,
+    /// The bytes of the parameters of each type: now, and at the peak of their sum.
+    types: BTreeMap<Symbol, i64>,
+    types_at_peak: BTreeMap<Symbol, i64>,
 }
 
 impl Memory {
@@ -57,10 +58,11 @@ impl Memory {
         self.tagged_here.1
     }
 
-    /// Returns the bytes of the parameters of each known type.
+    /// Returns the bytes of the parameters of each known type when there were the most.
     pub(super) fn types(&self, symbols: &SymbolTable) -> BTreeMap<String, i64> {
-        let known = self.types.iter().filter(|(dtype, _)| !is_unknown_form(**dtype));
-        known.map(|(dtype, (_, most))| (symbols.get(*dtype).to_string(), *most)).collect()
+        let known =
+            self.types_at_peak.iter().filter(|(dtype, bytes)| !is_unknown_form(**dtype) && **bytes > 0);
+        known.map(|(dtype, bytes)| (symbols.get(*dtype).to_string(), *bytes)).collect()
     }
 
     /// Returns parameters, buffers, inputs and outputs, for a table.
@@ -151,9 +153,11 @@ impl Memories {
             return;
         }
         let block = (row.device, row.alloc_id);
-        let dtype = match row.event {
-            EventName::Free => self.types.remove(&block).unwrap_or(Symbol::UNKNOWN),
-            _ => *self.types.entry(block).or_insert(row.dtype),
+        let dtype = if row.delta_bytes < 0 {
+            self.types.remove(&block).unwrap_or(Symbol::UNKNOWN)
+        } else {
+            self.types.insert(block, row.dtype);
+            row.dtype
         };
         let module = symbols.get(row.module);
         let ends = module.match_indices('.').map(|(end, _)| end).chain([module.len()]);
@@ -164,11 +168,14 @@ impl Memories {
             if let Some(memory) = self.by_path.get_mut(path) {
                 let (now, most) = &mut memory.tagged[which];
                 *now = now.wrapping_add(rounded);
+                let is_peak = *now > *most;
                 *most = (*most).max(*now);
                 if which == 0 {
-                    let (now, most) = memory.types.entry(dtype).or_default();
-                    *now = now.wrapping_add(rounded);
-                    *most = (*most).max(*now);
+                    let bytes = memory.types.entry(dtype).or_default();
+                    *bytes = bytes.wrapping_add(rounded);
+                    if is_peak {
+                        memory.types_at_peak.clone_from(&memory.types);
+                    }
                 }
                 if which == 0 && path.len() == module.len() {
                     let (now, most) = &mut memory.tagged_here;
