@@ -516,9 +516,12 @@ fn fit_worst_plans_for_the_largest_input_of_a_trace() {
         let found = fit(&["{dim1}", "{}"]);
         let json = found.json();
         assert_eq!((found.status(), &json["command"][2]), (0, &Value::from("9000")), "{json:#}");
-        let input = "int64 [2x9000] of Sequential, step 2";
+        let input = "int64 [2x9000] of Sequential";
         for (more, part) in [
-            (&["{dim1}", "{}"], format!("planning for the largest input of {out}: {input}")),
+            (
+                &["{dim1}", "{}"],
+                format!("the largest input of {out} is {input}; planning for {{dim0}} = 2, {{dim1}} = 9000"),
+            ),
             (&["9000", "{}"], format!("no place for the input, {input}; write {{dim0}} to {{dim1}}")),
             (&["{dim2}", "{}"], format!("{{dim2}}: the input, {input}, has the dimensions 0 to 1")),
         ] {

@@ -34,6 +34,18 @@ pub(crate) fn open_plain(path: &Path) -> Result<Input> {
 /// # Errors
 /// When there is no trace, it cannot be read or completed, or it has no such rank.
 pub(crate) fn open(path: &Path, matches: &ArgMatches, recover: bool) -> Result<Input> {
+    let mut input = open_all(path, recover)?;
+    if let Some(rank) = matches.get_one::<i32>("rank") {
+        selection::only_rank(&mut input, *rank)?;
+    }
+    Ok(input)
+}
+
+/// Opens the trace at `path` with all its ranks, for a command without `--rank`. See [`open()`].
+///
+/// # Errors
+/// When there is no trace, or it cannot be read or completed.
+pub(crate) fn open_all(path: &Path, recover: bool) -> Result<Input> {
     if recover {
         recovery::begin(path);
     }
@@ -41,11 +53,7 @@ pub(crate) fn open(path: &Path, matches: &ArgMatches, recover: bool) -> Result<I
         bail!(missing(path));
     }
     let open = || Ok(Input::open(path)?);
-    let mut input = if recover { recovery::complete(open, None)? } else { open()? };
-    if let Some(rank) = matches.get_one::<i32>("rank") {
-        selection::only_rank(&mut input, *rank)?;
-    }
-    Ok(input)
+    if recover { recovery::complete(open, None) } else { open() }
 }
 
 fn missing(path: &Path) -> String {

@@ -2,7 +2,7 @@
 
 use memtrace_trace::form::Form;
 use memtrace_trace::model_fact::ModelFact;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 
 use crate::read::record::Record;
@@ -52,6 +52,8 @@ pub struct LargestInput {
     pub shape: String,
     /// The path of the model that got it.
     pub model: String,
+    /// The largest size of each dimension among the inputs of this model with as many dimensions.
+    pub largest_sizes: Vec<i64>,
     /// The shape of the median step's input.
     pub median_shape: String,
     /// True if it is so much larger than the median that reports mention it.
@@ -121,7 +123,27 @@ impl StepInputs {
         let (dtype, shape, model) = form_of(&largest)?;
         let median_shape = form_of(&median.0)?.1;
         let is_notable = all >= LEAST_STEPS && largest.elements as f64 >= NOTABLE * median.0.elements as f64;
-        Some(LargestInput { step: largest.step, dtype, shape, model, median_shape, is_notable })
+        let dims = Form { dtype: &dtype, shape: &shape }.dims().unwrap_or_default();
+        let names: FxHashSet<Symbol> = changes.iter().map(|change| change.name).collect();
+        let largest_sizes = names.into_iter().fold(dims, |sizes, name| {
+            let name = symbols.get(name);
+            let Some((ModelFact::Input(form), _)) = ModelFact::parse(&name) else { return sizes };
+            match Form::of_input(form).dims() {
+                Some(dims) if dims.len() == sizes.len() => {
+                    sizes.into_iter().zip(dims).map(|(size, other)| size.max(other)).collect()
+                }
+                _ => sizes,
+            }
+        });
+        Some(LargestInput {
+            step: largest.step,
+            dtype,
+            shape,
+            model,
+            largest_sizes,
+            median_shape,
+            is_notable,
+        })
     }
 }
 
@@ -129,7 +151,7 @@ impl LargestInput {
     /// Returns the sentence about an input that is much larger than the median.
     #[must_use]
     pub fn line(&self) -> Option<String> {
-        let LargestInput { step, dtype, shape, model, median_shape, is_notable } = self;
+        let LargestInput { step, dtype, shape, model, median_shape, is_notable, .. } = self;
         let when = match u64::try_from(*step) {
             Ok(step) => format!("step {} has", count(step)),
             Err(_) => "before the first step came".to_owned(),
@@ -144,7 +166,7 @@ impl LargestInput {
     pub fn json(&self) -> Value {
         json!({
             "step": self.step, "dtype": self.dtype, "shape": self.shape, "model": self.model,
-            "median_shape": self.median_shape,
+            "median_shape": self.median_shape, "largest_sizes": self.largest_sizes,
         })
     }
 }
@@ -193,6 +215,16 @@ mod tests {
         let (inputs, symbols) = inputs(&marks);
         let largest = inputs.largest(3, &symbols).unwrap();
         assert_eq!((largest.shape.as_str(), largest.median_shape.as_str()), ("[1x90]", "[1x20]"));
+    }
+
+    #[test]
+    fn the_largest_size_of_each_dimension_may_come_from_different_inputs() {
+        let marks =
+            [(0, "int64[128x32]"), (1, "int64[1x3500]"), (2, "int64[2x2x9000]"), (3, "int64[200x10]")];
+        let (inputs, symbols) = inputs(&marks[..2]);
+        assert_eq!(inputs.largest(3, &symbols).unwrap().largest_sizes, [128, 3500]);
+        let (inputs, symbols) = self::inputs(&marks);
+        assert_eq!(inputs.largest(3, &symbols).unwrap().largest_sizes, [2, 2, 9000]);
     }
 
     #[test]

@@ -93,7 +93,7 @@ impl Request {
         let card = matches.get_one::<String>("phantom").map_or("", String::as_str);
         check_ranks(recipe, card, matches.contains_id("ranks"))?;
         let lengths = match worst {
-            Some(worst) => vec![worst.length()?],
+            Some(worst) => vec![worst.length(recipe.is_of_images())?],
             None => lengths(matches.get_one::<String>("seq").map_or(recipe.length, String::as_str))?,
         };
         let mut bundled: Map<String, Value> = serde_json::from_str(MODELS)?;

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgMatches, value_parser};
 use memtrace_analysis::options::Options;
-use memtrace_analysis::render::numbers::count;
 use memtrace_analysis::reports;
 use memtrace_trace::form::Form;
 use serde_json::Value;
@@ -33,10 +32,12 @@ pub(super) fn argument() -> Arg {
 /// The largest input of a trace.
 #[derive(Debug)]
 pub(super) struct Worst {
-    /// The input as it is shown, such as `int64 [1x8192] of GPT, step 2,321`.
+    /// The input as it is shown, such as `int64 [1x8192] of GPT`.
     shown: String,
-    /// The sizes of its dimensions.
-    dimensions: Vec<i64>,
+    dtype: String,
+    /// The largest size of each dimension. It may come from another input of the model.
+    sizes: Vec<i64>,
+    elements: i64,
 }
 
 impl Worst {
@@ -47,19 +48,24 @@ impl Worst {
     pub(super) fn new(matches: &ArgMatches) -> Result<Option<Worst>> {
         let Some(trace) = matches.get_one::<PathBuf>("worst") else { return Ok(None) };
         let report = reports::find("summary").context("there is no summary")?;
-        let input = trace_input::open(trace, matches, true)?;
+        let input = trace_input::open_all(trace, true)?;
         let answer = reports::answer(report, &[input], &Options::default())?;
         let processes = answer.json["processes"].as_array();
         let inputs =
             processes.into_iter().flatten().filter_map(|process| Worst::of(&process["largest_input"]));
-        let Some(worst) = inputs.max_by_key(Worst::elements) else {
+        let Some(worst) = inputs.max_by_key(|worst| worst.elements) else {
             bail!(
                 "--worst {}: no input of a model is in this trace; inputs are recorded for models in Python \
                  (not with MEMTRACE_MODULES=0)",
                 trace.display()
             );
         };
-        terminal::say(&format!("planning for the largest input of {}: {}", trace.display(), worst.shown));
+        terminal::say(&format!(
+            "the largest input of {} is {}; planning for {}",
+            trace.display(),
+            worst.shown,
+            worst.places().map(|(place, size)| format!("{place} = {size}")).collect::<Vec<_>>().join(", ")
+        ));
         Ok(Some(worst))
     }
 
@@ -67,26 +73,36 @@ impl Worst {
     fn of(found: &Value) -> Option<Worst> {
         let text = |key: &str| found.get(key).and_then(Value::as_str);
         let (dtype, shape, model) = (text("dtype")?, text("shape")?, text("model")?);
-        let step = found.get("step").and_then(Value::as_u64);
-        let when = step.map_or("before the first step".to_owned(), |step| format!("step {}", count(step)));
+        let sizes =
+            found.get("largest_sizes")?.as_array()?.iter().map(Value::as_i64).collect::<Option<_>>()?;
         Some(Worst {
-            shown: format!("{dtype} {shape} of {model}, {when}"),
-            dimensions: Form { dtype, shape }.dims()?,
+            shown: format!("{dtype} {shape} of {model}"),
+            dtype: dtype.to_owned(),
+            sizes,
+            elements: Form { dtype, shape }.elements()?,
         })
     }
 
-    fn elements(&self) -> i64 {
-        self.dimensions.iter().fold(1, |product: i64, size| product.saturating_mul(*size))
+    /// Returns the placeholder and the size of each dimension.
+    fn places(&self) -> impl Iterator<Item = (String, String)> {
+        self.sizes.iter().enumerate().map(|(at, size)| (format!("{PLACE}{at}}}"), size.to_string()))
     }
 
-    /// Returns the last dimension, which is the length of a sequence or the width of an image.
+    /// Returns the length of a sequence of tokens, or the width of an image with `is_image`: the last dimension.
     ///
     /// # Errors
-    /// When the input is a single number.
-    pub(super) fn length(&self) -> Result<u64> {
-        let last = self.dimensions.last().and_then(|last| u64::try_from(*last).ok());
-        last.filter(|last| *last > 0)
-            .with_context(|| format!("--worst: {} has no length; name lengths with --seq", self.shown))
+    /// When the input does not have the form of tokens, or of images.
+    pub(super) fn length(&self, is_image: bool) -> Result<u64> {
+        let is_tokens = self.dtype.contains("int") && self.sizes.len() == 2;
+        let last = self.sizes.last().and_then(|last| u64::try_from(*last).ok()).filter(|last| *last > 0);
+        match last {
+            Some(last) if if is_image { self.sizes.len() == 4 } else { is_tokens } => Ok(last),
+            _ => bail!(
+                "--worst: the largest input, {}, is not a batch of {}; name the lengths with --seq",
+                self.shown,
+                if is_image { "images" } else { "tokens" }
+            ),
+        }
     }
 
     /// Returns the words of a command with the dimensions in their places.
@@ -94,28 +110,34 @@ impl Worst {
     /// # Errors
     /// When no word has a place for a dimension, or the input does not have the dimension.
     pub(super) fn fill(&self, words: &[OsString]) -> Result<Vec<OsString>> {
-        let last = self.dimensions.len().saturating_sub(1);
-        if !words.iter().any(|word| word.to_string_lossy().contains(PLACE)) {
+        let last = self.sizes.len().saturating_sub(1);
+        if !words.iter().any(|word| place_in(&word.to_string_lossy()).is_some()) {
             bail!(
                 "--worst: the command has no place for the input, {}; write {PLACE}0}} to {PLACE}{last}}} where \
                  its dimensions go, such as --seq {PLACE}{last}}}",
                 self.shown
             );
         }
-        let numbers: Vec<(String, String)> = self
-            .dimensions
-            .iter()
-            .enumerate()
-            .map(|(at, size)| (format!("{PLACE}{at}}}"), size.to_string()))
-            .collect();
+        let places: Vec<(String, String)> = self.places().collect();
         let numbers: Vec<(&str, &str)> =
-            numbers.iter().map(|(place, size)| (place.as_str(), size.as_str())).collect();
+            places.iter().map(|(place, size)| (place.as_str(), size.as_str())).collect();
         let filled: Vec<OsString> = words.iter().map(|word| places::replace(word, &numbers)).collect();
-        match filled.iter().map(|word| word.to_string_lossy()).find(|word| word.contains(PLACE)) {
-            Some(word) => bail!("--worst: {word}: the input, {}, has the dimensions 0 to {last}", self.shown),
+        match filled.iter().find_map(|word| place_in(&word.to_string_lossy()).map(str::to_owned)) {
+            Some(place) => {
+                bail!("--worst: {place}: the input, {}, has the dimensions 0 to {last}", self.shown)
+            }
             None => Ok(filled),
         }
     }
+}
+
+/// Returns the first placeholder for a dimension in a word. Other braces belong to the program.
+fn place_in(word: &str) -> Option<&str> {
+    word.match_indices(PLACE).find_map(|(start, _)| {
+        let digits = word[start + PLACE.len()..].split_once('}')?.0;
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| &word[start..start + PLACE.len() + digits.len() + 1])
+    })
 }
 
 #[cfg(test)]
@@ -128,26 +150,34 @@ mod tests {
         text.split(' ').map(OsString::from).collect()
     }
 
+    fn worst(dtype: &str, shape: &str, sizes: &[i64]) -> Option<Worst> {
+        Worst::of(&json!({"step": 7, "dtype": dtype, "shape": shape, "model": "GPT", "largest_sizes": sizes}))
+    }
+
     #[test]
-    fn the_largest_input_fills_its_places() {
-        let worst = Worst::of(&json!({"step": 2321, "dtype": "int64", "shape": "[4x8192]", "model": "GPT"}));
-        let worst = worst.unwrap();
-        assert_eq!(worst.shown, "int64 [4x8192] of GPT, step 2,321");
-        assert_eq!(worst.length().unwrap(), 8192);
-        let filled = worst.fill(&words("t.py --batch {} --seq={dim1} {dim0}x{dim1}")).unwrap();
-        assert_eq!(filled, words("t.py --batch {} --seq=8192 4x8192"));
+    fn the_largest_sizes_fill_their_places() {
+        let worst = worst("int64", "[128x32]", &[128, 3500]).unwrap();
+        assert_eq!((worst.length(false).unwrap(), worst.elements), (3500, 4096));
+        let filled =
+            worst.fill(&words("t.py --batch {} --seq={dim1} {dim0}x{dim1} {dimension} {dim}")).unwrap();
+        assert_eq!(filled, words("t.py --batch {} --seq=3500 128x3500 {dimension} {dim}"));
         let error = worst.fill(&words("t.py {dim2}")).unwrap_err().to_string();
-        assert!(error.contains("{dim2}: the input, int64 [4x8192]"), "{error}");
-        let error = worst.fill(&words("t.py {}")).unwrap_err().to_string();
+        assert!(
+            error.contains("{dim2}: the input, int64 [128x32] of GPT, has the dimensions 0 to 1"),
+            "{error}"
+        );
+        let error = worst.fill(&words("t.py {} {dimension}")).unwrap_err().to_string();
         assert!(error.contains("write {dim0} to {dim1} where its dimensions go"), "{error}");
     }
 
     #[test]
-    fn an_input_without_sizes_cannot_be_planned_for() {
-        assert!(Worst::of(&Value::Null).is_none());
-        assert!(Worst::of(&json!({"step": 1, "dtype": "int64", "shape": "?", "model": "GPT"})).is_none());
-        let one = Worst::of(&json!({"step": null, "dtype": "int64", "shape": "[]", "model": "GPT"})).unwrap();
-        assert_eq!(one.shown, "int64 [] of GPT, before the first step");
-        assert!(one.length().is_err());
+    fn only_tokens_and_images_have_a_length() {
+        let images = worst("float32", "[8x3x224x224]", &[8, 3, 224, 224]).unwrap();
+        assert_eq!(images.length(true).unwrap(), 224);
+        assert!(images.length(false).unwrap_err().to_string().contains("is not a batch of tokens"));
+        assert!(worst("float32", "[4x2048x4096]", &[4, 2048, 4096]).unwrap().length(false).is_err());
+        assert!(worst("int64", "[4x1024]", &[4, 1024]).unwrap().length(true).is_err());
+        assert!(worst("int64", "[]", &[]).unwrap().length(false).is_err());
+        assert!(Worst::of(&Value::Null).is_none() && worst("int64", "?", &[]).is_none());
     }
 }
