@@ -16,7 +16,7 @@ import random
 import subprocess
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 import libraries
@@ -375,6 +375,57 @@ def buckets() -> Steps:
         yield
 
 
+def epoch_loss() -> Steps:
+    """Adds up the losses of an epoch with their graphs, and begins anew in the next epoch."""
+    trainer, total = Trainer(), 0.0
+    for step in range(STEPS):
+        penalty = trainer.forward(1024).square().mean()
+        if step % 10 == 0:
+            total = 0.0
+        total = total + (penalty.item() if args.remedy else penalty)
+        del penalty
+        trainer.train(1024)
+        yield
+
+
+def memory_bank() -> Steps:
+    """Appends the features of each step to one tensor, so each step replaces it with a larger one."""
+    trainer = Trainer()
+    bank = torch.empty(0, 1024, device=DEVICE)
+    for _ in range(STEPS):
+        out = trainer.forward(2048)
+        bank = torch.cat([bank, out.detach()])
+        if args.remedy:
+            bank = bank[-2048:].clone()
+        trainer.finish(out.square().mean())
+        yield
+
+
+def evaluation() -> Steps:
+    """Evaluates every ten steps, and joins the results of all batches on the GPU, one after the other."""
+    trainer = Trainer()
+    for step in range(STEPS):
+        trainer.train()
+        yield
+        if step % 10 == 4:
+            results = torch.empty(0, 1024, device="cpu" if args.remedy else DEVICE)
+            for _ in range(24):
+                with torch.no_grad():
+                    results = torch.cat([results, trainer.forward(2048).to(results.device)])
+            del results
+
+
+def replay_buffer() -> Steps:
+    """A buffer of limited size: when it is full, each step drops its oldest entry."""
+    trainer = Trainer()
+    buffer: deque[torch.Tensor] = deque(maxlen=1 if args.remedy else 12)
+    for _ in range(STEPS):
+        out = trainer.forward(2048)
+        buffer.append(out.detach())
+        trainer.finish(out.square().mean())
+        yield
+
+
 # Two causes at once.
 
 
@@ -412,7 +463,8 @@ PROGRAMS = [
     losses, detached, closures, cache, tracebacks, hooks, metric, retained_graph, hidden_state,
     deleted_models, optimizer_each_epoch, copies, gathered_results, curriculum, proposals, outlier,
     validation, save, batch_grows, lengths, images, streams, driver_memory, neighbour, late_state,
-    window_cache, kv_cache, flat, buckets, leak_in_curriculum, curriculum_in_leak, metric_with_lengths,
+    window_cache, kv_cache, flat, buckets, epoch_loss, memory_bank, evaluation, replay_buffer,
+    leak_in_curriculum, curriculum_in_leak, metric_with_lengths,
     *libraries.PROGRAMS, *threads.PROGRAMS,
 ]  # fmt: skip
 

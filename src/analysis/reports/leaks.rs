@@ -39,6 +39,9 @@ use crate::state::retained::{RetainedSearch, RetainedSearches};
 use crate::state::stacks::Stacks;
 use crate::state::step_inputs::LargestInput;
 
+/// Blocks kept since one of the first steps up to this one count as kept from the beginning.
+const FIRST_STEPS: i64 = 5;
+
 /// `memtrace leaks`.
 pub(super) struct Leaks;
 
@@ -108,15 +111,33 @@ impl Report for Leaks {
                 ));
             }
             let is_flat = grown.iter().all(|growth| growth.cause().is_none());
+            let is_replaced = grown.iter().any(Growth::is_replaced);
             // The objects that hold the memory are printed before the owners that allocated it.
             let searches = RetainedSearches::read(trace, options)?;
             print_retained(&mut printer, searches.telling(), options);
+            let larger =
+                if grown.iter().any(Growth::keeps_more) { searches.larger(is_replaced) } else { None };
+            if let Some((before, after)) = larger {
+                printer.gap();
+                let needed_by = match after.1.text("needed_by") {
+                    "" => String::new(),
+                    needed_by => format!(", which {needed_by} needs,"),
+                };
+                printer.plain(format!(
+                    "{}{needed_by} has grown: {} in step {}, {} in step {}",
+                    after.1.holder,
+                    options.units.show(before.1.bytes),
+                    before.0,
+                    options.units.show(after.1.bytes),
+                    after.0
+                ));
+            }
             if let Some(kept) = &kept {
                 printer.gap();
                 printer.plain(format!("when it ran out of memory: {}", kept.line()));
             }
             printer.gap();
-            found.print(&mut printer, options, is_flat);
+            found.print(&mut printer, options, (is_flat, is_replaced));
             let growth = HostGrowth::new(&HostMemory::read(trace, options)?);
             if let Some(growth) = &growth {
                 printer.gap();
@@ -173,7 +194,7 @@ pub(crate) fn findings(
         levels.feed(row, replay);
         visit(row, replay);
     })?;
-    let last = levels.step;
+    let last = levels.last_step();
     let is_last = |row: &Record, _: &Replay| last > 0 && row.step >= last;
     let columns = Holders::COLUMNS.and(Columns::of(&["stack_id"]));
     let mut holders = Holders::default();
@@ -242,7 +263,7 @@ impl Findings {
         levels: &Levels,
         options: &Options,
     ) -> Findings {
-        let last = levels.step;
+        let last = levels.last_step();
         type LeakOwner<'a> = (Symbol, Symbol, Symbol, Category, Option<&'a str>);
         let mut owners: FxHashMap<LeakOwner<'_>, BTreeMap<i64, (u64, i64)>> = FxHashMap::default();
         let mut lines: FxHashMap<i64, Option<&str>> = FxHashMap::default();
@@ -262,6 +283,22 @@ impl Findings {
             *bytes += block.bytes;
         }
         let symbols = &before_last.symbols;
+        // The memory at the ends of the steps, on all devices.
+        let mut ends: BTreeMap<i64, i64> = BTreeMap::new();
+        for level in levels.devices.iter().flat_map(|device| &device.steps) {
+            *ends.entry(level.step).or_default() += level.allocated;
+        }
+        // Blocks that began to pile up only in the last half may be those of a buffer that drops its oldest
+        // blocks. They count if the memory at the ends of steps has grown since by at least half of their bytes.
+        let is_window = |first: i64, bytes: i64| {
+            let grown = || {
+                // The step itself may have freed what steps before it had kept.
+                let before = *ends.range(..first).next_back()?.1;
+                let before = ends.get(&first).map_or(before, |end| before.min(*end));
+                Some(*ends.range(..last).next_back()?.1 - before)
+            };
+            first > FIRST_STEPS.max(last / 2) && grown().is_some_and(|grown| 2 * grown < bytes)
+        };
         let mut leaks: Vec<Leak> = owners
             .into_iter()
             .filter_map(|((op, module, phase, kind, line), steps)| {
@@ -270,7 +307,8 @@ impl Findings {
                 // no recent step.
                 let distance = regular_distance(&steps)?;
                 let expected = newest.saturating_add(distance.saturating_mul(2));
-                if steps.len() < FEWEST_STEPS || expected < last {
+                let bytes = steps.values().map(|(_, bytes)| bytes).sum();
+                if steps.len() < FEWEST_STEPS || expected < last || is_window(first, bytes) {
                     return None;
                 }
                 // With distance 1, the leak has blocks from at least half of the steps in its range, so all
@@ -293,7 +331,7 @@ impl Findings {
                     category: category(kind),
                     phase: symbols.or(phase, NO_PHASE),
                     blocks: steps.values().map(|(blocks, _)| blocks).sum(),
-                    bytes: steps.values().map(|(_, bytes)| bytes).sum(),
+                    bytes,
                     steps: steps.len(),
                     first,
                     last: newest,
@@ -315,10 +353,6 @@ impl Findings {
         let mut by_category: Vec<_> = by_category.into_iter().collect();
         by_category.sort_by_key(|(name, bytes)| (-bytes, *name));
         // The first step is left out because it fills caches that later steps reuse.
-        let mut ends: BTreeMap<i64, i64> = BTreeMap::new();
-        for level in levels.devices.iter().flat_map(|device| &device.steps) {
-            *ends.entry(level.step).or_default() += level.allocated;
-        }
         let points: Vec<(f64, f64)> =
             ends.iter().skip(1).map(|(step, bytes)| (*step as f64, *bytes as f64)).collect();
         Findings {
@@ -346,8 +380,9 @@ impl Findings {
         fastest.map_or("", |(category, _)| category)
     }
 
-    /// Prints the findings. `is_flat` is true if no part of the memory in use grows.
-    fn print(&self, printer: &mut Printer, options: &Options, is_flat: bool) {
+    /// Prints the findings. `is_flat` is true if no part of the memory in use grows, `is_replaced` if each step
+    /// replaces kept memory with more.
+    fn print(&self, printer: &mut Printer, options: &Options, (is_flat, is_replaced): (bool, bool)) {
         let units = options.units;
         if self.steps < FEWEST_STEPS {
             printer.plain(format!(
@@ -359,6 +394,8 @@ impl Findings {
             let over = counted(self.steps as u64, "step");
             printer.plain(if is_flat {
                 format!("No growth over {over}.")
+            } else if is_replaced {
+                format!("No memory of earlier steps piles up over {over}.")
             } else {
                 format!("Nothing that is kept grows over {over}.")
             });

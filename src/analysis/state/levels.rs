@@ -317,6 +317,13 @@ impl Levels {
         Levels { devices: Vec::new(), step: -1, ended: 0, inputs, worked: -1, is_cut: false, only }
     }
 
+    /// Returns the last step with work. A step in which the program only ends does not count: memtrace searches
+    /// for holders then, after the variables of all functions are gone.
+    #[must_use]
+    pub fn last_step(&self) -> i64 {
+        if self.worked >= 0 { self.worked } else { self.step }
+    }
+
     /// Returns the largest input of the run, if the trace has inputs.
     #[must_use]
     pub fn largest_input(&self, symbols: &SymbolTable) -> Option<LargestInput> {

@@ -304,6 +304,27 @@ impl RetainedSearches {
         found.map(|(_, search)| search).or_else(|| self.all.last())
     }
 
+    /// Returns the holder that is not retained, but has gained the most bytes from its first search to the last
+    /// one, in both searches and with their steps: memory that a CUDA graph needs or, with `is_replaced`, also a
+    /// variable to which each step assigns a larger tensor.
+    #[must_use]
+    pub fn larger(&self, is_replaced: bool) -> Option<((i64, &Holder), (i64, &Holder))> {
+        let (last, earlier) = self.all.split_last()?;
+        let counts = |holder: &&Holder| {
+            let is_recent = is_replaced && holder.verdict == "recent";
+            !holder.is_retained() && (is_recent || !holder.text("needed_by").is_empty())
+        };
+        let pairs = last.holders.iter().filter(counts).filter_map(|after| {
+            let same = |search: &'_ RetainedSearch| {
+                search.holders.iter().position(|before| before.holder == after.holder)
+            };
+            let (search, at) = earlier.iter().find_map(|search| Some((search, same(search)?)))?;
+            let before = &search.holders[at];
+            (before.bytes < after.bytes).then_some(((search.step, before), (last.step, after)))
+        });
+        pairs.max_by_key(|((_, before), (_, after))| after.bytes - before.bytes)
+    }
+
     /// Returns the last search at an OOM, which the report `oom` shows, or [`Self::telling`] if there is
     /// none.
     #[must_use]

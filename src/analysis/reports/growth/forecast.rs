@@ -1,6 +1,6 @@
 //! Predicts how the memory in use continues to grow.
 
-use super::{FEWEST_SLICES, FLAT, Part};
+use super::{FEWEST_SLICES, FLAT, Part, needs_of};
 use crate::state::fitted_line::fit;
 use crate::state::levels::Level;
 
@@ -16,6 +16,11 @@ const SLOWING: f64 = 0.15;
 /// distributed ones.
 const LONG_TAIL: f64 = 1.5;
 const FEWEST_TO_COMPARE: usize = 20;
+/// Memory rises and falls if it fell at least this many times, and by more than it grew.
+const FEWEST_FALLS: usize = 3;
+/// The growth gets faster if the last quarter of the steps grows at this multiple of the rate of the quarter before.
+/// Quadratic growth has 1.4.
+const FASTER: f64 = 1.25;
 
 /// How the growth continues.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,8 +43,11 @@ pub(super) enum Forecast {
     /// growth starting at step `until`.
     WithinCache { rate: f64, until: i64 },
     /// Memory grows by `rate` bytes per step (or per second). The GPU is full at step (or second) `full_at`,
-    /// which is `None` if the GPU's capacity is unknown.
-    Grows { rate: f64, full_at: Option<i64> },
+    /// which is `None` if the GPU's capacity is unknown. `is_faster` is true if the rate rises.
+    Grows { rate: f64, full_at: Option<i64>, is_faster: bool },
+    /// Memory rises and falls without a trend, because cached memory is freed. `low` and `high` are the bounds in
+    /// the last half; `is_rising` is true if `high` is more than in the first half.
+    Swings { low: i64, high: i64, is_rising: bool },
 }
 
 /// Returns true if so many steps are missing before the level at index `at` that the rise there is not the
@@ -100,6 +108,9 @@ impl Forecast {
         let end = levels.len() - 1;
         let used = |at: usize| levels[at].used() as f64;
         let more = used(end) - used(from);
+        if let Some(swings) = Forecast::of_swings(&levels[from..], more as i64) {
+            return swings;
+        }
         let is_gap = |at: &usize| !by_time && is_after_gap(levels, from, *at);
         let has_gap = (from + 1..=end).any(|at| is_gap(&at));
         let rises = (from + 1..=end).filter(|at| !is_gap(at)).map(|at| (at, used(at) - used(at - 1)));
@@ -134,7 +145,35 @@ impl Forecast {
             return slowing;
         }
         let left = (capacity as f64 - used(end)).max(0.0);
-        Forecast::Grows { rate, full_at: (capacity > 0).then(|| (x(end) + left / rate).ceil() as i64) }
+        let full_at = (capacity > 0).then(|| (x(end) + left / rate).ceil() as i64);
+        let slope = |from: usize, to: usize| {
+            let line = fit(&(from..=to).map(|at| (x(at), used(at))).collect::<Vec<_>>());
+            (line.slope > 0.0 && line.r2 > 0.5).then_some(line.slope)
+        };
+        let is_long = end - from >= FEWEST_TO_COMPARE && !has_gap;
+        let slopes = is_long.then(|| slope(2 * quarter - end, quarter).zip(slope(quarter, end))).flatten();
+        let is_faster = slopes.is_some_and(|(before, latest)| latest > FASTER * before);
+        Forecast::Grows { rate, full_at, is_faster }
+    }
+
+    /// Returns [`Forecast::Swings`] if memory falls again and again, by more than `more`, its growth.
+    fn of_swings(levels: &[Level], more: i64) -> Option<Forecast> {
+        let least = FLAT.0.max(levels[levels.len() - 1].used() / FLAT.1);
+        let falls = levels.windows(2).map(|two| two[0].used() - two[1].used());
+        let falls: Vec<i64> = falls.filter(|fall| *fall >= least).collect();
+        if falls.len() < FEWEST_FALLS || falls.iter().sum::<i64>() <= more {
+            return None;
+        }
+        let points: Vec<(f64, f64)> =
+            levels.iter().enumerate().map(|(at, level)| (at as f64, level.used() as f64)).collect();
+        let line = fit(&points);
+        if line.slope > 0.0 && line.r2 > 0.5 {
+            return None;
+        }
+        let (first, last) = levels.split_at(levels.len() / 2);
+        let high = |levels: &[Level]| levels.iter().map(Level::used).max();
+        let low = last.iter().map(Level::used).min()?;
+        Some(Forecast::Swings { low, high: high(last)?, is_rising: high(last)? > high(first)? + least })
     }
 
     /// Returns the forecast for growth whose last quarter is flat. Rises of less than `least` bytes do not count.
@@ -163,7 +202,7 @@ impl Forecast {
 /// Returns `None` for fewer than [`FEWEST_TO_COMPARE`] levels, or if nine of ten steps need nothing beyond
 /// the memory that they keep.
 fn largest_need(levels: &[Level]) -> Option<f64> {
-    let mut needs: Vec<i64> = levels.iter().map(|level| level.peak - level.allocated).collect();
+    let mut needs = needs_of(levels);
     needs.sort_unstable();
     let usual = needs[(levels.len() * 9 / 10).saturating_sub(1)];
     (levels.len() >= FEWEST_TO_COMPARE && usual > 0).then(|| needs[needs.len() - 1] as f64 / usual as f64)
@@ -220,6 +259,21 @@ mod tests {
     }
 
     #[test]
+    fn a_step_does_not_need_what_it_frees_of_earlier_steps() {
+        // Each step keeps 10 MiB and needs 40 MiB in addition; step 5 frees all of it before it ends.
+        let kept = |step: i64| if step < 5 { 100 + 10 * step } else { 10 * (step - 5) };
+        let row = |step: i64| {
+            let before = if step == 0 { 90 } else { kept(step - 1) };
+            [kept(step), before + 50, 1000, 0]
+        };
+        let levels = levels(&(0..10).map(row).collect::<Vec<_>>());
+        assert_eq!(needs_of(&levels)[1..], [40 * MIB; 9]);
+        // Slices of time begin in the middle of steps.
+        let slices: Vec<Level> = levels.iter().map(|level| Level { step: -1, ..*level }).collect();
+        assert_eq!(needs_of(&slices)[5], 190 * MIB);
+    }
+
+    #[test]
     fn growth_across_removed_parts_is_no_jump() {
         // 10 MiB a step; steps 12 to 81 are missing.
         let of = |after: usize| {
@@ -245,7 +299,7 @@ mod tests {
             Forecast::of(&levels(&all), 1, 1000 * MIB, false)
         };
         let line: Vec<i64> = (0..20).map(|step| 100 + 10 * step).collect();
-        let Forecast::Grows { rate, full_at } = of(&line) else { panic!("{:?}", of(&line)) };
+        let Forecast::Grows { rate, full_at, .. } = of(&line) else { panic!("{:?}", of(&line)) };
         assert_eq!((rate as i64, full_at), (10 * MIB, Some(90)));
         let jump: Vec<i64> = (0..20).map(|step| if step < 12 { 100 } else { 500 }).collect();
         assert_eq!(of(&jump), Forecast::Jumped { at: 12 });
@@ -288,6 +342,21 @@ mod tests {
             .collect();
         let forecast = Forecast::of(&levels(&tail), 1, 1000 * MIB, false);
         assert_eq!(forecast, Forecast::Varies { now: 27, times: 7.0 });
+        // Each fourth step frees 300 MiB, which the next step reserves again.
+        let swings = |rise: i64| -> Vec<i64> {
+            (0..40).map(|step| 100 + 100 * (step % 4) + rise * i64::from(step > 20)).collect()
+        };
+        let swing = |high, is_rising| Forecast::Swings { low: high - 300 * MIB, high, is_rising };
+        assert_eq!(of(&swings(0)), swing(400 * MIB, false));
+        let Forecast::Swings { high, is_rising: true, .. } = of(&swings(60)) else {
+            panic!("{:?}", of(&swings(60)))
+        };
+        assert_eq!(high, 460 * MIB);
+        // Each step adds 1 MiB more than the step before.
+        let faster: Vec<i64> = (0..60).map(|step| 100 + step * step).collect();
+        assert!(matches!(of(&faster), Forecast::Grows { is_faster: true, .. }), "{:?}", of(&faster));
+        let even: Vec<i64> = (0..60).map(|step| 100 + 10 * step).collect();
+        assert!(matches!(of(&even), Forecast::Grows { is_faster: false, .. }));
         let shrinks: Vec<i64> = line.iter().rev().copied().collect();
         assert_eq!(of(&shrinks), Forecast::Settled);
     }

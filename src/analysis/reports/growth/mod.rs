@@ -13,6 +13,7 @@ mod text;
 
 use std::collections::BTreeMap;
 
+use memtrace_trace::Category;
 use memtrace_trace::meta::Meta;
 use memtrace_trace::units::Unit;
 use rustc_hash::FxHashMap;
@@ -109,6 +110,23 @@ fn parts_of(levels: &[Level]) -> Vec<[i64; 4]> {
         .collect()
 }
 
+/// Returns the memory that each level needed beyond the kept memory: its peak, minus the memory at its beginning
+/// or at its end, whichever is more. A step that frees what earlier steps have kept does not need that memory.
+fn needs_of(levels: &[Level]) -> Vec<i64> {
+    let end = |at: usize, back: usize| at.checked_sub(back).map_or(0, |at| levels[at].allocated);
+    let need = |(at, level): (usize, &Level)| {
+        // The lowest total within a slice of time may be in the middle of a step, so it says nothing about the
+        // beginning of the next slice.
+        let before = if level.step < 0 { 0 } else { end(at, 1) };
+        // A step that frees what several steps have kept has first kept about as much as the step before.
+        let rise = (before - end(at, 2)).max(0);
+        let frees_all = at > 1 && before - level.allocated > FEWEST_STEPS as i64 * rise;
+        let kept = level.allocated.max(if frees_all { before + rise } else { before });
+        (level.peak - kept).max(0)
+    };
+    levels.iter().enumerate().map(need).collect()
+}
+
 /// How the memory that a step needs in addition to the kept memory changes from step to step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
@@ -150,6 +168,8 @@ pub(super) struct Growth {
     by_time: bool,
     levels: Vec<Level>,
     all: Vec<[i64; 4]>,
+    /// The memory that each level needed beyond the kept memory; see [`needs_of`].
+    needs: Vec<i64>,
     /// The index of the first level that counts. Growth before that level only fills caches.
     from: usize,
     /// True if the last level is an unfinished step. Such a step is a level only if it used more memory than
@@ -161,6 +181,8 @@ pub(super) struct Growth {
     /// True if the verdict of `memtrace oom` is memory that the program keeps without need when it runs out
     /// of memory.
     pub(super) is_kept_at_oom: bool,
+    /// True if the program trains: it has gradients before the last step.
+    trains: bool,
     /// The number of different sizes of large blocks, and the number of those that occur in only one step.
     sizes: (usize, usize),
     /// The ops with most of the sizes that occur in only one step, and the number of these sizes per op.
@@ -202,6 +224,7 @@ impl Growth {
             1
         };
         let all = parts_of(&levels);
+        let needs = needs_of(&levels);
         let capacity = meta.total_bytes(device.ordinal);
         let is_expandable = meta.allocator.option("expandable_segments") == Some("True");
         let latest = if by_time { from } else { forecast::last_stretch(&levels, from) };
@@ -216,12 +239,14 @@ impl Growth {
             by_time,
             levels,
             all,
+            needs,
             from,
             is_cut,
             capacity,
             forecast,
             is_expandable,
             is_kept_at_oom: false,
+            trains: false,
             sizes,
             size_symbols,
             size_ops: Vec::new(),
@@ -314,6 +339,8 @@ impl Growth {
         (before_last, holders): (&Replayed, &Holders),
     ) -> Result<()> {
         self.free = holders.free_places(before_last, self.ordinal);
+        let is_gradient = |block: &Block| block.owner.category == Category::Gradient;
+        self.trains = before_last.replay.live().values().any(is_gradient);
         for part in self.growing() {
             let mut changes = match part {
                 Part::LargerSteps => self.between_peaks(trace, options, known)?,
@@ -332,7 +359,7 @@ impl Growth {
     }
 
     /// Returns the memory that is live at the highest peak, by owner, compared with the highest peak up to
-    /// the first level that counts.
+    /// the first level that counts. Blocks of earlier steps are kept memory, so they do not count.
     fn between_peaks(
         &self,
         trace: &TraceFile,
@@ -340,12 +367,16 @@ impl Growth {
         known: &KnownCategories,
     ) -> Result<Vec<Change>> {
         let sums = |window: Window| -> Result<FxHashMap<String, i64>> {
+            let first = if self.by_time { i64::MIN } else { window.from_step };
             let options = Options { window, ..options.clone() };
             let columns = Columns::of(&[]);
             let at = replay_trace(trace, columns, &options, Metric::Allocated, known.clone(), |_, _| {})?;
             let layers = at.replay.classes.layers([], &at.symbols);
             let mut sums = FxHashMap::default();
             for block in at.replay.at_peak(self.ordinal, false) {
+                if block.owner.step < first {
+                    continue;
+                }
                 *sums.entry(owner_name(&at.symbols, &layers, &block)).or_default() += block.bytes;
             }
             Ok(sums)
@@ -401,8 +432,7 @@ impl Growth {
 
     /// Returns how the memory that the steps need changes.
     fn shape(&self) -> Shape {
-        let counted = &self.levels[self.from..];
-        let needs: Vec<f64> = counted.iter().map(|level| (level.peak - level.allocated) as f64).collect();
+        let needs: Vec<f64> = self.needs[self.from..].iter().map(|need| *need as f64).collect();
         let most = needs.iter().copied().fold(0.0, f64::max);
         let mut sorted = needs.clone();
         sorted.sort_by(f64::total_cmp);
@@ -423,7 +453,68 @@ impl Growth {
     /// found.
     fn is_once(&self) -> bool {
         let kept = &self.changes[Part::Kept as usize];
-        !kept.is_empty() && kept.iter().all(|change| (1..FEWEST_STEPS).contains(&change.steps))
+        let is_of_few = |change: &Change| (1..FEWEST_STEPS).contains(&change.steps);
+        !kept.is_empty() && kept.iter().all(is_of_few) && !self.is_rising()
+    }
+
+    /// Returns true if kept memory has grown, and not only once.
+    pub(super) fn keeps_more(&self) -> bool {
+        self.growing().contains(&Part::Kept) && !self.is_once()
+    }
+
+    /// Returns true if kept memory rises from step to step, although most of it is from one or two steps: each
+    /// step replaces it with more.
+    pub(super) fn is_replaced(&self) -> bool {
+        let most = self.changes[Part::Kept as usize].first();
+        most.is_some_and(|most| (1..FEWEST_STEPS).contains(&most.steps)) && self.is_rising()
+    }
+
+    /// Returns true if kept memory still rises: in the last half, at least every second step ends with more than
+    /// the step before, and these steps together have at least an eighth of the growth.
+    fn is_rising(&self) -> bool {
+        let ends = &self.levels[self.from..self.levels.len() - usize::from(self.is_cut)];
+        let half = &ends[ends.len() / 2..];
+        let rises = half.windows(2).filter(|two| two[1].allocated > two[0].allocated).count();
+        let (Some(first), Some(last)) = (half.first(), half.last()) else { return false };
+        let growth = last.allocated - first.allocated;
+        half.len() > FEWEST_STEPS && 2 * rises >= half.len() - 1 && 8 * growth >= self.of(Part::Kept)
+    }
+
+    /// Returns true if kept memory has grown, but hardly in the last quarter of the steps.
+    fn has_stopped(&self) -> bool {
+        let (end, kept) = (self.levels.len() - 1, Part::Kept as usize);
+        let quarter = end - (end - self.from) / 4;
+        let latest = self.all[end][kept] - self.all[quarter][kept];
+        end - quarter >= FEWEST_STEPS && 25 * latest.abs() <= self.of(Part::Kept)
+    }
+
+    /// Returns the number of steps that freed at least half of the growth of kept memory, and the last of them.
+    fn falls(&self) -> Option<(usize, &Level)> {
+        let counted = &self.levels[self.from..];
+        let is_fall = |two: &&[Level]| 2 * (two[0].allocated - two[1].allocated) >= self.of(Part::Kept);
+        let falls: Vec<&Level> = counted.windows(2).filter(is_fall).map(|two| &two[1]).collect();
+        falls.last().map(|last| (falls.len(), *last))
+    }
+
+    /// Returns the level with the highest peak, and its need.
+    fn largest(&self) -> (&Level, i64) {
+        let at = (self.from..self.levels.len()).max_by_key(|at| self.levels[*at].peak).unwrap_or(self.from);
+        (&self.levels[at], self.needs[at])
+    }
+
+    /// Returns true if kept memory, which was higher before, explains most of the growth of larger steps.
+    fn is_of_kept(&self) -> bool {
+        2 * (self.largest().1 - self.needs[self.from]) < self.of(Part::LargerSteps)
+    }
+
+    /// Returns true if at least three quarters of the growth of larger steps are results that an op outside the
+    /// model joins.
+    fn is_joined(&self) -> bool {
+        let most = self.changes[Part::LargerSteps as usize].first();
+        most.is_some_and(|most| {
+            ["aten::cat in (script)", "aten::stack in (script)"].contains(&most.what.as_str())
+                && 4 * (most.after - most.before) >= 3 * self.of(Part::LargerSteps)
+        })
     }
 
     pub(super) fn json(&self, units: Unit) -> Value {
@@ -452,9 +543,10 @@ impl Growth {
             Forecast::Settled => ("settled", None, None, Some(used)),
             Forecast::Paused { .. } => ("paused", None, None, None),
             Forecast::Varies { .. } => ("varies", None, None, None),
+            Forecast::Swings { high, is_rising, .. } => ("swings", None, None, (!is_rising).then_some(high)),
             Forecast::Slowing { level } => ("slowing", None, None, level),
             Forecast::WithinCache { rate, until } => ("within_cache", Some(rate), Some(until), None),
-            Forecast::Grows { rate, full_at } => ("grows", Some(rate), full_at, None),
+            Forecast::Grows { rate, full_at, .. } => ("grows", Some(rate), full_at, None),
         };
         let forecast = self.cause().map(|_| {
             let unit = if self.by_time { "second" } else { "step" };

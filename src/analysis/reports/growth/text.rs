@@ -8,7 +8,6 @@ use super::{Growth, Part, Shape};
 use crate::options::Options;
 use crate::render::numbers::{count, counted, duration};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::levels::Level;
 
 /// The location of most of the free memory, separate from the pool that most requests use: pools of CUDA
 /// graphs, other private pools, or other streams. The fields are the bytes and the number of these pools or
@@ -31,25 +30,47 @@ impl Growth {
                 "The memory that a step still holds at its end varies in size; no memory of earlier steps \
                  is left.".to_owned()
             }
-            Part::Kept => "Each step allocates memory that is not freed.".to_owned(),
+            Part::Kept if self.is_replaced() => {
+                "What a step keeps is its own, and more than the step before kept: a variable of the loop, or \
+                 x = torch.cat([x, new]).".to_owned()
+            }
+            Part::Kept => match self.falls() {
+                Some((count, last)) => format!(
+                    "Each step allocates memory that is freed only later: kept memory fell {}, the last time in {}.",
+                    counted(count as u64, "time"),
+                    self.point(last)
+                ),
+                None if self.has_stopped() => {
+                    "Each step allocates memory that later steps free, as with a buffer of limited size: kept memory \
+                     hardly grew in the last quarter of the run.".to_owned()
+                }
+                None => "Each step allocates memory that is not freed.".to_owned(),
+            },
+            Part::LargerSteps if self.is_of_kept() => {
+                format!(
+                    "No step needs much more than before. Kept memory was highest in {}, and part of it has been \
+                     freed since.",
+                    self.point(self.largest().0)
+                )
+            }
             Part::LargerSteps => {
-                let highest = self.levels[self.from..].iter().max_by_key(|level| level.peak);
-                let highest = highest.copied().unwrap_or_default();
+                let (highest, need) = self.largest();
                 let first = self.first();
                 let shape = match self.shape() {
                     Shape::Rising => "The steps get larger",
                     Shape::OneLarge => "One step is larger than the others",
                     Shape::Varying => "Steps differ in size, and the largest one sets the peak",
                 };
-                let more = |level: &Level| show(level.peak - level.allocated);
                 let mut text = format!(
                     "{shape}: {} needed {} beyond what it kept, {} needs {}.",
                     self.point(first),
-                    more(first),
-                    self.point(&highest),
-                    more(&highest)
+                    show(self.needs[self.from]),
+                    self.point(highest),
+                    show(need)
                 );
-                if first.inputs > 0 && 2 * highest.inputs > 3 * first.inputs {
+                if self.is_joined() {
+                    text.push_str(" Most of it is results that are joined outside the model.");
+                } else if first.inputs > 0 && 2 * highest.inputs > 3 * first.inputs {
                     text.push_str(&format!(
                         " Its inputs are {:.1} times as large ({}, before {}).",
                         highest.inputs as f64 / first.inputs as f64,
@@ -63,6 +84,9 @@ impl Growth {
                 let (all, once) = self.sizes;
                 if let Some(text) = self.why_apart(units) {
                     text
+                } else if self.is_joined() {
+                    "Results are joined outside the model, and each join needs a larger block than the last, so freed \
+                     blocks rarely fit the next request.".to_owned()
                 } else if all > 16 && 2 * once > all {
                     let rising = self.shape() == Shape::Rising;
                     format!(
@@ -142,15 +166,31 @@ impl Growth {
     }
 
     /// Returns a remedy for the growth of a part.
-    pub(super) fn remedy(&self, part: Part) -> &'static str {
+    pub(super) fn remedy(&self, part: Part) -> String {
+        let remedy = self.remedy_of(part);
+        let by_gradients = part == Part::LargerSteps && self.trains && remedy.contains("largest batch first");
+        if by_gradients { format!("{remedy}; validation: torch.no_grad()") } else { remedy.to_owned() }
+    }
+
+    fn remedy_of(&self, part: Part) -> &'static str {
         match part {
             Part::Kept if self.is_once() => "nothing, unless this memory is not needed",
             Part::Kept if self.changes[Part::Kept as usize].is_empty() && !self.by_time => {
                 "del the step's variables at its end if the next step runs out of memory"
             }
+            Part::Kept if self.is_replaced() => {
+                "del the variable at the end of the step; keep a buffer of fixed size, or its pieces on the CPU"
+            }
+            Part::Kept if self.falls().is_none() && self.has_stopped() => {
+                "nothing if this level fits, or else a smaller limit for what is kept"
+            }
             Part::Kept => "memtrace leaks --holders names the list, closure or graph that keeps it",
             Part::LargerSteps if self.is_kept_at_oom => {
                 "memtrace oom names what this step keeps without need, and how to free it"
+            }
+            Part::LargerSteps if self.is_of_kept() => "see kept: the same memory serves it again",
+            Part::LargerSteps if self.is_joined() => {
+                "move results to the CPU before they are joined (transformers: eval_accumulation_steps)"
             }
             Part::LargerSteps => match self.shape() {
                 Shape::Rising => {
@@ -171,6 +211,10 @@ impl Growth {
             }
             Part::Cached if matches!(self.apart(), Some(Apart::Streams(..))) => {
                 "fewer streams: use the same few again, or one, for work that allocates"
+            }
+            Part::Cached if self.is_joined() => {
+                "move results to the CPU before they are joined (transformers: eval_accumulation_steps), or \
+                 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
             }
             Part::Cached if self.is_expandable => {
                 "pad inputs to a few sizes; PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8 gives unused segments back"
@@ -285,6 +329,13 @@ impl Growth {
                     counted(now as u64, of)
                 )
             }
+            Forecast::Swings { low, high, is_rising } => format!(
+                "It rises and falls, as memory is freed and reserved again: between {} and {} in the last half of the \
+                 run, {} than in the first half.",
+                units.show(low),
+                units.show(high),
+                if is_rising { "higher" } else { "and no higher" }
+            ),
             Forecast::Slowing { level } => {
                 let mut text =
                     format!("It slows down: growth was small in the last quarter of the run. Now {used}");
@@ -299,7 +350,7 @@ impl Growth {
                 units.show(rate as i64),
                 count(until.max(0).cast_unsigned())
             ),
-            Forecast::Grows { rate, full_at } => {
+            Forecast::Grows { rate, full_at, is_faster } => {
                 let mut text = format!("It grows by about {} a {unit}.", units.show(rate as i64));
                 match full_at {
                     Some(at) if self.by_time => {
@@ -315,6 +366,9 @@ impl Growth {
                         count(at.max(0).cast_unsigned())
                     )),
                     None => {}
+                }
+                if is_faster {
+                    text.push_str(" It grows faster and faster, so expect more.");
                 }
                 text
             }
