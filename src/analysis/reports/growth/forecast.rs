@@ -156,12 +156,12 @@ impl Forecast {
         Forecast::Grows { rate, full_at, is_faster }
     }
 
-    /// Returns [`Forecast::Swings`] if memory falls again and again, by more than `more`, its growth.
+    /// Returns [`Forecast::Swings`] if memory falls again and again, by more than `more`, its growth or fall as a whole.
     fn of_swings(levels: &[Level], more: i64) -> Option<Forecast> {
         let least = FLAT.0.max(levels[levels.len() - 1].used() / FLAT.1);
         let falls = levels.windows(2).map(|two| two[0].used() - two[1].used());
         let falls: Vec<i64> = falls.filter(|fall| *fall >= least).collect();
-        if falls.len() < FEWEST_FALLS || falls.iter().sum::<i64>() <= more {
+        if falls.len() < FEWEST_FALLS || falls.iter().sum::<i64>() <= more.abs() {
             return None;
         }
         let points: Vec<(f64, f64)> =
