@@ -9,27 +9,26 @@ use memtrace_trace::rounding::{SMALL_SIZE, segment_size};
 use memtrace_trace::text::UNKNOWN;
 use memtrace_trace::units::{GIB, Unit};
 use memtrace_trace::{Api, Category, EventName};
-use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::super::advised::FirstAdvice;
 use super::super::device_users::Neighbours;
 use super::super::late_buckets::late_buckets;
 use super::attention::AttentionFinder;
-use super::cause::{
-    Cause, Copies, FEWEST_STEPS, Facts, Kept, StateToCome, StepTotals, gathered_modules,
-    with_inputs_of_checkpoints,
-};
+use super::cause::{Cause, Copies, Facts, Kept, StateToCome, gathered_modules, with_inputs_of_checkpoints};
 use super::cycles::Cycles;
 use super::eval_mode::{EvaluationGraph, ForwardModes, is_by_mode};
 use super::forwards::Forwards;
 use super::found_at_oom::FoundAtOom;
 use super::idle::{ModuleCalls, UntrainedModel};
+use super::kept_remedies::remedy;
 use super::kv_cache::KeyValueCache;
+use super::layers_left::LayersLeft;
+use super::optimizer_step::OptimizerStep;
 use super::recomputed::recomputed;
-use super::remedies::remedy;
 use super::server_limit::ServerPart;
 use super::step_groups::{Difference, StepGroups};
+use super::step_growth::{FEWEST_STEPS, StepTotals};
 use super::unoptimized::UnoptimizedGraph;
 
 use crate::options::Options;
@@ -43,7 +42,6 @@ use crate::state::block::{Block, Owner};
 use crate::state::device::Device;
 use crate::state::layout::{Layout, Segment};
 use crate::state::model_facts::{ModelFacts, root_of};
-use crate::state::module_layers::Layers;
 use crate::state::replay::Replay;
 use crate::state::replay_trace::Replayed;
 use crate::state::retained::{Holder, RetainedSearch, with_whole_variables};
@@ -61,9 +59,6 @@ const CONTEXT: i64 = GIB;
 
 /// The minimum number of forwards with a backward that predict the next one.
 const FEWEST_CYCLES: u64 = 2;
-
-/// The minimum number of pairs of equal blocks that show an optimizer with two blocks of state per parameter.
-const FEWEST_PAIRS: usize = 3;
 
 /// The tolerance, in bytes, when the sizes of two blocks are compared, because the allocator rounds sizes.
 const ROUNDING: i64 = 1024;
@@ -211,146 +206,6 @@ impl ContextRange {
             most: bytes("context_high_bytes")?,
         };
         (range.least < range.most).then_some(range)
-    }
-}
-
-/// The repeated layers that a forward had not reached when it ran out of memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct LayersLeft {
-    /// The layer of the request, its number (from 0), and the number of all layers, such as `Net.blocks.10`,
-    /// 10 and 12.
-    at: String,
-    number: i64,
-    of: i64,
-    /// An estimate of the bytes that the current layer and the remaining layers would still allocate: the
-    /// average of the earlier layers for each, minus the memory that the current layer already holds. In the
-    /// first layer, and after earlier layers of unlike sizes, this is unknown and 0.
-    bytes: i64,
-}
-
-impl LayersLeft {
-    /// Returns the layers that were not complete at the request in `module`. Their memory is estimated from
-    /// the blocks of the layers before. Returns `None` if `module` is not in a repeated layer. `live` has the
-    /// module, category and bytes of each live block.
-    fn find(module: &str, layers: &Layers, live: &[(String, Category, i64)]) -> Option<LayersLeft> {
-        let joined = layers.joined(module);
-        let mut end = 0;
-        for (name, joined) in module.split('.').zip(joined.split('.')) {
-            let prefix = &module[..end];
-            end += name.len() + 1;
-            let Some(at) = name.parse::<i64>().ok().filter(|_| joined == "*") else { continue };
-            let number = |path: &str| path.strip_prefix(prefix)?.split('.').next()?.parse::<i64>().ok();
-            let of = live.iter().filter_map(|(path, ..)| number(path)).max()? + 1;
-            let kept = live.iter().filter(|(path, category, _)| {
-                number(path).is_some_and(|number| number < at)
-                    && matches!(
-                        category,
-                        Category::Activation | Category::Temporary | Category::AutogradDetail
-                    )
-            });
-            let mut of_earlier: BTreeMap<i64, i64> = BTreeMap::new();
-            for (path, _, bytes) in kept {
-                *of_earlier.entry(number(path).unwrap_or_default()).or_default() += bytes;
-            }
-            let found = |bytes| LayersLeft { at: format!("{prefix}{name}"), number: at, of, bytes };
-            if at == 0 && of > 1 {
-                return Some(found(0));
-            }
-            if of > at {
-                let Some(each) = mean_if_alike(at, &of_earlier) else {
-                    return (of > at + 1).then(|| found(0));
-                };
-                // The layer of the request already holds a part of its memory, which must not be counted
-                // again.
-                let taken: i64 = live
-                    .iter()
-                    .filter(|(path, category, _)| {
-                        number(path) == Some(at) && category.without_sharding() != Category::Parameter
-                    })
-                    .map(|(.., bytes)| bytes)
-                    .sum();
-                let left = each * (of - at) - taken;
-                return (left > 0).then(|| found(left));
-            }
-        }
-        None
-    }
-}
-
-/// Returns the mean of the bytes of `count` layers, or `None` if the largest has more than twice as much as the
-/// smallest: the stages of a convolutional network, each of which works on a smaller image, do not predict the
-/// next one. `layers` has the bytes of the layers that hold memory, by number.
-fn mean_if_alike(count: i64, layers: &BTreeMap<i64, i64>) -> Option<i64> {
-    let (least, most) = (layers.values().min()?, layers.values().max()?);
-    let are_all = layers.len() as i64 == count;
-    (are_all && *most <= 2 * least).then(|| layers.values().sum::<i64>() / count)
-}
-
-/// The memory of an optimizer's step at a request within this step; sizes are in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct OptimizerStep {
-    /// State that the optimizer's first step has yet to allocate. Each remaining parameter gets as many
-    /// blocks of its size as the earlier ones.
-    to_come: i64,
-    /// The temporary results of a step for all parameters at once: one per parameter, as large as its
-    /// gradient.
-    temporaries: i64,
-    /// True if the rest of the step probably allocates `temporaries`: the state is Adam's, and its step counts
-    /// are on the CPU, so the optimizer is not fused.
-    is_foreach: bool,
-}
-
-impl OptimizerStep {
-    fn of(live: &[Block], symbols: &SymbolTable, row: &Record) -> OptimizerStep {
-        if *symbols.get(row.phase) != *"optimizer" {
-            return OptimizerStep::default();
-        }
-        // For each size: the number of gradients, which is the number of trained parameters, and the number
-        // of blocks of optimizer state. Until the first step has ended, state has the category temporary.
-        let mut sizes: FxHashMap<i64, (i64, i64)> = FxHashMap::default();
-        // The step counts of a fused optimizer, one number per parameter.
-        let is_number = |block: &&Block| {
-            let is_state = matches!(block.owner.category, Category::OptimizerState | Category::Temporary);
-            is_state && block.owner.phase == row.phase && (1..=8).contains(&block.requested)
-        };
-        let numbers = live.iter().filter(is_number).count();
-        for block in live {
-            match block.owner.category {
-                Category::Gradient => sizes.entry(block.bytes).or_default().0 += 1,
-                Category::OptimizerState => sizes.entry(block.bytes).or_default().1 += 1,
-                Category::Temporary if block.owner.phase == row.phase => {
-                    sizes.entry(block.bytes).or_default().1 += 1;
-                }
-                _ => {}
-            }
-        }
-        let parameters = || sizes.iter().filter(|(_, (parameters, _))| *parameters > 0);
-        // Adam allocates two blocks for each parameter, one after the other.
-        let mut own: Vec<(i64, i64)> = live
-            .iter()
-            .filter(|block| {
-                let is_state = matches!(block.owner.category, Category::OptimizerState | Category::Temporary);
-                is_state && block.owner.phase == row.phase && block.requested > 8
-            })
-            .map(|block| (block.id, block.bytes))
-            .collect();
-        own.sort_unstable();
-        let are_pairs =
-            own.len() >= 2 * FEWEST_PAIRS && own.chunks_exact(2).all(|pair| pair[0].1 == pair[1].1);
-        let least = if are_pairs { 2 } else { 0 };
-        let each = parameters()
-            .map(|(_, (parameters, state))| (state + parameters - 1) / parameters)
-            .max()
-            .unwrap_or(0)
-            .max(least)
-            .min(2);
-        let left =
-            |(size, (parameters, state)): (&i64, &(i64, i64))| size * (each * parameters - state).max(0);
-        OptimizerStep {
-            to_come: parameters().map(left).sum(),
-            temporaries: parameters().map(|(size, (parameters, _))| size * parameters).sum(),
-            is_foreach: each == 2 && numbers < 2,
-        }
     }
 }
 
@@ -1208,22 +1063,5 @@ impl<'a> OomCase<'a> {
         value["dtype"] = replayed.symbols.get(self.row.dtype).as_ref().into();
         value["shape"] = replayed.symbols.get(self.row.shape).as_ref().into();
         value
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn oom_predicts_no_layer_from_layers_of_unlike_sizes() {
-        let mean = |count, layers: &[i64]| mean_if_alike(count, &(0..).zip(layers.iter().copied()).collect());
-        assert_eq!(mean(3, &[100, 110, 120]), Some(110));
-        assert_eq!(mean(1, &[100]), Some(100));
-        // The stages of EfficientNet: the second has most of the memory, and the later ones have less.
-        assert_eq!(mean(2, &[1200, 7600]), None);
-        // Two of three layers hold no memory.
-        assert_eq!(mean(3, &[100]), None);
-        assert_eq!(mean(2, &[]), None);
     }
 }

@@ -8,11 +8,15 @@ mod eval_mode;
 mod forwards;
 mod found_at_oom;
 mod idle;
+mod kept_remedies;
 mod kv_cache;
+mod layers_left;
+mod optimizer_step;
 mod recomputed;
 mod remedies;
 mod server_limit;
 mod step_groups;
+mod step_growth;
 mod unoptimized;
 
 use serde_json::{Value, json};
@@ -49,7 +53,7 @@ use crate::state::retained::{RetainedSearch, RetainedSearches};
 use crate::state::step_inputs::LargestInput;
 use case::{OomCase, RowsBefore};
 use cause::{Cause, Kept};
-use remedies::remedy;
+use kept_remedies::remedy;
 use server_limit::{Refused, ServerMarks};
 
 /// The maximum number of changes of `memtrace advise` that are shown.

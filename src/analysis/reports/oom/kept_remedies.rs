@@ -1,0 +1,70 @@
+//! Why a holder keeps memory that is not needed, and what to write instead.
+
+use super::cause::Kept;
+
+/// Returns the reason why a holder keeps memory, and the remedies.
+pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
+    match why {
+        Kept::Grows => (
+            "it keeps something of each step",
+            &["keep numbers, not tensors: .item(), or .detach().cpu(); drop old entries"],
+        ),
+        Kept::Copies => (
+            "copies of the model are kept",
+            &[
+                "keep copies on the CPU (copy.deepcopy(model).cpu(), or its state_dict() moved there), or one that is updated in place",
+            ],
+        ),
+        Kept::Traceback => (
+            "the exception still refers to the variables of the failed attempt",
+            &[
+                "retry after the except block, not inside it: set a flag in the block; if a variable still holds the exception after the block, del it",
+            ],
+        ),
+        Kept::EarlierGraph => (
+            "the graph of an earlier step is alive together with the graph of this one",
+            &[
+                "del the variable at the end of the step, or keep what .item() or .detach() gives; a state that goes into the next step needs .detach(), too",
+                "after backward(create_graph=True), gradients keep the graph, too: zero_grad(set_to_none=True) before the next forward, or torch.autograd.grad",
+            ],
+        ),
+        Kept::Graphs => (
+            "no backward has freed the graphs of these forwards",
+            &[
+                "call backward for each part and let gradients add up, instead of summing the losses",
+                "in an evaluation: torch.no_grad() or torch.inference_mode()",
+                "a state that goes into the next forward: .detach() it every few steps",
+            ],
+        ),
+        Kept::Gathered => (
+            "results are gathered on the GPU",
+            &[
+                "move each to the CPU: .cpu(), or eval_accumulation_steps=1 with a Trainer; keep only the numbers that you need",
+            ],
+        ),
+        Kept::Joined => (
+            "each new result is concatenated with the earlier ones on the GPU, which needs room for two copies",
+            &[
+                "move each to the CPU: .cpu(), or eval_accumulation_steps=1 with a Trainer; keep only the numbers that you need",
+            ],
+        ),
+        Kept::FullState => (
+            "the full state of a sharded model is gathered on this GPU",
+            &[
+                "StateDictOptions(full_state_dict=True, cpu_offload=True), with FullyShardedDataParallel FullStateDictConfig(offload_to_cpu=True, rank0_only=True), or torch.distributed.checkpoint (DCP), with which each rank saves its own shards",
+            ],
+        ),
+        Kept::Loading => (
+            "torch.load puts the checkpoint on the GPU, beside the model",
+            &["torch.load(..., map_location=\"cpu\"), then load_state_dict()"],
+        ),
+        Kept::Loaded => (
+            "it was loaded before training",
+            &["load it to the CPU (torch.load(..., map_location=\"cpu\")), and del it once it is copied"],
+        ),
+        Kept::EarlierResult => (
+            "the result of an earlier step lives until the variable gets its next value",
+            &["del the variable at the end of the step"],
+        ),
+    }
+}
