@@ -10,7 +10,7 @@ use memtrace_trace::text::UNKNOWN;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::changes::{Change, Condition, ConditionKey, NewOptimizer};
-use super::step::{DType, Life, Step};
+use super::step::{DType, FAILED, Life, Step};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::categories::Phases;
 
@@ -281,6 +281,8 @@ impl<'a> SizeRules<'a> {
             Change::StepInBackward if self.is_of_step(life) => 0,
             Change::Bfloat16 if self.is_half => size,
             Change::Bfloat16 if is_packed && life.owner.category == Category::OptimizerState => size,
+            Change::Bfloat16 if is_of_script(life) => size,
+            Change::Batch(1, _) if has_one_row(life, symbols) => size,
             // It is unknown whether a data set on the GPU shrinks with the change, so assume that it keeps
             // its size. For a larger batch, assume that it grows, to be safe.
             Change::Bfloat16 | Change::Batch(1, _) if self.is_data(life) => size,
@@ -345,6 +347,25 @@ impl<'a> SizeRules<'a> {
     fn offloaded(&self, life: &Life, size: i64) -> i64 {
         if self.is_of_optimizer(life) && life.requested / life.item() >= SMALL_PARAMETER { 0 } else { size }
     }
+}
+
+/// Returns true for a tensor that the script makes outside of the model and of autograd, such as `torch.zeros` for
+/// the outputs of many windows. Its type is the script's choice: `model.bfloat16()` does not change it.
+fn is_of_script(life: &Life) -> bool {
+    // A request that ran out of memory has no category.
+    let is_outside = life.owner.phase == Symbol::NONE && life.owner.module == Symbol::SCRIPT;
+    match life.owner.category {
+        Category::Script => true,
+        Category::None => life.id == FAILED && is_outside,
+        _ => false,
+    }
+}
+
+/// Returns true for a tensor of the script with one row, so that a smaller batch cannot divide it.
+fn has_one_row(life: &Life, symbols: &SymbolTable) -> bool {
+    let shape = symbols.get(life.shape);
+    let dims = Form { dtype: UNKNOWN, shape: &shape }.dims();
+    is_of_script(life) && dims.is_some_and(|dims| dims.len() > 1 && dims[0] == 1)
 }
 
 /// Returns the largest share of the parameters that one of `ranks` ranks has to step.

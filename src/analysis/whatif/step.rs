@@ -32,6 +32,8 @@ pub(crate) fn with_columns(wanted: Wanted) -> Wanted {
 
 /// The value of [`Life::call`] if no op allocated the block, and of [`Life::freed_by`] if no op freed it.
 pub(super) const NO_CALL: u32 = u32::MAX;
+/// The id of a request that ran out of memory, which made no block.
+pub(super) const FAILED: i64 = -1;
 /// The death of a block that is live at the end of the step.
 pub(super) const ALIVE: u32 = u32::MAX;
 
@@ -123,7 +125,7 @@ impl Life {
     /// allocations before the request.
     pub(super) fn of_failed(request: &Allocation, at: u32) -> Life {
         Life {
-            id: -1,
+            id: FAILED,
             birth: at,
             death: at + 1,
             is_older: false,
@@ -132,7 +134,7 @@ impl Life {
             owner: request.owner,
             born_in: request.owner.module,
             dtype: request.dtype,
-            shape: Symbol::UNKNOWN,
+            shape: request.shape,
             call: NO_CALL,
             freed_by: NO_CALL,
             stream: 0,
@@ -161,6 +163,8 @@ pub(super) struct Allocation {
     pub(super) requested: i64,
     /// The type of the tensor.
     pub(super) dtype: DType,
+    /// The shape of the tensor; unknown if [`is_unknown_form`] says so.
+    pub(super) shape: Symbol,
     /// The block: an index of [`Step::lives`]. `None` for a request that ran out of memory.
     pub(super) life: Option<u32>,
     /// True if the allocation is in the window of the options.
@@ -385,6 +389,7 @@ impl StepRecorder {
             owner,
             requested,
             dtype: self.types.of(row.dtype),
+            shape: row.shape,
             life,
             in_window,
         });
