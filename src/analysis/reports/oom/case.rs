@@ -15,7 +15,7 @@ use super::super::advised::FirstAdvice;
 use super::super::device_users::Neighbours;
 use super::super::late_buckets::late_buckets;
 use super::attention::AttentionFinder;
-use super::cause::{Cause, Copies, Facts, Kept, StateToCome, gathered_modules, with_inputs_of_checkpoints};
+use super::cause::{Cause, Copies, Facts, Kept, StateToCome, modules_of, with_inputs_of_checkpoints};
 use super::cycles::Cycles;
 use super::eval_mode::{EvaluationGraph, ForwardModes, is_by_mode};
 use super::forwards::Forwards;
@@ -67,6 +67,8 @@ const ROUNDING: i64 = 1024;
 #[derive(Default)]
 pub(super) struct RowsBefore {
     pub(super) oom: Option<Record>,
+    /// The OOM before the last one.
+    earlier: Option<Record>,
     ooms: u64,
     /// The number of failed calls since the last successful one, which are the failed calls of this request.
     failed: u64,
@@ -129,7 +131,7 @@ impl RowsBefore {
         match row.event {
             EventName::Oom => {
                 self.ooms += 1;
-                self.oom = Some(*row);
+                self.earlier = self.oom.replace(*row);
                 self.failed_of_oom = std::mem::take(&mut self.failed);
             }
             EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
@@ -146,6 +148,20 @@ impl RowsBefore {
                 });
             self.groups[at].1.feed(row, replay.step);
         }
+    }
+
+    /// Returns the bytes of modules' results that were live when an earlier request ran out of memory, in the
+    /// same step, and are still live at `row`.
+    fn left_by_attempt(&self, live: &[Block], row: &Record, symbols: &SymbolTable) -> i64 {
+        let is_same = |earlier: &&Record| earlier.device == row.device && earlier.step == row.step;
+        let Some(earlier) = self.earlier.as_ref().filter(is_same) else { return 0 };
+        let is_left = |block: &&Block| {
+            block.id < earlier.seq
+                && block.owner.step == earlier.step
+                && matches!(block.owner.category, Category::Activation | Category::AutogradDetail)
+                && !symbols.or_dash(block.owner.module).starts_with(['-', '('])
+        };
+        live.iter().filter(is_left).map(|block| block.bytes).sum()
     }
 
     /// Processes a mark with a fact about a model: keeps whether the model evaluates after it was trained.
@@ -396,7 +412,9 @@ impl<'a> OomCase<'a> {
             parameters: sum(Category::Parameter),
             shards: exactly(&[Category::Parameter]).sum(),
             largest_gather: exactly(&[Category::UnshardedParameter, Category::AllGather]).max().unwrap_or(0),
-            gathered_modules: gathered_modules(&live),
+            gathered_modules: modules_of(&live, Category::UnshardedParameter),
+            unreduced_modules: modules_of(&live, Category::UnshardedGradient),
+            of_failed_attempt: seen.left_by_attempt(&live, row, &replayed.symbols),
             largest_result: exactly(&[Category::Activation]).max().unwrap_or(0),
             other_lasting: live
                 .iter()
@@ -485,6 +503,10 @@ impl<'a> OomCase<'a> {
             if found.class.is_some() || seen.cycles.ended < FEWEST_CYCLES {
                 facts.of_optimizer = found;
             }
+        }
+        // Without a graph, these are results that a loop over inputs gathers, such as the features of images.
+        if !facts.has_autograd {
+            facts.of_failed_attempt = 0;
         }
         let (cause, kept) = facts.judge();
         let groups = seen.groups.iter().find(|(device, _)| *device == row.device);
@@ -637,7 +659,11 @@ impl<'a> OomCase<'a> {
                 StateToCome { class: Some(class), .. } => format!("in a whole step with {class}"),
                 StateToCome { .. } => "in a whole step if the optimizer is Adam".to_owned(),
             };
-            format!(", about {} {until}", units.show(whole))
+            // What the forward and the backward still need is unknown, unless layers or the optimizer's step
+            // give an estimate.
+            let is_bound = facts.of_optimizer.gradients > 0 && !is_estimate;
+            let about = if is_bound { "at least" } else { "about" };
+            format!(", {about} {} {until}", units.show(whole))
         } else {
             String::new()
         };
@@ -788,7 +814,12 @@ impl<'a> OomCase<'a> {
                 "this process holds {} outside torch's allocator; without it, {request} would fit",
                 show(facts.outside)
             ),
-            (Cause::TooBig | Cause::Kept, _) if facts.capacity > 0 => match facts.needed {
+            (Cause::Kept, None) => format!(
+                "{} of an earlier attempt, which ran out of memory, are still live: something refers to its variables, such as \
+                 the traceback of its error; without them, {request} would fit",
+                show(facts.of_failed_attempt)
+            ),
+            (Cause::TooBig, _) if facts.capacity > 0 => match facts.needed {
                 Some(needed) if needed > facts.capacity => format!(
                     "the run needs {}, and the card has {card}: {} too little",
                     show(needed),
@@ -841,10 +872,19 @@ impl<'a> OomCase<'a> {
                     },
                 },
             },
-            (Cause::TooBig | Cause::Kept, _) => {
+            (Cause::TooBig, _) => {
                 format!("{request} does not fit in addition to {} of live blocks", show(facts.allocated))
             }
         }
+    }
+
+    /// Returns the bytes and the number of the tensors that the script has made outside of the model, since the first step, and
+    /// still holds, if the request is for another one and they are a significant share of the card.
+    pub(super) fn made_by_script(&self) -> Option<(i64, u64)> {
+        let is_made = |(owner, _): &&(Owner, i64)| owner.category == Category::Script && owner.step >= 0;
+        let made = || self.live.iter().filter(is_made).filter(|(_, bytes)| *bytes > SMALL_SIZE as i64);
+        let bytes = made().map(|(_, bytes)| bytes).sum();
+        (self.in_script && self.facts.is_material(bytes)).then_some((bytes, made().count() as u64))
     }
 
     /// Returns the largest buffer of a module, if it was made after the first step and is at least as large as
@@ -870,6 +910,8 @@ impl<'a> OomCase<'a> {
         let whole = facts.capacity + facts.short_of_whole_step();
         let is_update = whole == facts.needs_by_update();
         let whole = units.show(whole);
+        // Without an estimate of the rest of the forward, the sum is a lower bound.
+        let about = if self.estimate_by_layers().is_some() { "about" } else { "at least" };
         if is_update {
             let gradients = units.show(*gradients);
             let of_class = match class {
@@ -891,14 +933,21 @@ impl<'a> OomCase<'a> {
         match class {
             Some(class) => {
                 format!(
-                    " The state of {class} is still to come: {state} for {root}, so about {whole} in all."
+                    " The state of {class} is still to come: {state} for {root}, so {about} {whole} in all."
                 )
             }
             None => format!(
                 " The state of the optimizer is still to come, and the optimizer is unknown: Adam needs {state} for \
-                 {root}, so about {whole} in all, and plain SGD needs none."
+                 {root}, so {about} {whole} in all, and plain SGD needs none."
             ),
         }
+    }
+
+    /// Returns a holder of memory that is not needed, if the memory of another process is the cause. Letting go of
+    /// it helps as much as the other process's end.
+    pub(super) fn kept_beside(&self) -> Option<(&Holder, Kept)> {
+        let is_enough = |(holder, _): &(&Holder, Kept)| holder.bytes >= self.facts.lacking();
+        self.facts.kept().filter(|_| self.cause == Cause::OtherProcess).filter(is_enough)
     }
 
     /// Returns further findings from the figures, in addition to the verdict.
@@ -908,6 +957,9 @@ impl<'a> OomCase<'a> {
             && let Some(needed) = self.facts.needed.filter(|needed| *needed > self.facts.capacity)
         {
             remarks.push(format!("the run needs {}, more than the card has", units.show(needed)));
+        }
+        if let Some((holder, why)) = self.kept_beside() {
+            remarks.push(format!("{}: {}", holder.kept(units), remedy(why).0));
         }
         remarks.extend(late_buckets(&self.trace.meta, &self.live, &self.symbols, units));
         remarks

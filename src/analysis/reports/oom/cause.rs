@@ -112,6 +112,9 @@ pub(super) struct Facts {
     pub(super) room: i64,
     /// The largest free piece in torch's cache that the request could use.
     pub(super) largest_hole: i64,
+    /// The bytes of the graph that an attempt left when it ran out of memory, before another attempt made this
+    /// request.
+    pub(super) of_failed_attempt: i64,
     /// The number of CUDA calls that failed for this request.
     pub(super) failed_calls: u64,
     /// The step of the request; -1 before the first.
@@ -136,6 +139,8 @@ pub(super) struct Facts {
     pub(super) largest_gather: i64,
     /// The whole parameters that FSDP has gathered: their bytes, and the number of modules.
     pub(super) gathered_modules: (i64, usize),
+    /// The whole gradients that FSDP has not reduced to shards: their bytes, and the number of modules.
+    pub(super) unreduced_modules: (i64, usize),
     /// The bytes of the largest live activation. In the backward, its gradient has as many.
     pub(super) largest_result: i64,
     /// The bytes of live blocks from before the first step that are no parameters, such as averaged weights.
@@ -208,11 +213,12 @@ pub(super) struct StateToCome {
     pub(super) class: Option<String>,
 }
 
-/// Returns the bytes of the whole parameters that FSDP has gathered, and the number of their modules.
-pub(super) fn gathered_modules(live: &[Block]) -> (i64, usize) {
-    let gathered = || live.iter().filter(|block| block.owner.category == Category::UnshardedParameter);
-    let modules: BTreeSet<_> = gathered().map(|block| block.owner.module.index()).collect();
-    (gathered().map(|block| block.bytes).sum(), modules.len())
+/// Returns the bytes of the blocks of a category, such as the whole parameters that FSDP has gathered, and the
+/// number of their modules.
+pub(super) fn modules_of(live: &[Block], category: Category) -> (i64, usize) {
+    let of_category = || live.iter().filter(|block| block.owner.category == category);
+    let modules: BTreeSet<_> = of_category().map(|block| block.owner.module.index()).collect();
+    (of_category().map(|block| block.bytes).sum(), modules.len())
 }
 
 /// Live parameters, or state of optimizers, that were allocated after training began, as by a program that
@@ -257,7 +263,12 @@ pub(super) enum Kept {
     Loaded,
     /// The result of an earlier step.
     EarlierResult,
+    /// The results of a notebook's latest cells, which the shell keeps under names of its own.
+    ShellHistory,
 }
+
+/// The names under which IPython keeps the results of cells, without `_`, which scripts use, too.
+const SHELL_NAMES: [&str; 4] = ["__", "___", "Out", "_oh"];
 
 impl Facts {
     /// Returns the free memory in the allocator's cache.
@@ -354,6 +365,14 @@ impl Facts {
         (modules >= FEWEST_GATHERED_MODULES && self.is_material(bytes)).then_some((bytes, modules))
     }
 
+    /// Returns the bytes and the number of the modules whose whole gradients are live together, if they are a
+    /// significant share of the card. FSDP reduces each to a shard as soon as the module's backward ends, except
+    /// under `no_sync()`.
+    pub(super) fn unreduced_together(&self) -> Option<(i64, usize)> {
+        let (bytes, modules) = self.unreduced_modules;
+        (modules >= FEWEST_GATHERED_MODULES && self.is_material(bytes)).then_some((bytes, modules))
+    }
+
     /// Returns the first cause that applies, in a fixed order, and the holder that is responsible for it, if
     /// there is one.
     pub(super) fn judge(&self) -> (Cause, Option<(&Holder, Kept)>) {
@@ -390,6 +409,9 @@ impl Facts {
         if let Some(found) = kept.filter(|found| !(are_holes_large && is_doubtful(*found))) {
             return (Cause::Kept, Some(found));
         }
+        if self.is_failed_attempt_kept() {
+            return (Cause::Kept, None);
+        }
         if is_fragmented {
             return (Cause::Fragmentation, None);
         }
@@ -405,6 +427,13 @@ impl Facts {
             return (Cause::OutsideTorch, None);
         }
         (Cause::TooBig, None)
+    }
+
+    /// Returns true if the graph of a failed attempt is still live, and the request would fit without it. A
+    /// search for its holder may end at its time limit, but the graph itself is in the trace.
+    fn is_failed_attempt_kept(&self) -> bool {
+        self.of_failed_attempt >= self.lacking()
+            && self.of_failed_attempt as f64 >= MATERIAL * self.allocated as f64
     }
 
     /// Returns true if fragmentation explains the failure. Four conditions must hold. The request fits into
@@ -530,6 +559,9 @@ impl Facts {
         }
         if is_of_forward(holder) || !text("needed_by").is_empty() {
             return None;
+        }
+        if is_of_shell(holder) {
+            return Some(Kept::ShellHistory);
         }
         if holder.verdict == "grows" {
             return Some(Kept::Grows);
@@ -685,6 +717,17 @@ pub(super) fn is_of_forward(holder: &Holder) -> bool {
     let is_variable =
         holder.text("kind") == "local" && holder.text("owner").to_lowercase().contains("forward");
     is_variable || holder.text("file").contains("/torch/")
+}
+
+/// Returns true if a holder is the shell's own name for the result of an earlier cell: `_`, `__`, `___`, `_7`, `Out`.
+fn is_of_shell(holder: &Holder) -> bool {
+    let name = holder.text("name");
+    let name = name.trim_start_matches("['").split(['\'', '[', '.']).next().unwrap_or_default();
+    let is_global = ["global", "namespace"].contains(&holder.text("kind"));
+    let is_number = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_digit());
+    let is_of_cell = ["<ipython", "ipykernel"].iter().any(|part| holder.text("file").contains(part));
+    let is_short = name.strip_prefix('_').is_some_and(is_number) && is_of_cell;
+    is_global && (is_short || SHELL_NAMES.contains(&name))
 }
 
 /// Returns the holders, but without the holders of the inputs that torch's checkpoints keep for their
@@ -912,6 +955,55 @@ mod tests {
         assert_eq!(why(&Facts { step: 0, ..facts.clone() }, first()), None);
         assert_eq!(why(&Facts { step: 1, ..facts.clone() }, first()), Some(Kept::EarlierGraph));
         assert_eq!(why(&facts, json!({ "kind": "traceback" })), Some(Kept::Traceback));
+    }
+
+    #[test]
+    fn oom_blames_the_results_that_a_notebook_keeps() {
+        let cell = |name: &str, file: &str, kind: &str| {
+            holder(json!({ "graphs": 1, "name": name, "file": file, "kind": kind }))
+        };
+        let facts = Facts { step: 0, ..full() };
+        let why = |holder: &Holder| facts.why_kept(holder);
+        for (name, file) in [
+            ("['_']", "<ipython-input-5>"),
+            ("_", "/tmp/ipykernel_7/1.py"),
+            ("_12", "<ipython-input-5>"),
+            ("['__']", "cell.py"),
+            ("Out[3]", "cell.py"),
+        ] {
+            assert_eq!(why(&cell(name, file, "namespace")), Some(Kept::ShellHistory), "{name}");
+        }
+        // A script's own names, and `_` of a script, which is a value that it does not use.
+        for (name, file, kind) in [
+            ("_", "train.py", "global"),
+            ("__", "train.py", "local"),
+            ("_cache", "<ipython-input-5>", "global"),
+            ("Outputs", "<ipython-input-5>", "global"),
+        ] {
+            assert_eq!(why(&cell(name, file, kind)), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn oom_blames_a_failed_attempt_whose_graph_is_still_live() {
+        let retry = Facts { of_failed_attempt: 4 * GIB, ..full() };
+        assert_eq!(retry.judge(), (Cause::Kept, None));
+        // A small part of the live memory; less than the request lacks.
+        assert_eq!(Facts { of_failed_attempt: GIB, ..retry.clone() }.judge().0, Cause::TooBig);
+        let lacks = Facts { request: 6 * GIB, segment: 6 * GIB, ..retry };
+        assert_eq!(lacks.judge().0, Cause::TooBig);
+    }
+
+    #[test]
+    fn oom_sees_that_fsdp_keeps_the_whole_gradients_of_several_modules() {
+        let together = |bytes, modules| {
+            Facts { capacity: 24 * GIB, unreduced_modules: (bytes, modules), ..Facts::default() }
+                .unreduced_together()
+        };
+        assert_eq!(together(8 * GIB, 6), Some((8 * GIB, 6)));
+        // The modules whose gradients are being reduced; too few bytes.
+        assert_eq!(together(8 * GIB, 2), None);
+        assert_eq!(together(GIB, 6), None);
     }
 
     #[test]

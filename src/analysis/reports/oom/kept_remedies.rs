@@ -66,5 +66,18 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
             "the result of an earlier step lives until the variable gets its next value",
             &["del the variable at the end of the step"],
         ),
+        Kept::ShellHistory => (
+            "the shell keeps the result of a cell whose last line is an expression",
+            &[
+                "in a notebook: end such a line with ; or assign the result; %reset -f out forgets the results so far (_, __, Out)",
+            ],
+        ),
     }
 }
+
+/// The remedies for the graph of a failed attempt whose holder is unknown.
+pub(super) const FAILED_ATTEMPT: [&str; 2] = [
+    "in a notebook, sys.last_traceback keeps the variables of the last error: before the next attempt, \
+     sys.last_exc = sys.last_value = sys.last_traceback = None and gc.collect(), or restart the kernel",
+    "in a script, retry after the except block, not inside it, and del a variable that holds the exception",
+];

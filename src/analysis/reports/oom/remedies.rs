@@ -8,8 +8,9 @@ use super::case::{COPIES, OomCase};
 use super::cause::{Cause, Kept, is_of_forward};
 use super::eval_mode::EvaluationGraph;
 use super::idle::UntrainedModel;
-use super::kept_remedies::remedy;
+use super::kept_remedies::{FAILED_ATTEMPT, remedy};
 use super::unoptimized::UnoptimizedGraph;
+use crate::render::numbers::counted;
 use crate::state::retained::Holder;
 
 /// Attention that writes its scores to memory runs ops with these texts in their names.
@@ -90,7 +91,11 @@ impl OomCase<'_> {
             (Cause::OutsideTorch, _) => add(&[
                 "look for libraries beside torch (NCCL, a second framework, plain cudaMalloc): memtrace peak --of used",
             ]),
-            (Cause::TooBig, _) | (Cause::Kept, None) => {}
+            (Cause::Kept, None) => add(&FAILED_ATTEMPT),
+            (Cause::TooBig, _) => {}
+        }
+        if let Some((_, why)) = self.kept_beside() {
+            all.extend(remedy(why).1.iter().map(|text| (*text).to_owned()));
         }
         if matches!(self.cause, Cause::TooBig | Cause::RequestTooLarge) {
             all.extend(self.against_need(units));
@@ -155,7 +160,7 @@ impl OomCase<'_> {
                 show(*bytes),
                 if self.is_too_little(*bytes) { UNSURE } else { "" }
             ));
-        } else if self.may_evaluate() && facts.is_larger_than_before() {
+        } else if self.may_evaluate() && facts.is_larger_than_before() && self.evaluates {
             all.push(EVALUATES.to_owned());
         }
         if facts.is_material(self.key_value_cache.bytes) {
@@ -202,6 +207,13 @@ impl OomCase<'_> {
                 if self.is_too_little(gathered / modules as i64 * (modules as i64 - 2)) { UNSURE } else { "" }
             ));
         }
+        if let Some((bytes, modules)) = facts.unreduced_together() {
+            all.push(format!(
+                "reduce the gradients in each backward, without no_sync() (fully_shard: set_requires_gradient_sync(True); accelerate: \
+                 GradientAccumulationPlugin(sync_each_batch=True)): the whole gradients of {modules} modules are live at once now, {}",
+                show(bytes)
+            ));
+        }
         if let Some(held) = self.graph_of_other().filter(|_| self.evaluation_graph.is_none()) {
             all.push(format!(
                 "torch.no_grad() around the model of {}, if nothing trains through it: its graph takes {}",
@@ -237,6 +249,14 @@ impl OomCase<'_> {
             all.push(format!(
                 "keep it on the CPU if it is data, and copy one batch at a time (.cuda() in the loop; a queue of batches needs a maxsize): {}",
                 data.line(units)
+            ));
+        }
+        if let Some((bytes, count)) = self.made_by_script() {
+            all.push(format!(
+                "keep on the CPU what the script makes outside of the model, such as its outputs (torch.zeros(..., device=\"cpu\"), \
+                 .cpu(); device=\"cpu\" for MONAI's sliding_window_inference), or give it a smaller type: {} in {} now",
+                units.show(bytes),
+                counted(count, "tensor")
             ));
         }
         if facts.larger_step().is_some() && !self.is_loading() {
@@ -281,7 +301,8 @@ impl OomCase<'_> {
     pub(super) fn tries_if(&self) -> Vec<String> {
         let mut all = Vec::new();
         let is_named = self.is_evaluation || self.evaluation_graph.is_some();
-        if self.may_evaluate() && !is_named && !self.facts.is_larger_than_before() {
+        // A model in training mode may be evaluated, too, but a long input is more common.
+        if self.may_evaluate() && !is_named && !(self.facts.is_larger_than_before() && self.evaluates) {
             all.push(EVALUATES.to_owned());
         }
         if self.is_loading() && self.untrained.is_empty() {
