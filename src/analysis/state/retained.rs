@@ -254,6 +254,9 @@ pub struct RetainedSearches {
     pending: Vec<(i64, Holder)>,
 }
 
+/// A holder and the step of the search that found it.
+pub type AtStep<'a> = (i64, &'a Holder);
+
 impl RetainedSearches {
     /// Processes a row of any event. A mark needs the columns [`MARK_COLUMNS`].
     pub fn feed_row(&mut self, row: &Record, symbols: &SymbolTable) {
@@ -308,7 +311,7 @@ impl RetainedSearches {
     /// one, in both searches and with their steps: memory that a CUDA graph needs or, with `is_replaced`, also a
     /// variable to which each step assigns a larger tensor.
     #[must_use]
-    pub fn larger(&self, is_replaced: bool) -> Option<((i64, &Holder), (i64, &Holder))> {
+    pub fn larger(&self, is_replaced: bool) -> Option<(AtStep<'_>, AtStep<'_>)> {
         let (last, earlier) = self.all.split_last()?;
         let counts = |holder: &&Holder| {
             let is_recent = is_replaced && holder.verdict == "recent";

@@ -67,7 +67,7 @@ const ROUNDING: i64 = 1024;
 #[derive(Default)]
 pub(super) struct RowsBefore {
     pub(super) oom: Option<Record>,
-    /// The OOM before the last one.
+    /// The last OOM of an earlier attempt: a root was called after it.
     earlier: Option<Record>,
     ooms: u64,
     /// The number of failed calls since the last successful one, which are the failed calls of this request.
@@ -131,7 +131,10 @@ impl RowsBefore {
         match row.event {
             EventName::Oom => {
                 self.ooms += 1;
-                self.earlier = self.oom.replace(*row);
+                // A new attempt calls a model again. PyTorch itself catches OOMs while it looks for an algorithm of
+                // cuDNN.
+                let before = self.oom.replace(*row);
+                self.earlier = before.filter(|before| before.seq < self.calls.last_root).or(self.earlier);
                 self.failed_of_oom = std::mem::take(&mut self.failed);
             }
             EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
@@ -412,8 +415,8 @@ impl<'a> OomCase<'a> {
             parameters: sum(Category::Parameter),
             shards: exactly(&[Category::Parameter]).sum(),
             largest_gather: exactly(&[Category::UnshardedParameter, Category::AllGather]).max().unwrap_or(0),
-            gathered_modules: modules_of(&live, Category::UnshardedParameter),
-            unreduced_modules: modules_of(&live, Category::UnshardedGradient),
+            gathered_modules: modules_of(&live, Category::UnshardedParameter, &replayed.symbols),
+            unreduced_modules: modules_of(&live, Category::UnshardedGradient, &replayed.symbols),
             of_failed_attempt: seen.left_by_attempt(&live, row, &replayed.symbols),
             largest_result: exactly(&[Category::Activation]).max().unwrap_or(0),
             other_lasting: live

@@ -3,12 +3,13 @@
 //! A cause is named only if removing it would have let the program go on: its bytes cover the missing bytes
 //! of the request, and they are a significant share of the card. A smaller cause is only a remark.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 
 use super::step_growth::{FEWEST_STEPS, Growth, StepTotals, growth};
+use crate::read::symbols::SymbolTable;
 use crate::render::numbers::counted;
 use crate::state::block::Block;
 use crate::state::retained::Holder;
@@ -33,9 +34,9 @@ const FEWEST_OF_STATE: i64 = 8;
 /// ordinary variables.
 const FEWEST_GATHERED: i64 = 3;
 
-/// The minimum number of modules whose whole parameters are live together if FSDP does not reshard them after
-/// their forward.
-const FEWEST_GATHERED_MODULES: usize = 3;
+/// The minimum number of layers whose whole parameters are live together if FSDP does not reshard them after their
+/// forward. If it does, at most three are: the layer that runs, the next one, and one that is being freed.
+const FEWEST_GATHERED_MODULES: usize = 4;
 
 /// The cause of an OOM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,12 +214,23 @@ pub(super) struct StateToCome {
     pub(super) class: Option<String>,
 }
 
-/// Returns the bytes of the blocks of a category, such as the whole parameters that FSDP has gathered, and the
-/// number of their modules.
-pub(super) fn modules_of(live: &[Block], category: Category) -> (i64, usize) {
-    let of_category = || live.iter().filter(|block| block.owner.category == category);
-    let modules: BTreeSet<_> = of_category().map(|block| block.owner.module.index()).collect();
-    (of_category().map(|block| block.bytes).sum(), modules.len())
+/// Returns the bytes of the blocks of a category, such as the whole parameters that FSDP has gathered, and the number of
+/// their layers. Only numbered layers below one parent count (`Net.layers.3`), not the root, which FSDP keeps by design,
+/// and not the single linear layers that DeepSpeed gathers.
+pub(super) fn modules_of(live: &[Block], category: Category, symbols: &SymbolTable) -> (i64, usize) {
+    let mut parents: BTreeMap<String, (i64, BTreeSet<usize>)> = BTreeMap::new();
+    for block in live.iter().filter(|block| block.owner.category == category) {
+        let module = symbols.get(block.owner.module);
+        let layer =
+            module.rsplit_once('.').filter(|(_, name)| name.bytes().all(|byte| byte.is_ascii_digit()));
+        if let Some((parent, _)) = layer {
+            let (bytes, layers) = parents.entry(parent.to_owned()).or_default();
+            *bytes += block.bytes;
+            layers.insert(block.owner.module.index());
+        }
+    }
+    let most = parents.into_values().max_by_key(|(_, layers)| layers.len()).unwrap_or_default();
+    (most.0, most.1.len())
 }
 
 /// Live parameters, or state of optimizers, that were allocated after training began, as by a program that
@@ -358,8 +370,7 @@ impl Facts {
     }
 
     /// Returns the bytes and the number of the modules whose whole parameters are live together, if they are a
-    /// significant share of the card. With `reshard_after_forward=True`, at most two are: the module that runs
-    /// and the next one.
+    /// significant share of the card.
     pub(super) fn gathered_together(&self) -> Option<(i64, usize)> {
         let (bytes, modules) = self.gathered_modules;
         (modules >= FEWEST_GATHERED_MODULES && self.is_material(bytes)).then_some((bytes, modules))
@@ -1125,8 +1136,8 @@ mod tests {
                 .gathered_together()
         };
         assert_eq!(together(8 * GIB, 6), Some((8 * GIB, 6)));
-        // The module that runs and the next one; too few bytes.
-        assert_eq!(together(8 * GIB, 2), None);
+        // The layer that runs, the next one and one that is being freed; too few bytes.
+        assert_eq!(together(8 * GIB, 3), None);
         assert_eq!(together(GIB, 6), None);
     }
 

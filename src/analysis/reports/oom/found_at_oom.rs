@@ -66,15 +66,17 @@ impl FoundAtOom {
             bytes: trained / 2 * known.map_or(4, |(_, halves)| halves),
             gradients: trained,
             temporaries: known.filter(|(class, _)| is_foreach_adam(class)).map_or(0, |_| trained),
-            class: known.map(|(class, _)| class.clone()),
+            class: known.map(|(class, _)| class.split(',').next().unwrap_or(class).to_owned()),
         }
     }
 }
 
-/// Returns true for Adam and its kin if a step computes the roots of the second moments of all parameters at once.
+/// Returns true for an Adam of torch whose step computes the roots of the second moments of all parameters at once, and
+/// would not with `fused=True`.
 fn is_foreach_adam(class: &str) -> bool {
     let (name, options) = class.split_once(',').unwrap_or((class, ""));
-    ["Adam", "AdamW", "NAdam", "RAdam"].contains(&name) && !options.contains("fused")
+    ["Adam", "AdamW"].contains(&name)
+        && !options.split(',').any(|option| option == "fused" || option == "foreach=False")
 }
 
 /// Returns the state of an optimizer in halves of its parameters' float32 bytes. Returns `None` for an unknown
@@ -119,7 +121,7 @@ mod tests {
             (state.bytes, state.class)
         };
         assert_eq!(state("Net"), (0, Some("SGD".to_owned())));
-        assert_eq!(state("Critic"), (400, Some("SGD,momentum".to_owned())));
+        assert_eq!(state("Critic"), (400, Some("SGD".to_owned())));
         assert_eq!(state("GPT"), (200, Some("AdamW8bit".to_owned())));
         // A class whose state is unknown, and a model without an optimizer.
         assert_eq!(state("Other"), (800, None));

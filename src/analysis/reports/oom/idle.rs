@@ -14,12 +14,14 @@ use crate::state::replay::Replay;
 /// connections keeps a few results, too.
 const FEWEST_HOLDING: usize = 8;
 
-/// For each called module: the number of its calls, the step of the last one, and the `seq` of the first one in this
-/// step.
+/// For each called module: the number of its calls, the step of the last one, and the `seq` of the first and the last
+/// one in this step.
 #[derive(Default)]
 pub(super) struct ModuleCalls {
-    of: FxHashMap<Symbol, (u64, i64, i64)>,
+    of: FxHashMap<Symbol, (u64, i64, i64, i64)>,
     module_api: Option<Symbol>,
+    /// The `seq` of the last call of a root.
+    pub(super) last_root: i64,
 }
 
 impl ModuleCalls {
@@ -30,11 +32,15 @@ impl ModuleCalls {
         }
         let module_api = *self.module_api.get_or_insert_with(|| replay.symbols.intern(Api::Module.as_str()));
         if row.api == module_api {
-            let (calls, step, first) = self.of.entry(row.name).or_insert((0, i64::MIN, 0));
+            let (calls, step, first, last) = self.of.entry(row.name).or_insert((0, i64::MIN, 0, 0));
             if *step != replay.step {
                 (*step, *first) = (replay.step, row.seq);
             }
+            *last = row.seq;
             *calls += 1;
+            if !replay.symbols.get(row.name).contains('.') {
+                self.last_root = row.seq;
+            }
         }
     }
 
@@ -52,9 +58,9 @@ impl ModuleCalls {
         holding: &BTreeSet<Symbol>,
         counts: impl Fn(Symbol) -> bool,
     ) -> bool {
-        let called = self.of.iter().filter(|(name, (_, last, _))| *last == step && counts(**name)).count();
+        let called = self.of.iter().filter(|(name, (_, last, ..))| *last == step && counts(**name)).count();
         let hold =
-            holding.iter().filter(|module| self.of.get(module).is_some_and(|(_, last, _)| *last == step));
+            holding.iter().filter(|module| self.of.get(module).is_some_and(|(_, last, ..)| *last == step));
         let hold = hold.count();
         hold >= FEWEST_HOLDING && 3 * hold >= called
     }
@@ -64,20 +70,22 @@ impl ModuleCalls {
         self.of.iter().find(|(name, _)| *symbols.get(**name) == *path).map_or(0, |(_, (calls, ..))| *calls)
     }
 
-    /// Returns the `seq` of the first call of the module at `path`, or of a module inside it, in a step.
-    pub(super) fn first_call(&self, path: &str, step: i64, symbols: &SymbolTable) -> Option<i64> {
+    /// Returns the `seq` of the first and the last call of the module at `path`, or of a module inside it, in a step.
+    pub(super) fn calls_of(&self, path: &str, step: i64, symbols: &SymbolTable) -> Option<(i64, i64)> {
         let is_inside = |name: Symbol| {
             let name = symbols.get(name);
             name.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
-        let called = self.of.iter().filter(|(name, (_, last, _))| *last == step && is_inside(**name));
-        called.map(|(_, (.., first))| *first).min()
+        let called = self.of.iter().filter(|(name, (_, last, ..))| *last == step && is_inside(**name));
+        called
+            .map(|(_, (.., first, last))| (*first, *last))
+            .reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)))
     }
 
     /// Returns the step of the last call of a module of a root; `None` if none was called.
     fn last_step(&self, root: &str, symbols: &SymbolTable) -> Option<i64> {
         let of_root = self.of.iter().filter(|(name, _)| root_of(&symbols.get(**name)) == root);
-        of_root.map(|(_, (_, step, _))| *step).max()
+        of_root.map(|(_, (_, step, ..))| *step).max()
     }
 }
 
@@ -153,7 +161,7 @@ mod tests {
     fn oom_sees_a_graph_in_the_results_that_most_modules_keep() {
         let symbols = SymbolTable::default();
         let modules: Vec<Symbol> = (0..24).map(|index| symbols.intern(&format!("Net.{index}"))).collect();
-        let of = modules.iter().map(|module| (*module, (2, 3, 0))).collect();
+        let of = modules.iter().map(|module| (*module, (2, 3, 0, 0))).collect();
         let calls = ModuleCalls { of, ..ModuleCalls::default() };
         let first = |count: usize| modules[..count].iter().copied().collect();
         assert!(calls.keep_graph(3, &first(16)));
@@ -173,9 +181,9 @@ mod tests {
             ..Owner::of(&Record::default())
         };
         let mut calls = ModuleCalls::default();
-        calls.of.insert(symbols.intern("Teacher.layer"), (3, 4, 0));
-        calls.of.insert(symbols.intern("Student"), (3, 5, 0));
-        calls.of.insert(symbols.intern("Reference"), (3, 5, 0));
+        calls.of.insert(symbols.intern("Teacher.layer"), (3, 4, 0, 0));
+        calls.of.insert(symbols.intern("Student"), (3, 5, 0, 0));
+        calls.of.insert(symbols.intern("Reference"), (3, 5, 0, 0));
         let live = [
             (owner("Teacher.layer", Category::Parameter), 300),
             (owner("Student.layer", Category::Parameter), 300),

@@ -42,7 +42,7 @@ impl KeyValueCache {
         format!(
             "fewer sequences or beams at once, fewer tokens (a shorter prompt, max_new_tokens, a sliding window), or a cache on the CPU or \
              in 4 bits (cache_implementation=\"offloaded\" or \"quantized\" in transformers, for a model without an encoder): the cache of keys and values \
-             (past_key_values) takes {} in {}{form}, and grows with each token",
+             (past_key_values) takes {} in {}{form}, and a dynamic cache grows with each token",
             units.show(*bytes),
             counted(*tensors, "tensor"),
         )
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(cache.bytes, 500 << 20);
         let line = cache.line(Unit::Auto);
         assert!(
-            line.contains("takes 500.00 MiB in 2 tensors, the largest float32[8x8x150x64], and grows"),
+            line.contains("takes 500.00 MiB in 2 tensors, the largest float32[8x8x150x64], and a dynamic"),
             "{line}"
         );
     }

@@ -163,7 +163,8 @@ impl OomCase<'_> {
         } else if self.may_evaluate() && facts.is_larger_than_before() && self.evaluates {
             all.push(EVALUATES.to_owned());
         }
-        if facts.is_material(self.key_value_cache.bytes) {
+        // A server sets its pool aside, and a forward in training keeps its keys and values for the backward.
+        if facts.is_material(self.key_value_cache.bytes) && self.server.is_none() && !facts.has_autograd {
             all.push(self.key_value_cache.line(units));
         }
         all.extend(self.untrained.iter().take(MOST_MODELS).filter_map(|model| self.without(model, units)));
@@ -235,7 +236,7 @@ impl OomCase<'_> {
             let whole = facts.needs_at_least() + facts.to_come + facts.step_temporaries;
             let is_short = facts.to_come > 0 && facts.step_temporaries < (whole - facts.capacity) / 4 * 5;
             all.push(format!(
-                "fused=True for torch's optimizer, whose step then needs no temporary results for all \
+                "fused=True for torch's Adam, AdamW, SGD or Adagrad, whose step then needs no temporary results for all \
                  parameters: about {}{}",
                 show(facts.step_temporaries),
                 if is_short { UNSURE } else { "" }

@@ -23,21 +23,25 @@ pub(super) struct UnoptimizedGraph {
     pub(super) bytes: i64,
 }
 
-/// The live blocks of a model, or of a part of a model.
+/// The live blocks of a model.
 #[derive(Default)]
 struct Part {
     parameters: i64,
     has_state: bool,
+    /// True if it gathers parameters that are sharded. Its optimizer may then have other tensors than its parameters.
+    is_sharded: bool,
     results: BTreeMap<Symbol, i64>,
 }
 
 impl UnoptimizedGraph {
-    /// Returns the model with the most results among those whose parameters no optimizer has. A part of a model
-    /// counts like a model if the optimizer has state for another part. `live` has the owner and the size of each
-    /// live block. `has_autograd` is false if no graph exists.
+    /// Returns the model with the most results among those whose parameters no optimizer has. `live` has the owner
+    /// and the size of each live block. `has_autograd` is false if no graph exists.
     ///
-    /// The step must have called the model before each model that an optimizer has: the results of a later one,
-    /// such as a network that computes a loss, carry the gradient of the earlier ones.
+    /// All calls of the model in the step must precede the first call of each model that an optimizer has: the
+    /// results of a later one, such as a network that computes a loss, carry the gradient of the earlier ones.
+    ///
+    /// Parts of a model are not judged: whether an optimizer has their parameters is known only by its state, which
+    /// a part without a first update, or under an optimizer without state, does not have.
     pub(super) fn find(
         live: &[(Owner, i64)],
         step: i64,
@@ -56,40 +60,36 @@ impl UnoptimizedGraph {
             if path.starts_with(['(', '-']) {
                 continue;
             }
-            let root = root_of(&path);
-            let child = path[root.len()..].split('.').nth(1).map(|name| format!("{root}.{name}"));
-            for part in [Some(root.to_owned()), child].into_iter().flatten() {
-                let part = parts.entry(part).or_default();
-                match owner.category.without_sharding() {
-                    Category::Parameter => part.parameters += bytes,
-                    Category::OptimizerState => part.has_state = true,
-                    Category::Activation | Category::AutogradDetail if owner.step == step => {
-                        *part.results.entry(owner.module).or_default() += bytes;
-                    }
-                    _ => {}
+            let part = parts.entry(root_of(&path).to_owned()).or_default();
+            part.is_sharded |= owner.category == Category::UnshardedParameter;
+            match owner.category.without_sharding() {
+                Category::Parameter => part.parameters += bytes,
+                Category::OptimizerState => part.has_state = true,
+                Category::Activation | Category::AutogradDetail if owner.step == step => {
+                    *part.results.entry(owner.module).or_default() += bytes;
                 }
+                _ => {}
             }
         }
-        let has_optimizer =
-            |path: &str| parts[path].has_state || !path.contains('.') && found.has_optimizer(path);
-        // A part of a model is known to have no state only if the optimizer has state for other parts.
-        let is_unit = |path: &str| !path.contains('.') || parts[root_of(path)].has_state;
-        let (trained, others): (Vec<_>, Vec<_>) =
-            parts.keys().filter(|path| is_unit(path)).partition(|path| has_optimizer(path));
-        let first_trained = |other: &str| {
-            let beside = trained.iter().filter(|path| *path.as_str() != *root_of(other));
-            beside.filter_map(|path| calls.first_call(path, step, symbols)).min()
-        };
+        let has_optimizer = |path: &str| parts[path].has_state || found.has_optimizer(path);
+        let (trained, others): (Vec<_>, Vec<_>) = parts.keys().partition(|path| has_optimizer(path));
+        if trained.is_empty() {
+            return None;
+        }
+        let calls_of = |path: &str| calls.calls_of(path, step, symbols);
+        let first_trained = trained.iter().filter_map(|path| Some(calls_of(path)?.0)).min();
         let keeps = |path: &str, part: &Part| {
             let holding: BTreeSet<Symbol> = part.results.keys().copied().collect();
             calls.keep_graph_among(step, &holding, |name| is_inside(&symbols.get(name), path))
         };
-        let graphs = others.into_iter().filter(|_| !trained.is_empty()).filter_map(|path| {
+        let graphs = others.into_iter().filter_map(|path| {
             let part = &parts[path];
-            let first = calls.first_call(path, step, symbols)?;
-            let is_first = first_trained(path).is_none_or(|other| first < other);
-            let is_it =
-                part.parameters > 0 && facts.of(path).trained != Some(0) && is_first && keeps(path, part);
+            let may_train = part.parameters > 0 && facts.of(path).trained != Some(0) && !part.is_sharded;
+            if !may_train {
+                return None;
+            }
+            let (_, last) = calls_of(path)?;
+            let is_it = first_trained.is_none_or(|first| last < first) && keeps(path, part);
             let bytes = part.results.values().sum();
             is_it.then(|| UnoptimizedGraph { path: innermost(path, &part.results, symbols), bytes })
         });
@@ -168,13 +168,15 @@ mod tests {
     fn oom_names_an_encoder_that_no_optimizer_has() {
         let graph = |path: &str| Some(UnoptimizedGraph { path: path.to_owned(), bytes: 900 });
         assert_eq!(found(&["Vae.encoder", "Unet"], &[], true), graph("Vae.encoder"));
-        // A part of a model whose other parts have state.
-        assert_eq!(found(&["Net.vae", "Net.unet"], &["Net.unet"], true), graph("Net.vae"));
+        // A part of a model: its optimizer may have no state.
+        assert_eq!(found(&["Net.vae", "Net.unet"], &["Net.unet"], true), None);
         // No graph; an optimizer for it; no optimizer at all.
         assert_eq!(found(&["Vae.encoder", "Unet"], &[], false), None);
         assert_eq!(found(&["Vae.encoder", "Unet"], &["Vae.encoder"], true), None);
         assert_eq!(found(&["Vae.encoder", "Net"], &[], true), None);
         // The gradient of a network that computes a loss flows back into the model before it.
         assert_eq!(found(&["Unet", "Vgg.features"], &[], true), None);
+        // It has already computed the features of the target.
+        assert_eq!(found(&["Vgg.features", "Unet", "Vgg.features"], &[], true), None);
     }
 }

@@ -5,13 +5,11 @@ A dynamic cache has new tensors after each call, so it is tagged before and afte
 
 from __future__ import annotations
 
-import sys
 import weakref
 from _thread import get_ident
 
 from .failures import count
 from .held import CACHE_WORDS, KV_CACHE, PACKAGES, package_of, tensors_in
-from .live_objects import live_objects
 from .native import call_after, text_id
 from .storages import tag
 from .torch_api import without_torch_function
@@ -49,15 +47,6 @@ def tag_cache(cache) -> None:
         if before is None or before() is not tensor:
             tagged[name] = weakref.ref(tensor)
             tag(tensor, KV_CACHE, 0, text_id(name), seen, weak=1)
-
-
-def tag_live_caches() -> None:
-    """Tags the live caches of Transformers. A model that creates its own cache returns it after its call."""
-    library = sys.modules.get("transformers.cache_utils")
-    kind = getattr(library, "Cache", None)
-    if isinstance(kind, type):
-        for cache in live_objects(kind):
-            tag_cache(cache)
 
 
 def caches_are_given(module, args: tuple, kwargs: dict) -> None:

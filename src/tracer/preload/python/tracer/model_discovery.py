@@ -6,7 +6,6 @@ an OOM, the search also finds models that were still being loaded.
 
 from __future__ import annotations
 
-from .caches import tag_live_caches
 from .failures import count
 from .held import tag_engines
 from .live_objects import children, live_objects, outermost_module
@@ -121,7 +120,6 @@ def tag_everything_held() -> None:
                 tag_gradients_of(parameters)
                 tag_state_of(optimizer)
             tag_engines()
-            tag_live_caches()
     except Exception as error:
         # A module may be partly initialized, or override these attributes.
         count("tags when memory ran out", error)

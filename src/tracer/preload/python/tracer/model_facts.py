@@ -96,12 +96,14 @@ def note_input(path: str, args: tuple, kwargs: dict) -> None:
 
 def note_optimizer(path: str, optimizer) -> None:
     """Records the class of the optimizer of a root's parameters, and the options of its groups that add
-    state, or save the temporary results of its step."""
+    state, or decide on the temporary results of its step."""
     options = []
     for option in ("momentum", "amsgrad", "fused"):
         values = [group.get(option) for group in optimizer.param_groups]
         # A tensor has no truth value that may be read without a wait for the GPU.
         if any(value for value in values if isinstance(value, (int, float))):
             options.append(option)
+    if any(group.get("foreach") is False for group in optimizer.param_groups):
+        options.append("foreach=False")
     name = type(optimizer).__name__.replace(" ", "_")
     _record(path, "optimizer", ",".join([name, *options]), "")
