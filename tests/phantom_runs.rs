@@ -251,7 +251,7 @@ fn oom_in_a_first_step_counts_the_optimizer_before_it_calls_advice_enough() {
         assert!(!oom.contains("still to come") && !oom.contains(" with Adam"), "torch {version}: {oom}");
         let oom = other("SGD(net.parameters(), lr=1e-3, momentum=0.9)");
         assert!(
-            oom.contains("The state of SGD,momentum is still to come: 256.12 MiB"),
+            oom.contains("The state of SGD is still to come: 256.12 MiB"),
             "torch {version}: {oom}"
         );
         let oom = other("AdamW if False else None");
