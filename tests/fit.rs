@@ -528,8 +528,21 @@ fn fit_worst_plans_for_the_largest_input_of_a_trace() {
             let fit = fit(more);
             assert!(fit.stderr().contains(&part), "{part}: {}", fit.stderr());
         }
-        let empty = Fit::of(&["--worst", "missing", "--", "true", "{}"]);
-        assert!(empty.stderr().contains("missing: no such file or folder"), "{}", empty.stderr());
+        let file = TempDir::new().unwrap();
+        let nothing = file.path().join("nothing.csv");
+        std::fs::write(&nothing, "").unwrap();
+        for (trace, part) in [
+            ("missing", "missing: no such file or folder"),
+            (file.path().to_str().unwrap(), "no trace here"),
+            (nothing.to_str().unwrap(), "the file is empty"),
+        ] {
+            let refused = Fit::of(&["--worst", trace, "--", "true", "{}"]);
+            assert!(
+                refused.status() == 2 && refused.stderr().contains(part),
+                "{trace}: {}",
+                refused.stderr()
+            );
+        }
     });
 }
 

@@ -250,10 +250,7 @@ fn oom_in_a_first_step_counts_the_optimizer_before_it_calls_advice_enough() {
         let oom = other("SGD(net.parameters(), lr=1e-3)");
         assert!(!oom.contains("still to come") && !oom.contains(" with Adam"), "torch {version}: {oom}");
         let oom = other("SGD(net.parameters(), lr=1e-3, momentum=0.9)");
-        assert!(
-            oom.contains("The state of SGD is still to come: 256.12 MiB"),
-            "torch {version}: {oom}"
-        );
+        assert!(oom.contains("The state of SGD is still to come: 256.12 MiB"), "torch {version}: {oom}");
         let oom = other("AdamW if False else None");
         assert!(oom.contains("the optimizer is unknown: Adam needs 512.25 MiB"), "torch {version}: {oom}");
     });

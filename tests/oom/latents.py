@@ -1,4 +1,4 @@
-"""Trains a diffusion model with a frozen encoder: latents.py encoder [fix]."""
+"""Trains a diffusion model with a frozen encoder: latents.py [fix]."""
 
 import os
 import sys

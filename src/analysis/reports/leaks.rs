@@ -22,7 +22,8 @@ use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol};
+use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol, SymbolTable};
+use crate::read::together::read_together;
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::{count, counted};
@@ -113,7 +114,9 @@ impl Report for Leaks {
             let is_flat = grown.iter().all(|growth| growth.cause().is_none());
             let is_replaced = grown.iter().any(Growth::is_replaced);
             // The objects that hold the memory are printed before the owners that allocated it.
-            let searches = RetainedSearches::read(trace, options)?;
+            let symbols = SymbolTable::default();
+            let (mut searches, mut host) = (RetainedSearches::default(), HostMemory::new(&symbols));
+            read_together(trace, options, &symbols, &mut [&mut searches, &mut host])?;
             print_retained(&mut printer, searches.telling(), options);
             let larger =
                 if grown.iter().any(Growth::keeps_more) { searches.larger(is_replaced) } else { None };
@@ -138,7 +141,7 @@ impl Report for Leaks {
             }
             printer.gap();
             found.print(&mut printer, options, (is_flat, is_replaced));
-            let growth = HostGrowth::new(&HostMemory::read(trace, options)?);
+            let growth = HostGrowth::new(&host);
             if let Some(growth) = &growth {
                 printer.gap();
                 growth.print(&mut printer, options);

@@ -192,7 +192,7 @@ pub struct HostMemory {
     pub symbols: SymbolTable,
 }
 
-/// Its own symbol table must be that of the rows.
+/// The symbols of the rows must be those that [`HostMemory::new`] got.
 impl RowReader for HostMemory {
     fn wanted(&self) -> Wanted {
         Wanted::all_events(Columns::of(&["seq", "ts_ns", "step", "phase"]))

@@ -86,7 +86,7 @@ pub(super) struct RowsBefore {
     attention: AttentionFinder,
     calls: ModuleCalls,
     facts: ModelFacts,
-    /// The optimizers and models that were found after the OOM, if it was in the first step.
+    /// The optimizers and models that were found after the OOM.
     pub(super) found: FoundAtOom,
     /// The roots that were called in evaluation mode after calls in training mode.
     evaluated: BTreeSet<String>,

@@ -372,16 +372,19 @@ impl Facts {
     /// Returns the bytes and the number of the modules whose whole parameters are live together, if they are a
     /// significant share of the card.
     pub(super) fn gathered_together(&self) -> Option<(i64, usize)> {
-        let (bytes, modules) = self.gathered_modules;
-        (modules >= FEWEST_GATHERED_MODULES && self.is_material(bytes)).then_some((bytes, modules))
+        self.many_layers(self.gathered_modules)
     }
 
     /// Returns the bytes and the number of the modules whose whole gradients are live together, if they are a
     /// significant share of the card. FSDP reduces each to a shard as soon as the module's backward ends, except
     /// under `no_sync()`.
     pub(super) fn unreduced_together(&self) -> Option<(i64, usize)> {
-        let (bytes, modules) = self.unreduced_modules;
-        (modules >= FEWEST_GATHERED_MODULES && self.is_material(bytes)).then_some((bytes, modules))
+        self.many_layers(self.unreduced_modules)
+    }
+
+    /// Returns `of`, bytes and the number of their layers, if both are more than a sharded model needs at once.
+    fn many_layers(&self, of: (i64, usize)) -> Option<(i64, usize)> {
+        Some(of).filter(|(bytes, layers)| *layers >= FEWEST_GATHERED_MODULES && self.is_material(*bytes))
     }
 
     /// Returns the first cause that applies, in a fixed order, and the holder that is responsible for it, if

@@ -126,11 +126,13 @@ mod tests {
         // A class whose state is unknown, and a model without an optimizer.
         assert_eq!(state("Other"), (800, None));
         assert_eq!(state("Unet"), (800, None));
-        // Adam's temporary results, which neither a fused Adam nor one of 8 bits has.
+        // Adam's temporary results, which neither a fused Adam, nor one of 8 bits, nor one without `foreach` has.
         found.note("optimizer=AdamW Vae");
         found.note("optimizer=AdamW,fused Head");
-        let temporaries = ["Vae", "Head", "GPT", "Net"].map(|root| found.state_of(root, 400).temporaries);
-        assert_eq!(temporaries, [400, 0, 0, 0]);
+        found.note("optimizer=AdamW,foreach=False Body");
+        let temporaries =
+            ["Vae", "Head", "GPT", "Net", "Body"].map(|root| found.state_of(root, 400).temporaries);
+        assert_eq!(temporaries, [400, 0, 0, 0, 0]);
         assert!(found.has_optimizer("Vae") && !found.has_optimizer("Unet"));
         assert_eq!(halves_per_parameter("Adam,amsgrad"), Some(6));
         assert_eq!(halves_per_parameter("PagedAdamW8bit"), Some(1));

@@ -24,8 +24,8 @@ pub(super) fn argument() -> Arg {
         .value_parser(value_parser!(PathBuf))
         .conflicts_with("seq")
         .help(
-            "Plan for the largest input in this trace: {dim0}, {dim1}, ... in the command stand for its \
-             dimensions; a recipe gets its last one as --seq",
+            "Plan for the largest input in this trace. In the command, {dim0}, {dim1} and so on are the sizes \
+             of its dimensions. For a recipe, the last size is --seq",
         )
 }
 
