@@ -458,6 +458,14 @@ impl Growth {
     }
 
     /// Returns true if kept memory has grown, and not only once.
+    /// Returns the cached memory in bytes that kept memory can still fill, if kept memory is not part of the growth
+    /// that is shown; otherwise 0.
+    pub(super) fn hides_kept(&self) -> i64 {
+        let is_told =
+            self.growing().contains(&Part::Kept) || matches!(self.forecast, Forecast::WithinCache { .. });
+        if is_told { 0 } else { self.all[self.all.len() - 1][Part::Cached as usize].max(0) }
+    }
+
     pub(super) fn keeps_more(&self) -> bool {
         self.growing().contains(&Part::Kept) && !self.is_once()
     }
