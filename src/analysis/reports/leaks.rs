@@ -496,8 +496,10 @@ impl Findings {
                 }
             }
         }
-        printer.gap();
-        self.held.print(printer, options);
+        if options.window.is_open() {
+            printer.gap();
+            self.held.print(printer, options);
+        }
     }
 
     fn json(&self, trace: &TraceFile) -> Value {

@@ -228,7 +228,7 @@ impl Growth {
         let capacity = meta.total_bytes(device.ordinal);
         let is_expandable = meta.allocator.option("expandable_segments") == Some("True");
         let latest = if by_time { from } else { forecast::last_stretch(&levels, from) };
-        let forecast = Forecast::within_cache(&levels, &all, latest, by_time)
+        let forecast = Forecast::of_hidden(&levels, &all, latest, capacity, by_time)
             .unwrap_or_else(|| Forecast::of(&levels, latest, capacity, by_time));
         let sizes = device.sizes_after(levels[from].step);
         let size_symbols = device.ops_of_single_sizes(levels[from].step, SHOWN);

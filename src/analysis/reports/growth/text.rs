@@ -236,7 +236,7 @@ impl Growth {
         let more = last.used() - first.used();
         let Some(cause) = self.cause() else {
             let over = self.levels.len() - usize::from(self.is_cut);
-            let over = if self.by_time { duration(last.ts_ns) } else { counted(over as u64, "step") };
+            let over = if self.by_time { duration(last.ts_ns - first.ts_ns) } else { counted(over as u64, "step") };
             printer.plain(format!(
                 "GPU {}: no growth over {over}: {} in use after {}, {} after {}",
                 self.ordinal,
