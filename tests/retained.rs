@@ -209,6 +209,30 @@ fn retained_is_found_while_memory_grows_and_when_the_program_ends() {
     });
 }
 
+/// The parameters of a deleted model live on in its optimizer. Parameters that a module, a variable or an object
+/// has do not count.
+#[test]
+fn retained_names_an_optimizer_whose_model_is_gone() {
+    Torch::run("2.11.0", |torch| {
+        let run = trace(torch, "optimizers.py", &[], &[]);
+        let holders = printed(&run);
+        let [found] = &holders[..] else { panic!("{holders:?}") };
+        assert!(
+            found["holder"].as_str().unwrap().starts_with("Adam in variable `schedulers['of']`"),
+            "{found}"
+        );
+        // The weight and the bias, with their gradients and two states each. A block has at least 512 bytes.
+        let (tensors, bytes) = (4 * 2, 4 * ((1 << 20) + 2048));
+        assert_eq!((&found["tensors"], &found["bytes"]), (&tensors.into(), &bytes.into()), "{found}");
+        assert_eq!((&found["verdict"], &found["kind"]), (&"unused".into(), &"unused".into()), "{found}");
+        let leaks = run.report("leaks", &[]);
+        assert!(
+            leaks.contains("keeps parameters that no model has, and their state: 8 tensors, 4.01 MiB"),
+            "{leaks}"
+        );
+    });
+}
+
 /// Searches a heap of a million objects. With a limit of a minute the search must be complete. With 2 ms it
 /// must not be: the report must say so, and the program must go on.
 #[test]
