@@ -1,5 +1,5 @@
-"""Finds the storages of models and optimizers for a search: those that it leaves out, those of copies of models,
-and those of parameters that only an optimizer has.
+"""Finds the storages of models and optimizers for a search: those that it leaves out, those of copies of
+models, and those of parameters that only an optimizer has.
 
 So that no code of the program runs, tables are read with the functions of `dict` and `list`.
 """
@@ -118,7 +118,8 @@ class Unused:
 
 
 def unused_parameters(modules: list, optimizers: list) -> list[Unused]:
-    """Returns the optimizers that have parameters which no module has. The program may have names for them."""
+    """Returns the optimizers that have parameters which no module has. The program may have names for these
+    parameters."""
     in_modules: set[int] = set()
     for module in modules:
         namespace = dict_of(module) or {}

@@ -1,9 +1,9 @@
 """Searches for the holders of GPU memory that a step has left behind, for `memtrace leaks --holders`.
 
 The search begins at the live tensors that are not parameters, buffers, gradients or optimizer state, at
-the autograd graphs, at copies of models, and at optimizers with parameters of models that are gone. From each of them, it follows the objects that refer to it,
-until it reaches an object for which the program has a name. The answer goes into the trace, one row per
-holder, and to the caller.
+the autograd graphs, at copies of models, and at optimizers with parameters of models that are gone. From
+each of them, it follows the objects that refer to it, until it reaches an object for which the program has a
+name. The answer goes into the trace, one row per holder, and to the caller.
 
 At its end, the search drops every reference, so it keeps no object alive afterwards. Other Python threads
 continue during the search; objects that they release live until it ends. The search runs no code of the
@@ -340,8 +340,8 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
 def _only_in_optimizers(
     modules: list, optimizers: list, names: Names, own: list[int], deadline: float
 ) -> list:
-    """Returns the optimizers whose parameters are of no module and have no name in the program, each with only
-    these parameters. `own` has the ids of the search's own objects."""
+    """Returns the optimizers whose parameters are of no module and have no name in the program, each with
+    only these parameters. `own` has the ids of the search's own objects."""
     found = unused_parameters(modules, optimizers)
     wanted = {id(parameter) for each in found for parameter in each.parameters}
     excluded = [*own, id(found), *(id(table) for each in found for table in (each.parameters, *each.tables))]
@@ -456,7 +456,8 @@ def retained_on_request(*_) -> None:
 
 
 def retained_at_exit(*_) -> None:
-    """Searches at the end of the program if memory has grown, or if an optimizer has parameters of no module."""
+    """Searches at the end of the program if memory has grown, or if an optimizer has parameters of no
+    module."""
     if is_growing() or _have_unused():
         walk("exit")
 
