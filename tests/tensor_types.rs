@@ -110,7 +110,8 @@ fn the_step_with_the_largest_input_is_named_with_and_without_detail(torch: &Torc
     let line = "step 7 has the largest input of the run: int64 [2x900] of Net; median [2x45]";
     for detail in ["full", "every:5"] {
         let run = torch.trace_with(SCRIPT, &lengths, &[("MEMTRACE_DETAIL", detail)]).expect_success();
-        for report in ["summary", "leaks"] {
+        assert!(run.report("timeline", &[]).contains("input size  "));
+        for report in ["summary", "leaks", "timeline"] {
             let printed = run.report(report, &[]);
             assert!(printed.contains(line), "{detail}, {report}: {printed}");
         }

@@ -54,12 +54,12 @@ pub(super) struct Figure {
 }
 
 impl Figure {
-    /// Returns a figure with empty axes below a title. `title` has the lines of the title.
+    /// Returns a figure with empty axes below a title. `title` has the lines of the title, at most three.
     pub(super) fn new(title: &[String], x: Axis, y: Axis) -> Figure {
         let mut head = String::new();
         let last = title.len().saturating_sub(1) as f64;
         for (index, line) in title.iter().enumerate() {
-            let (middle, y) = ((LEFT + RIGHT) / 2.0, TOP - 20.0 - (last - index as f64) * 22.0);
+            let (middle, y) = ((LEFT + RIGHT) / 2.0, TOP - 14.0 - (last - index as f64) * 19.0);
             writeln!(
                 head,
                 r#"<text x="{middle}" y="{y}" text-anchor="middle" font-size="17">{}</text>"#,

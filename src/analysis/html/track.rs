@@ -19,6 +19,7 @@ use crate::state::replay::{CPU, MemoryKind, Metric, Replay, is_gpu};
 use crate::state::replay_trace::Replayed;
 use crate::state::series::{Series, TimeGrid};
 use crate::state::stacked_series::StackedSeries;
+use crate::state::step_inputs::LargestInput;
 
 /// One bucket of the stacked curve covers this many time buckets of the lines.
 const STACK: usize = 8;
@@ -233,6 +234,7 @@ impl Track {
         }
         self.progress.steps.end_with(replayed.replay.last_step());
         let steps = &self.progress.steps.steps;
+        let (sizes, largest) = (self.levels.input_sizes(), self.levels.largest_input(&replayed.symbols));
         let text = |phase: Symbol, strings: &mut Strings| strings.of(phase, NO_PHASE, &replayed.symbols);
         let phases: Vec<(i64, i64)> =
             self.progress.phases.starts.iter().map(|(ts, phase)| (*ts, text(*phase, strings))).collect();
@@ -265,7 +267,9 @@ impl Track {
                 "to": pack.column(steps.iter().map(|step| step.time_ns.1)),
                 "high": pack.column(steps.iter().map(|step| step.high)),
                 "high_ts": pack.column(steps.iter().map(|step| step.high_ns)),
+                "input": pack.column(steps.iter().map(|step| sizes.most(step.numbers.0, step.numbers.1))),
             },
+            "largest_input": largest.as_ref().and_then(LargestInput::line),
             "growth": GrowthCurve::new(&self.levels).map(|curve| json!({
                 "step": pack.column(curve.steps.iter().copied()),
                 "parts": curve.parts.map(|(name, bytes)| json!({ "name": name, "bytes": pack.column(bytes.iter().copied()) })),

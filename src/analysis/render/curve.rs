@@ -24,6 +24,8 @@ pub struct Curve<'a> {
     pub phases: Vec<(i64, String)>,
     /// The start of each step in ns and its number.
     pub steps: Vec<(i64, i64)>,
+    /// The start of each step in ns and the size of its largest input. Empty if no inputs are drawn.
+    pub inputs: Vec<(i64, i64)>,
     /// The time of the peak in ns, to mark it.
     pub peak_ns: Option<i64>,
     /// The times of out-of-memory errors, in ns.
@@ -247,6 +249,30 @@ impl Curve<'_> {
             let line: String = line.into_iter().collect();
             printer.line([Cell::new(format!("{:>11}  {line}", "step"), Style::Faint)]);
         }
+        self.input_sizes(printer, columns);
+    }
+
+    /// Prints the size of the largest input at each time, in eighths of the largest of all.
+    fn input_sizes(&self, printer: &mut Printer, columns: usize) {
+        let most = self.inputs.iter().map(|(_, size)| *size).max().unwrap_or(0);
+        if most <= 0 {
+            return;
+        }
+        let mut sizes = vec![0; columns];
+        for (at, (ts, size)) in self.inputs.iter().enumerate() {
+            let end = self.inputs.get(at + 1).map_or(i64::MAX, |next| next.0 - 1);
+            let shown = (*ts).max(self.grid.start_ns);
+            if end >= shown && self.grid.has(shown) {
+                for column in self.column(shown)..=self.column(end).min(columns - 1) {
+                    sizes[column] = sizes[column].max(*size);
+                }
+            }
+        }
+        let eighths = |size: i64| {
+            if size > 0 { (8.0 * size as f64 / most as f64).round().max(1.0) as usize } else { 0 }
+        };
+        let line: String = sizes.into_iter().map(|size| EIGHTHS[eighths(size)]).collect();
+        printer.line([Cell::new(format!("{:>11}  {line}", "input size"), Style::Faint)]);
     }
 
     /// Returns the names of the phases, in the order of their first start, at most 20.
@@ -363,6 +389,7 @@ mod tests {
             bands: Vec::new(),
             phases: vec![(0, "forward".to_owned()), (500_000_000, "backward".to_owned())],
             steps: vec![(0, 0), (600_000_000, 1)],
+            inputs: Vec::new(),
             peak_ns: Some(450_000_000),
             ooms: Vec::new(),
             units: Unit::Auto,
@@ -384,6 +411,21 @@ mod tests {
         assert!(printer.text().contains("step  ╎0 ╎1"), "{}", printer.text());
         assert!(printer.text().contains("F forward   B backward"), "{}", printer.text());
         assert!(!printer.text().contains('\x1b'));
+    }
+
+    #[test]
+    fn a_curve_shows_the_size_of_each_steps_input() {
+        let high = [1024; 20];
+        let text = |inputs| {
+            let mut printer = Printer::new(false, None);
+            Curve { inputs, ..curve(&high) }.print(&mut printer, 4);
+            printer.text().to_owned()
+        };
+        let drawn = text(vec![(200_000_000, 1), (600_000_000, 800), (1_000_000_000, 400)]);
+        assert!(drawn.contains(" input size   ▁▁██▄▄▄▄▄"), "{drawn}");
+        assert!(!text(vec![(0, 0)]).contains("input size") && !text(Vec::new()).contains("input size"));
+        let outside = text(vec![(-900_000_000, 8), (i64::MAX, 1)]);
+        assert!(outside.contains("input size  ██████████"), "{outside}");
     }
 
     #[test]

@@ -18,11 +18,12 @@ use crate::render::numbers::duration;
 use crate::render::printer::{Cell, Printer, Style};
 use crate::state::categories::KnownCategories;
 use crate::state::group::category;
-use crate::state::progress::Progress;
+use crate::state::progress::{Progress, Step};
 use crate::state::replay::{self, Metric, Window};
 use crate::state::replay_trace::{Replayed, replay_rows, replay_trace};
 use crate::state::series::{Series, TimeGrid};
 use crate::state::stacked_series::StackedSeries;
+use crate::state::step_inputs::{LargestInput, StepInputs};
 
 /// `memtrace timeline`.
 pub(super) struct Timeline;
@@ -136,6 +137,7 @@ struct FirstReading {
     ordinal: i32,
     time_ns: (i64, i64),
     progress: Progress,
+    inputs: StepInputs,
 }
 
 impl FirstReading {
@@ -154,9 +156,12 @@ impl FirstReading {
     ) -> Result<FirstReading> {
         let mut progress = Progress::new(TimeGrid::new(0, i64::MAX / 4, 1));
         let mut time: Option<(i64, i64)> = None;
+        let mut inputs = StepInputs::default();
         // The visitor also sees op rows, so the time span begins with the first op and not with the first
         // allocation.
-        let replayed = replay_trace(trace, Columns::of(&["ts_ns"]), options, metric, flow, |row, replay| {
+        let columns = Columns::of(&["ts_ns", "name"]);
+        let replayed = replay_trace(trace, columns, options, metric, flow, |row, replay| {
+            inputs.feed(row, &replay.symbols);
             if replay.in_window() {
                 time = Some((time.map_or(replay.ts_ns, |time| time.0), replay.ts_ns));
                 progress.feed(row, replay, 0);
@@ -164,7 +169,7 @@ impl FirstReading {
         })?;
         progress.steps.end_with(replayed.replay.last_step());
         let ordinal = replayed.fullest(metric, options).map_or(0, |device| device.ordinal);
-        Ok(FirstReading { replayed, metric, ordinal, time_ns: time.unwrap_or((0, 0)), progress })
+        Ok(FirstReading { replayed, metric, ordinal, time_ns: time.unwrap_or((0, 0)), progress, inputs })
     }
 
     /// Returns the name of the metric.
@@ -281,6 +286,8 @@ impl SecondReading {
             }
         }
         let phases = self.progress.phases.starts.iter().map(|(ts, phase)| (*ts, self.name(*phase))).collect();
+        let sizes = first.inputs.sizes();
+        let size_of = |step: &Step| (step.time_ns.0, sizes.most(step.numbers.0, step.numbers.1));
         let curve = Curve {
             grid: self.grid,
             high: &self.total.high,
@@ -289,11 +296,21 @@ impl SecondReading {
             bands,
             phases,
             steps: self.progress.steps.steps.iter().map(|step| (step.time_ns.0, step.numbers.0)).collect(),
+            inputs: if sizes.vary() {
+                self.progress.steps.steps.iter().map(size_of).collect()
+            } else {
+                Vec::new()
+            },
             peak_ns: Some(peak.ts_ns),
             ooms: self.ooms.clone(),
             units: options.units,
         };
         curve.print(printer, height);
+        let last = first.replayed.replay.last_step();
+        let largest = first.inputs.largest(last, &first.replayed.symbols);
+        if let Some(line) = largest.as_ref().and_then(LargestInput::line) {
+            printer.plain(line);
+        }
     }
 
     fn json(&self, trace: &TraceFile, first: &FirstReading) -> Value {
@@ -310,6 +327,7 @@ impl SecondReading {
             .iter()
             .map(|(ts, phase)| json!({ "ts_ns": ts, "phase": &*self.replayed.symbols.get(*phase) }))
             .collect();
+        let sizes = first.inputs.sizes();
         let steps: Vec<Value> = self
             .progress
             .steps
@@ -317,7 +335,8 @@ impl SecondReading {
             .iter()
             .map(|step| {
                 json!({ "step": step.numbers.0, "last_step": step.numbers.1, "from_ns": step.time_ns.0,
-                        "to_ns": step.time_ns.1, "peak_bytes": step.high, "peak_ts_ns": step.high_ns })
+                        "to_ns": step.time_ns.1, "peak_bytes": step.high, "peak_ts_ns": step.high_ns,
+                        "input_elements": sizes.most(step.numbers.0, step.numbers.1) })
             })
             .collect();
         json!({

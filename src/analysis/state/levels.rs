@@ -13,7 +13,7 @@ use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::device::Moment;
 use crate::state::replay::{HOST, Metric, Replay, is_gpu};
-use crate::state::step_inputs::{LargestInput, StepInputs};
+use crate::state::step_inputs::{InputSizes, LargestInput, StepInputs};
 
 /// When there would be twice this many slices, adjacent slices are joined in pairs.
 const MOST_SLICES: usize = 128;
@@ -327,7 +327,13 @@ impl Levels {
     /// Returns the largest input of the run, if the trace has inputs.
     #[must_use]
     pub fn largest_input(&self, symbols: &SymbolTable) -> Option<LargestInput> {
-        self.inputs.largest(self.step, symbols)
+        self.inputs.largest(self.last_step(), symbols)
+    }
+
+    /// Returns the sizes of the inputs of the model that got the largest one.
+    #[must_use]
+    pub(crate) fn input_sizes(&self) -> InputSizes {
+        self.inputs.sizes()
     }
 
     /// Adds a row, after the replay processed it.

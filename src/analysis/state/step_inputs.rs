@@ -76,28 +76,26 @@ impl StepInputs {
         }
     }
 
+    /// Returns the changes of the model that got the largest input.
+    fn of_largest(&self) -> Option<&[Change]> {
+        let most_of = |changes: &[Change]| changes.iter().map(|change| change.elements).max();
+        let all = self.changes.iter();
+        let most = all.max_by_key(|(path, changes)| (most_of(changes), changes.len(), path.as_str()));
+        most.map(|(_, changes)| changes.as_slice())
+    }
+
+    /// Returns the sizes of the inputs of the model that got the largest one.
+    #[must_use]
+    pub fn sizes(&self) -> InputSizes {
+        InputSizes { steps: self.of_largest().map(steps_of).unwrap_or_default() }
+    }
+
     /// Returns the largest input of the steps up to `last`, with the median of the same model. Returns `None` if the
     /// trace has no inputs.
     #[must_use]
     pub fn largest(&self, last: i64, symbols: &SymbolTable) -> Option<LargestInput> {
-        let most_of = |changes: &[Change]| changes.iter().map(|change| change.elements).max();
-        let (_, changes) = self
-            .changes
-            .iter()
-            .max_by_key(|(path, changes)| (most_of(changes), changes.len(), path.as_str()))?;
-        // Each step's largest input. The last input of a step lasts until the next change.
-        let mut steps: Vec<Step> = Vec::new();
-        for change in changes {
-            match steps.last_mut() {
-                Some(step) if step.largest.step == change.step => {
-                    step.last = *change;
-                    if change.elements > step.largest.elements {
-                        step.largest = *change;
-                    }
-                }
-                _ => steps.push(Step { largest: *change, last: *change }),
-            }
-        }
+        let changes = self.of_largest()?;
+        let steps = steps_of(changes);
         let first_of_largest = |step: &&Step| (step.largest.elements, -step.largest.step);
         let largest = steps.iter().max_by_key(first_of_largest)?.largest;
         // Inputs with the number of steps that have them as their largest.
@@ -144,6 +142,50 @@ impl StepInputs {
             median_shape,
             is_notable,
         })
+    }
+}
+
+/// Returns each step's largest input. The last input of a step lasts until the next change.
+fn steps_of(changes: &[Change]) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    for change in changes {
+        match steps.last_mut() {
+            Some(step) if step.largest.step == change.step => {
+                step.last = *change;
+                if change.elements > step.largest.elements {
+                    step.largest = *change;
+                }
+            }
+            _ => steps.push(Step { largest: *change, last: *change }),
+        }
+    }
+    steps
+}
+
+/// The sizes of the inputs of one model.
+#[derive(Clone, Debug, Default)]
+pub struct InputSizes {
+    /// The steps with a change, in order.
+    steps: Vec<Step>,
+}
+
+impl InputSizes {
+    /// Returns the number of elements of the largest input in the steps `first` to `last`; 0 if it is unknown.
+    #[must_use]
+    pub fn most(&self, first: i64, last: i64) -> i64 {
+        let from = self.steps.partition_point(|step| step.largest.step < first);
+        let within = self.steps[from..].iter().take_while(|step| step.largest.step <= last);
+        let most = within.map(|step| step.largest.elements).max().unwrap_or(0);
+        let is_changed = self.steps.get(from).is_some_and(|step| step.largest.step == first);
+        let before = from.checked_sub(1).filter(|_| !is_changed).map_or(0, |at| self.steps[at].last.elements);
+        most.max(before)
+    }
+
+    /// Returns true if the sizes differ enough for a picture.
+    #[must_use]
+    pub fn vary(&self) -> bool {
+        let sizes = || self.steps.iter().map(|step| step.largest.elements);
+        sizes().max() > sizes().min()
     }
 }
 
@@ -207,6 +249,16 @@ mod tests {
         let (inputs, symbols) = inputs(&[(0, "int64[8x1000]"), (1, "int64[8x1024]"), (2, "int64[8x900]")]);
         assert_eq!(inputs.largest(2, &symbols).unwrap().line(), None);
         assert_eq!(StepInputs::default().largest(2, &symbols), None);
+    }
+
+    #[test]
+    fn the_size_of_an_input_lasts_until_the_next_change() {
+        let (inputs, _) = inputs(&[(2, "int64[1x10]"), (5, "int64[1x90]"), (5, "int64[1x20]")]);
+        let sizes = inputs.sizes();
+        let each: Vec<i64> = (1..8).map(|step| sizes.most(step, step)).collect();
+        assert_eq!(each, [0, 10, 10, 10, 90, 20, 20]);
+        assert_eq!((sizes.most(3, 9), sizes.vary()), (90, true));
+        assert!(!StepInputs::default().sizes().vary());
     }
 
     #[test]

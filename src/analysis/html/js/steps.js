@@ -107,6 +107,18 @@ function paintStepPeaks(t, highest, pinned) {
     }
     c.stroke();
   }
+  const largest = steps.input.reduce((a, b) => Math.max(a, b), 0),
+    varies = steps.input.some((size) => size > 0 && size < largest);
+  if (varies) {
+    const tall = plot.bottom - plot.y(steps.high[highest]);
+    c.strokeStyle = plot.colours.quiet;
+    c.setLineDash([3, 3]);
+    c.beginPath();
+    for (let i = 0; i < n; i++)
+      c.lineTo(plot.left + (i + 0.5) * w, plot.bottom - (tall * steps.input[i]) / largest);
+    c.stroke();
+    c.setLineDash([]);
+  }
   plot.it.onclick = (event) => {
     const share = (event.clientX - plot.it.getBoundingClientRect().left - plot.left) / room;
     const i = Math.floor(share * n);
@@ -118,7 +130,10 @@ function paintStepPeaks(t, highest, pinned) {
   const first = steps.high[0],
     end = steps.high[n - 1];
   $("step-peaks-text").textContent =
-    `The peak of each step: ${bytes(first)} in the first, ${bytes(end)} in the last. Click a step to show it.`;
+    `The peak of each step: ${bytes(first)} in the first, ${bytes(end)} in the last. Click a step to show it.` +
+    (varies
+      ? ` Dashed: the size of its largest input${t.raw.largest_input ? ` (${t.raw.largest_input})` : ""}.`
+      : "");
   plot.it.setAttribute("aria-label", $("step-peaks-text").textContent);
 }
 

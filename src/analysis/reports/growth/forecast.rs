@@ -68,7 +68,7 @@ pub(super) fn last_stretch(levels: &[Level], from: usize) -> usize {
 
 impl Forecast {
     /// Returns the forecast for kept memory that grows while the memory in use hides the growth. This is
-    /// [`Forecast::WithinCache`] or, if no more than a segment is cached, [`Forecast::Grows`]. Returns `None` if the
+    /// [`Forecast::WithinCache`] or, if kept memory only fills the newest segment, [`Forecast::Grows`]. Returns `None` if the
     /// memory in use shows the growth.
     pub(super) fn of_hidden(
         levels: &[Level],
@@ -92,7 +92,8 @@ impl Forecast {
         let shown = last.used() - first.used();
         let is_most = (1..4).all(|part| end[part] - all[from][part] <= kept);
         let still_grows = latest as f64 > SLOWING * kept as f64;
-        if 2 * shown > kept && !(is_most && still_grows && last.used() == levels[quarter].used()) {
+        let is_shown = 2 * shown > kept;
+        if is_shown && !(is_most && still_grows && last.used() == levels[quarter].used()) {
             return None;
         }
         let points: Vec<(f64, f64)> =
@@ -102,7 +103,7 @@ impl Forecast {
         let left = end[Part::Cached as usize].max(0) as f64;
         is_line.then(|| {
             let at = |bytes: f64| last.step + (bytes / line.slope) as i64;
-            if left <= LARGE_SEGMENT as f64 {
+            if is_shown && left <= LARGE_SEGMENT as f64 {
                 let free = (capacity as f64 - last.used() as f64).max(0.0);
                 let full_at = (capacity > 0).then(|| at(left + free));
                 return Forecast::Grows { rate: line.slope, full_at, is_faster: false };

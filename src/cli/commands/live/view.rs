@@ -314,6 +314,7 @@ impl View<'_> {
             bands: Vec::new(),
             phases: Vec::new(),
             steps: Vec::new(),
+            inputs: Vec::new(),
             peak_ns: Some(device.peak(Metric::Allocated).ts_ns),
             ooms: Vec::new(),
             units: self.units,
