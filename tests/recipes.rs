@@ -275,6 +275,7 @@ fn fit_recipe_dpo_writes_a_script_that_trains() {
 }
 
 #[test]
+#[ignore = "scripts/check --deep runs it"]
 fn fit_recipe_grpo_writes_a_script_that_trains() {
     trains(&tiny(), "grpo", "--model . --seq 64 --phantom rtx4060 --set generations=2");
 }
@@ -285,8 +286,13 @@ fn fit_recipe_pretrain_runs_a_rank_and_writes_a_script_that_trains() {
 }
 
 #[test]
-fn fit_recipe_diffusion_trains_sdxl_and_flux() {
+fn fit_recipe_diffusion_trains_sdxl() {
     trains(&tiny_unet(), "diffusion", "--model . --size 64 --phantom t4");
+}
+
+#[test]
+#[ignore = "scripts/check --deep runs it"]
+fn fit_recipe_diffusion_trains_flux() {
     trains(&tiny_flux(), "diffusion", "--model . --size 64 --phantom t4");
 }
 

@@ -584,7 +584,7 @@ fn ipc_tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
 }
 
 fn sigkill_loses_no_event(torch: &Torch) {
-    const ROUNDS: usize = 50;
+    const ROUNDS: usize = 20; // `scripts/check --deep` runs `scripts/kill-rounds` with a thousand
     let run = torch.trace("processes/kill_rounds.py", &[&ROUNDS.to_string()]).expect_success();
     torch.check(memtrace().arg("check").arg("--repair").arg(run.dir()));
     let files = run.files();
