@@ -58,8 +58,8 @@ macro_rules! on_every_torch {
 }
 pub(crate) use on_every_torch;
 
-/// Whether the ignored tests run, too.
-fn is_deep() -> bool {
+/// Whether the ignored tests run, too, as in `scripts/check --deep`.
+pub(crate) fn is_deep() -> bool {
     std::env::args().any(|argument| argument == "--include-ignored")
 }
 

@@ -25,9 +25,6 @@ def each(cases):
     """
     if len(cases) == 1:
         return cases[0]
-    # Once, not in every child: the first step of an optimizer imports it.
-    import torch._dynamo  # noqa: F401
-
     for case in cases:
         sys.stdout.flush()
         child = os.fork()

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "checkers"))

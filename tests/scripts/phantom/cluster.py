@@ -257,13 +257,19 @@ def chosen():
     kinds = sys.argv[1].split(",")
     if len(kinds) == 1:
         return kinds[0], {}
-    # The children join a store that outlives them, as the ranks of torchrun do.
-    is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    served = None if is_served or RANK else dist.TCPStore(*address, is_master=True, wait_for_workers=False)
+    if "groups" not in sys.argv[1]:
+        # Once, not in every child.
+        import torch._dynamo
+        import torch.distributed.fsdp
+        import torch.distributed.optim
+        import torch.distributed.tensor.parallel
+
     kind = forked.each(kinds)
-    del served
-    return kind, forked.group(kind)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return kind, forked.group(kind)
+    # Rank 0 would serve the store of a kind, and end before the other ranks have read it.
+    store = dist.FileStore(f"{os.environ['CLUSTER_STORE']}.{kind}", WORLD)
+    return kind, {"store": store, "rank": RANK, "world_size": WORLD}
 
 
 def main():

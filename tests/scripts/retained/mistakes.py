@@ -10,6 +10,7 @@ from pathlib import Path
 
 import memtrace
 import torch
+import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

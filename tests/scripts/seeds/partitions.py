@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
 import torch.distributed as dist
 from torch import nn
 from torch.cuda import nvtx

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

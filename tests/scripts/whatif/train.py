@@ -15,6 +15,7 @@ from pathlib import Path
 import library_models
 import models
 import torch
+import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
