@@ -58,8 +58,12 @@ impl Cluster<'_> {
         events
     }
 
-    /// Returns the memory events of each rank and kind. Each rank runs the kinds in forked children.
+    /// Returns the memory events of each rank and kind. Each rank runs several kinds in forked children.
     fn events_of_kinds(&self, kinds: &[&str]) -> BTreeMap<(String, i32), Vec<String>> {
+        if let [kind] = kinds {
+            let by_rank = self.events(&[kind]).into_iter();
+            return by_rank.map(|(rank, events)| (((*kind).to_owned(), rank), events)).collect();
+        }
         let (out, output) = self.run(&[&kinds.join(",")]);
         let stdout = text(&output.stdout);
         assert!(output.status.success(), "{kinds:?}: {}", text(&output.stderr));
@@ -169,7 +173,9 @@ fn ranks_that_run_alone_have_the_same_events_as_all_pipeline_context_and_expert_
     torch: &Torch,
 ) {
     // Torch 2.11 only: on torch 2.6 four real pipeline stages never end, for an unknown reason.
-    same_as_among_real_ranks(torch, &["pp", "ep", "cp"], "0,2,3");
+    same_as_among_real_ranks(torch, &["pp", "ep"], "0,2,3");
+    // Not in a forked child, where the first collective in a backward of a rank among stand-ins fails.
+    same_as_among_real_ranks(torch, &["cp"], "0");
 }
 
 fn ranks_one_per_stage_come_from_the_pipeline_of_rank_0(torch: &Torch) {

@@ -449,7 +449,7 @@ fn owner(rows: &[Rec], count: i64) -> (&str, &str, &str, i64) {
 }
 
 fn exit_of_every_kind_equals_that_of_the_untraced_program(torch: &Torch) {
-    for how in [
+    const WAYS: [&str; 9] = [
         "normal",
         "exit 3",
         "exception",
@@ -459,15 +459,22 @@ fn exit_of_every_kind_equals_that_of_the_untraced_program(torch: &Torch) {
         "abort",
         "terminated",
         "thread",
-    ] {
-        let untraced = torch.untraced("processes/ends.py", &[how]);
+    ];
+    let folder = TempDir::new().unwrap();
+    let arguments = [&["--each", folder.path().to_str().unwrap()], &WAYS[..]].concat();
+    let untraced = text(&torch.untraced("processes/ends.py", &arguments).stdout);
+    assert_eq!(untraced.lines().count(), WAYS.len(), "{untraced}");
+    for (how, line) in WAYS.into_iter().zip(untraced.lines()) {
+        let status = line.strip_prefix(how).and_then(|rest| rest.strip_prefix('=')?.parse().ok());
+        let printed =
+            |ending: &str| std::fs::read_to_string(folder.path().join(format!("{how}.{ending}"))).unwrap();
         let run = torch.trace("processes/ends.py", &[how]);
-        assert_eq!(exit_of(&run.output), exit_of(&untraced), "{how}: {}", text(&run.output.stderr));
-        assert_eq!(text(&run.output.stdout), text(&untraced.stdout), "{how}");
+        assert_eq!(Some(exit_of(&run.output)), status, "{how}: {}", text(&run.output.stderr));
+        assert_eq!(text(&run.output.stdout), printed("out"), "{how}");
         // Checks only that stderr has every line of the untraced run, because memtrace may add lines (the
         // owners at an OOM).
         let messages = text(&run.output.stderr);
-        for line in text(&untraced.stderr).lines() {
+        for line in printed("err").lines() {
             assert!(messages.lines().any(|other| other == line), "{how}: stderr lacks {line:?}:\n{messages}");
         }
         assert_eq!(run.files().len(), 1, "{how}: {messages}");
