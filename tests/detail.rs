@@ -213,7 +213,10 @@ fn brief_steps_have_the_peaks_and_the_totals_of_all_rows(torch: &Torch) {
     };
     let ((_some, short), (_all, long)) = (trace("1"), trace("0"));
     let names = |cases: &[Case]| cases.iter().map(|case| case.name.clone()).collect::<Vec<_>>();
-    assert_eq!((names(&short), names(&long)), (MODES.map(str::to_owned).into(), MODES.map(str::to_owned).into()));
+    assert_eq!(
+        (names(&short), names(&long)),
+        (MODES.map(str::to_owned).into(), MODES.map(str::to_owned).into())
+    );
     for (short, long) in short.iter().zip(&long) {
         let mode = &short.name;
         let [some, all] = [short, long].map(|case| harness::read(&case.trace));

@@ -376,7 +376,8 @@ fn partitions_add_up(torch: &Torch, cases: &[&str]) {
     let answers = folder.path().join("answers");
     let printed = succeeded("partitions.py", &output);
     for case in cases {
-        let is_of_case = |line: &&str| line.starts_with('{') && line.contains(&format!(r#""case": "{case}","#));
+        let is_of_case =
+            |line: &&str| line.starts_with('{') && line.contains(&format!(r#""case": "{case}","#));
         let lines: Vec<&str> = printed.lines().filter(is_of_case).collect();
         fs::write(&answers, lines.join("\n")).unwrap();
         let mut check = torch.command();

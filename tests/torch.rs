@@ -13,7 +13,9 @@ use tempfile::TempDir;
 #[path = "common/torch.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{CARD, Rec, Torch, exit_of, is_deep, memtrace, on_every_torch, preloads, read, scripts, text, traces};
+use harness::{
+    CARD, Rec, Torch, exit_of, is_deep, memtrace, on_every_torch, preloads, read, scripts, text, traces,
+};
 
 on_every_torch![and_of_the_matrix:
     trace_of_a_gpt_agrees_with_torch_to_the_byte: "the hooks of the allocator and of modules",

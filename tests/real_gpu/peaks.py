@@ -2,7 +2,7 @@
 
     peaks.py OUT SCRIPT ARGUMENT... / SCRIPT ARGUMENT...
 
-runs each script in a forked child of one process, which imports torch once, and writes OUT.0, OUT.1 and so on.
+runs each script in a forked child of one process, which imports torch once, and writes OUT.0, OUT.1, ...
 """
 
 import json

@@ -5,9 +5,9 @@ import sys
 
 
 def group(case):
-    """Returns the arguments of `init_process_group` with keys of its own for a case, in the store of torchrun.
+    """Returns arguments of `init_process_group`: keys of its own for a case, in the store of torchrun.
 
-    Without a case there are none.
+    Without a case there are no arguments.
     """
     from torch import distributed
 

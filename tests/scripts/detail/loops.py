@@ -1,4 +1,6 @@
-"""Training loops whose steps mostly repeat each other, or hardly ever: loops.py MODE[,MODE...] STEPS [large] [SECONDS].
+"""Training loops whose steps mostly repeat each other, or hardly ever.
+
+    loops.py MODE[,MODE...] STEPS [large] [SECONDS]
 
 Several modes run as forked.py says. `large` is a GPT of 124.5 M parameters; a step takes SECONDS at least.
 

@@ -262,7 +262,7 @@ def chosen():
         import torch._dynamo
         import torch.distributed.fsdp
         import torch.distributed.optim
-        import torch.distributed.tensor.parallel
+        import torch.distributed.tensor.parallel  # noqa: F401
 
     kind = forked.each(kinds)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

@@ -12,7 +12,6 @@ import threading
 import torch
 
 
-
 def each(folder, ways):
     """Returns each way in a forked child of its own. The parent ends after the last one."""
     for way in ways:

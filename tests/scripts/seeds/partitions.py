@@ -2,7 +2,9 @@
 
     partitions.py CASE...   under torchrun, or DeepSpeed's launcher for the cases `deepspeed1` to `deepspeed3`
 
-Several cases run as forked.py says. At the end it marks `last`, and prints a line of JSON: the bytes that each category has by arithmetic, and the
+Several cases run as forked.py says.
+
+At the end it marks `last`, and prints a line of JSON: the bytes that each category has by arithmetic, and the
 bytes that torch has allocated.
 """
 
