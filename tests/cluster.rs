@@ -200,7 +200,9 @@ fn ranks_of_a_large_cluster_start_alone(torch: &Torch) {
 
 fn ranks_alone_join_groups_splits_stores_and_object_collectives(torch: &Torch) {
     let kinds = ["groups", "groups:gloo", "groups:eager"];
-    for (world, ranks, count) in [(4, "all", 4), (4, "0,3", 2), (512, "9", 1)] {
+    // On an older torch, only ranks among stand-ins: they and its store must understand each other.
+    let jobs = [(4, "0,3", 2), (4, "all", 4), (512, "9", 1)];
+    for (world, ranks, count) in jobs.into_iter().take(if torch.is_tested_in_brief() { 1 } else { 3 }) {
         let events = Cluster { torch, world, ranks, is_held: false }.events_of_kinds(&kinds);
         assert_eq!(events.len(), count * kinds.len(), "{ranks} of {world}: {:?}", events.keys());
         for (kind, events) in &events {

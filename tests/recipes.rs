@@ -297,6 +297,7 @@ fn fit_recipe_diffusion_trains_flux() {
 }
 
 #[test]
+#[ignore = "scripts/check --deep runs it"]
 fn fit_recipe_vision_writes_a_script_that_trains() {
     trains(&tiny(), "vision", "--model resnet18 --size 64 --phantom t4");
 }
