@@ -29,7 +29,9 @@ def each(cases):
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
-            print("==", case, os.getpid(), flush=True)
+            # One write, because several ranks may print into the same pipe.
+            sys.stdout.write(f"== {case} {os.getpid()}\n")
+            sys.stdout.flush()
             if "MEMTRACE_TEST_CHECKPOINTS" in os.environ:
                 os.environ["MEMTRACE_TEST_CHECKPOINTS"] += f".{case}"  # a file of its own for verify.py
             return case

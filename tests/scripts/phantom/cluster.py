@@ -290,7 +290,8 @@ def main():
     torch.cuda.synchronize()
     stats = torch.cuda.memory_stats()
     keys = ["allocated_bytes.all.peak", "reserved_bytes.all.peak", "allocation.all.allocated"]
-    print(f"rank {RANK} of {WORLD}", kind, *(stats[key] for key in keys), flush=True)
+    figures = " ".join(str(stats[key]) for key in keys)
+    print(f"rank {RANK} of {WORLD} {kind} {figures}\n", end="", flush=True)
     dist.destroy_process_group()
 
 
