@@ -104,8 +104,11 @@ fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_scrip
             assert!(report.contains(&shown), "docs/retained.md has {shown:?}; memtrace printed\n{report}");
         }
         let leaks = printed(&["leaks"], &case.trace);
-        // `leaks` must name the holder before it lists the memory that was never freed.
-        assert!(leaks.find(holder).unwrap() < leaks.find("never freed").unwrap(), "{mistake}: {leaks}");
+        // `leaks` must name the holder before it lists the memory that is live at the end.
+        assert!(
+            leaks.find(holder).unwrap() < leaks.find("live when the script ended").unwrap(),
+            "{mistake}: {leaks}"
+        );
         let answer = json(&["leaks", "--holders"], &case.trace);
         let in_trace = &answer["processes"][0]["searches"][0]["holders"][0];
         assert_eq!((&in_trace["holder"], &in_trace["bytes"]), (&found["holder"], &found["bytes"]));
@@ -212,6 +215,30 @@ fn retained_is_found_while_memory_grows_and_when_the_program_ends() {
         assert_eq!(
             clean.json("leaks --holders", &["--all"])["processes"][0]["searches"],
             serde_json::json!([])
+        );
+    });
+}
+
+/// The parameters of a deleted model live on in its optimizer. Parameters that a module, a variable or an object
+/// has do not count.
+#[test]
+fn retained_names_an_optimizer_whose_model_is_gone() {
+    Torch::run("2.11.0", |torch| {
+        let run = trace(torch, "optimizers.py", &[], &[]);
+        let found = holders(&run.stdout());
+        let [found] = &found[..] else { panic!("{found:?}") };
+        assert!(
+            found["holder"].as_str().unwrap().starts_with("Adam in variable `schedulers['of']`"),
+            "{found}"
+        );
+        // The weight and the bias, with their gradients and two states each. A block has at least 512 bytes.
+        let (tensors, bytes) = (4 * 2, 4 * ((1 << 20) + 2048));
+        assert_eq!((&found["tensors"], &found["bytes"]), (&tensors.into(), &bytes.into()), "{found}");
+        assert_eq!((&found["verdict"], &found["kind"]), (&"unused".into(), &"unused".into()), "{found}");
+        let leaks = run.report("leaks", &[]);
+        assert!(
+            leaks.contains("keeps parameters that no model has, and their state: 8 tensors, 4.01 MiB"),
+            "{leaks}"
         );
     });
 }

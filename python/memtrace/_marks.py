@@ -217,9 +217,9 @@ def retained(*, everything: bool = False) -> list[dict]:
     hooks, caches, graphs of autograd, and tracebacks of exceptions.
 
     Each holder is a dict: `holder` names it in a line, `bytes` is the size of the blocks that it keeps, and
-    `verdict` is `grows` (blocks from more and more steps) or `traceback`. With `everything`, also returns
-    holders with the verdict `window` (only blocks of the last steps), `old` (only blocks of early steps) or
-    `recent`. The trace has holders of every verdict.
+    `verdict` is `grows` (blocks from more and more steps), `traceback` or `unused` (parameters that only an
+    optimizer has). With `everything`, also returns holders with the verdict `window` (only blocks of the last
+    steps), `old` (only blocks of early steps) or `recent`. The trace has holders of every verdict.
 
     Returns an empty list if the script is not traced, has not used the GPU yet, or
     MEMTRACE_RETAINED is off."""
@@ -231,7 +231,7 @@ def retained(*, everything: bool = False) -> list[dict]:
         return []
     function.restype, function.argtypes = ctypes.py_object, []
     found = function() or []
-    return [holder for holder in found if everything or holder["verdict"] in ("grows", "traceback")]
+    return [holder for holder in found if everything or holder["verdict"] in ("grows", "traceback", "unused")]
 
 
 def flush() -> bool:

@@ -34,6 +34,7 @@ use crate::state::fitted_line::{FittedLine, fit};
 use crate::state::group::category;
 use crate::state::host_memory::HostMemory;
 use crate::state::levels::Levels;
+use crate::state::moment::ends_script;
 use crate::state::replay::{MemoryKind, Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 use crate::state::retained::{RetainedSearch, RetainedSearches};
@@ -140,7 +141,8 @@ impl Report for Leaks {
                 printer.plain(format!("when it ran out of memory: {}", kept.line()));
             }
             printer.gap();
-            found.print(&mut printer, options, (is_flat, is_replaced));
+            let cached = grown.iter().map(Growth::hides_kept).sum();
+            found.print(&mut printer, options, Shown { is_flat, is_replaced, cached });
             let growth = HostGrowth::new(&host);
             if let Some(growth) = &growth {
                 printer.gap();
@@ -190,11 +192,15 @@ pub(crate) fn findings(
     known: KnownCategories,
     mut visit: impl FnMut(&Record, &Replay),
 ) -> Result<Reading> {
-    // The first replay covers the whole trace. It finds the last step and the blocks that are never freed.
+    // The first replay covers the whole trace. It finds the last step, and the blocks that are live at the end.
     let mut levels = Levels::new(options.device);
+    let mut held = None;
     let tracked = Metric::Allocated;
     let whole = replay_trace(trace, Columns::of(&[]), options, tracked, known.clone(), |row, replay| {
         levels.feed(row, replay);
+        if ends_script(row, replay) {
+            held = Some(HeldAtEnd::new(replay, true, options));
+        }
         visit(row, replay);
     })?;
     let last = levels.last_step();
@@ -204,7 +210,8 @@ pub(crate) fn findings(
     let before_last = replay_until(trace, columns, options, tracked, known, is_last, |row, replay| {
         holders.feed(row, replay);
     })?;
-    let found = Findings::new(&before_last, &whole, &Stacks::read(trace), &levels, options);
+    let held = held.unwrap_or_else(|| HeldAtEnd::new(&whole.replay, false, options));
+    let found = Findings::new(&before_last, held, &Stacks::read(trace), &levels, options);
     Ok(Reading { whole, before_last, levels, found, holders })
 }
 
@@ -245,7 +252,58 @@ pub(crate) struct Leak {
     pub(crate) line: FittedLine,
 }
 
-/// The leaks of a trace, and the memory that was never freed.
+/// The memory that is live when the script ends, before Python frees its objects.
+pub(crate) struct HeldAtEnd {
+    pub(crate) blocks: u64,
+    pub(crate) bytes: i64,
+    /// The bytes by category, the most first.
+    by_category: Vec<(&'static str, i64)>,
+    /// False if the trace does not show the script's end, as with a killed program or one that is not Python.
+    /// The memory is then what is live when the trace ends.
+    is_of_script: bool,
+}
+
+impl HeldAtEnd {
+    fn new(replay: &Replay, is_of_script: bool, options: &Options) -> HeldAtEnd {
+        let mut sums: BTreeMap<&'static str, i64> = BTreeMap::new();
+        let (mut blocks, mut bytes) = (0, 0);
+        for block in replay.live().values().filter(|block| is_selected(block, options)) {
+            blocks += 1;
+            bytes += block.bytes;
+            let is_external = block.kind == MemoryKind::External;
+            let name = if is_external { "outside PyTorch" } else { category(block.owner.category) };
+            *sums.entry(name).or_default() += block.bytes;
+        }
+        let mut by_category: Vec<_> = sums.into_iter().collect();
+        by_category.sort_by_key(|(name, bytes)| (-bytes, *name));
+        HeldAtEnd { blocks, bytes, by_category, is_of_script }
+    }
+
+    fn print(&self, printer: &mut Printer, options: &Options) {
+        printer.plain(format!(
+            "{}: {} in {}",
+            if self.is_of_script { "live when the script ended" } else { "live when the trace ends" },
+            options.units.show(self.bytes),
+            counted(self.blocks, "block")
+        ));
+        for (name, bytes) in &self.by_category {
+            printer.plain(format!("  {} {name}", options.units.show(*bytes)));
+        }
+    }
+}
+
+/// What is printed about the growth of the memory in use before the findings.
+#[derive(Clone, Copy)]
+struct Shown {
+    /// True if no part of the memory in use grows.
+    is_flat: bool,
+    /// True if each step replaces kept memory with more.
+    is_replaced: bool,
+    /// The cached memory in bytes that kept memory can still fill, on GPUs whose growth does not show it.
+    cached: i64,
+}
+
+/// The leaks of a trace, and the memory that is live at its end.
 pub(crate) struct Findings {
     /// The leaks, the fastest growth first.
     pub(crate) leaks: Vec<Leak>,
@@ -253,15 +311,13 @@ pub(crate) struct Findings {
     pub(crate) growth: FittedLine,
     /// The number of finished steps.
     pub(crate) steps: usize,
-    /// The number of blocks that were never freed, and their bytes.
-    pub(crate) never_freed: (u64, i64),
-    never_freed_by_category: Vec<(&'static str, i64)>,
+    pub(crate) held: HeldAtEnd,
 }
 
 impl Findings {
     fn new(
         before_last: &Replayed,
-        whole: &Replayed,
+        held: HeldAtEnd,
         stacks: &Stacks,
         levels: &Levels,
         options: &Options,
@@ -346,25 +402,10 @@ impl Findings {
             let key = |leak: &Leak| (leak.line.slope, leak.bytes);
             key(b).partial_cmp(&key(a)).unwrap_or(std::cmp::Ordering::Equal).then_with(|| a.op.cmp(&b.op))
         });
-        let mut by_category: BTreeMap<&'static str, i64> = BTreeMap::new();
-        let mut never_freed = (0, 0);
-        for block in whole.replay.live().values().filter(|block| is_selected(block, options)) {
-            never_freed.0 += 1;
-            never_freed.1 += block.bytes;
-            *by_category.entry(category(block.owner.category)).or_default() += block.bytes;
-        }
-        let mut by_category: Vec<_> = by_category.into_iter().collect();
-        by_category.sort_by_key(|(name, bytes)| (-bytes, *name));
         // The first step is left out because it fills caches that later steps reuse.
         let points: Vec<(f64, f64)> =
             ends.iter().skip(1).map(|(step, bytes)| (*step as f64, *bytes as f64)).collect();
-        Findings {
-            leaks,
-            growth: fit(&points),
-            steps: levels.ended,
-            never_freed,
-            never_freed_by_category: by_category,
-        }
+        Findings { leaks, growth: fit(&points), steps: levels.ended, held }
     }
 
     /// Returns the growth of all leaks together, in bytes per step; `None` if the trace has too few steps.
@@ -383,9 +424,8 @@ impl Findings {
         fastest.map_or("", |(category, _)| category)
     }
 
-    /// Prints the findings. `is_flat` is true if no part of the memory in use grows, `is_replaced` if each step
-    /// replaces kept memory with more.
-    fn print(&self, printer: &mut Printer, options: &Options, (is_flat, is_replaced): (bool, bool)) {
+    /// Prints the findings.
+    fn print(&self, printer: &mut Printer, options: &Options, shown: Shown) {
         let units = options.units;
         if self.steps < FEWEST_STEPS {
             printer.plain(format!(
@@ -395,9 +435,9 @@ impl Findings {
             ));
         } else if self.leaks.is_empty() {
             let over = counted(self.steps as u64, "step");
-            printer.plain(if is_flat {
+            printer.plain(if shown.is_flat {
                 format!("No growth over {over}.")
-            } else if is_replaced {
+            } else if shown.is_replaced {
                 format!("No memory of earlier steps piles up over {over}.")
             } else {
                 format!("Nothing that is kept grows over {over}.")
@@ -412,6 +452,13 @@ impl Findings {
                 )
                 .into(),
             ]);
+            if sum >= 1.0 && shown.cached > 0 {
+                printer.plain(format!(
+                    "It fills cached memory ({}) first, for at most {}; only then does nvidia-smi show it.",
+                    units.show(shown.cached),
+                    counted((shown.cached as f64 / sum) as u64, "step")
+                ));
+            }
             printer.gap();
             let mut table = Table::new(&[
                 ("per step", Side::Right),
@@ -449,14 +496,9 @@ impl Findings {
                 }
             }
         }
-        printer.gap();
-        printer.plain(format!(
-            "never freed: {} in {}",
-            units.show(self.never_freed.1),
-            counted(self.never_freed.0, "block")
-        ));
-        for (name, bytes) in &self.never_freed_by_category {
-            printer.plain(format!("  {} {name}", units.show(*bytes)));
+        if options.window.is_open() {
+            printer.gap();
+            self.held.print(printer, options);
         }
     }
 
@@ -480,8 +522,8 @@ impl Findings {
             "growth_bytes_per_step": self.growth.slope,
             "growth_r2": self.growth.r2,
             "leaks": leaks,
-            "never_freed_blocks": self.never_freed.0,
-            "never_freed_bytes": self.never_freed.1,
+            "held_at_end_blocks": self.held.blocks,
+            "held_at_end_bytes": self.held.bytes,
         })
     }
 }

@@ -96,7 +96,7 @@ impl NamedMoment {
 }
 
 /// Returns true if a row marks the end of the script.
-fn ends_script(row: &Record, replay: &Replay) -> bool {
+pub(crate) fn ends_script(row: &Record, replay: &Replay) -> bool {
     row.event == EventName::Mark && *replay.symbols.get(row.api) == *Api::Script.as_str()
 }
 

@@ -27,7 +27,8 @@ const MOST_HOLDERS: usize = 64;
 pub struct Holder {
     /// The description in the terms of the program: ``list `losses` (train.py:41)``.
     pub holder: String,
-    /// The verdict of the search: `grows`, `traceback`, `window` (bounded), `old` or `recent`.
+    /// The verdict of the search: `grows`, `traceback`, `unused` (parameters that only an optimizer has), `window`
+    /// (bounded), `old` or `recent`.
     pub verdict: String,
     /// The bytes of the blocks that the holder keeps.
     pub bytes: i64,
@@ -108,11 +109,11 @@ impl Holder {
         (is_loaded && !variable.contains('.')).then_some(variable)
     }
 
-    /// Returns true if the holder keeps memory that steps left behind: blocks of several old steps, or the
-    /// memory of a traceback.
+    /// Returns true if the holder keeps memory that is not needed: blocks of several old steps, the memory of a
+    /// traceback, or parameters that only an optimizer has.
     #[must_use]
     pub fn is_retained(&self) -> bool {
-        ["grows", "traceback"].contains(&self.verdict.as_str())
+        ["grows", "traceback", "unused"].contains(&self.verdict.as_str())
     }
 
     /// Returns the mean number of bytes that the holder keeps per step, or `None` unless it grows. If the
@@ -158,7 +159,12 @@ impl Holder {
             (Some(first), Some(last)) => format!(" of steps {first}-{last}"),
             _ => String::new(),
         };
-        format!("{} keeps {}, {}{steps}", self.holder, kept.join(" and "), units.show(self.bytes))
+        let kept = kept.join(" and ");
+        let what = match self.text("kind") {
+            "unused" => format!("parameters that no model has, and their state: {kept}"),
+            _ => kept,
+        };
+        format!("{} keeps {what}, {}{steps}", self.holder, units.show(self.bytes))
     }
 }
 

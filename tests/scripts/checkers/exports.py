@@ -382,7 +382,7 @@ def digest(folder, csvs, *reports):
             *(process["rows"], process["lost_events"], int(process["complete"]), process["duration_ns"]),
             *(ooms, max(0, process["failed_calls"] - ooms), growth["finished_steps"]),
             *(growth["growth_bytes_per_step"], growth["growth_r2"]),
-            *(growth["never_freed_blocks"], growth["never_freed_bytes"]),
+            *(growth["held_at_end_blocks"], growth["held_at_end_bytes"]),
         )
         columns = (
             "rows, lost_events, complete, to_ns, ooms, retries, steps, bytes_per_step, r2, blocks, bytes"

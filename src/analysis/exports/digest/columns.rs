@@ -110,7 +110,7 @@ columns! {
     Category "category" Text;
     /// the line of Python that allocates a leak, where the trace has stacks
     Line "line" Text;
-    /// the bytes of an owner or a leak; for a process, the bytes never freed
+    /// the bytes of an owner or a leak; for a process, the bytes live when the script ended
     Bytes "bytes" Int;
     /// the number of blocks that hold `bytes`
     Blocks "blocks" Int;

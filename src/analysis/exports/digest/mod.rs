@@ -119,8 +119,8 @@ fn process(replayed: &Replayed, found: &Findings) -> DigestRow {
         .count(C::Steps, found.steps as u64)
         .float(C::BytesPerStep, found.growth.slope)
         .float(C::R2, found.growth.r2)
-        .count(C::Blocks, found.never_freed.0)
-        .int(C::Bytes, found.never_freed.1)
+        .count(C::Blocks, found.held.blocks)
+        .int(C::Bytes, found.held.bytes)
 }
 
 fn with_host(row: DigestRow, host: &HostMemory) -> DigestRow {

@@ -1,5 +1,7 @@
 //! Predicts how the memory in use continues to grow.
 
+use memtrace_trace::rounding::LARGE_SEGMENT;
+
 use super::{FEWEST_SLICES, FLAT, Part, needs_of};
 use crate::state::fitted_line::fit;
 use crate::state::levels::Level;
@@ -65,12 +67,14 @@ pub(super) fn last_stretch(levels: &[Level], from: usize) -> usize {
 }
 
 impl Forecast {
-    /// Returns [`Forecast::WithinCache`] if kept memory grows but the memory in use hides the growth, because
-    /// kept memory fills cached memory. Otherwise returns `None`.
-    pub(super) fn within_cache(
+    /// Returns the forecast for kept memory that grows while the memory in use hides the growth. This is
+    /// [`Forecast::WithinCache`] or, if no more than a segment is cached, [`Forecast::Grows`]. Returns `None` if the
+    /// memory in use shows the growth.
+    pub(super) fn of_hidden(
         levels: &[Level],
         all: &[[i64; 4]],
         from: usize,
+        capacity: i64,
         by_time: bool,
     ) -> Option<Forecast> {
         let (first, last) = (&levels[from], &levels[levels.len() - 1]);
@@ -96,9 +100,14 @@ impl Forecast {
         let line = fit(&points);
         let is_line = line.slope > 0.0 && line.r2 > 0.5;
         let left = end[Part::Cached as usize].max(0) as f64;
-        is_line.then(|| Forecast::WithinCache {
-            rate: line.slope,
-            until: last.step + (left / line.slope) as i64,
+        is_line.then(|| {
+            let at = |bytes: f64| last.step + (bytes / line.slope) as i64;
+            if left <= LARGE_SEGMENT as f64 {
+                let free = (capacity as f64 - last.used() as f64).max(0.0);
+                let full_at = (capacity > 0).then(|| at(left + free));
+                return Forecast::Grows { rate: line.slope, full_at, is_faster: false };
+            }
+            Forecast::WithinCache { rate: line.slope, until: at(left) }
         })
     }
 

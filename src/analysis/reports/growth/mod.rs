@@ -228,7 +228,7 @@ impl Growth {
         let capacity = meta.total_bytes(device.ordinal);
         let is_expandable = meta.allocator.option("expandable_segments") == Some("True");
         let latest = if by_time { from } else { forecast::last_stretch(&levels, from) };
-        let forecast = Forecast::within_cache(&levels, &all, latest, by_time)
+        let forecast = Forecast::of_hidden(&levels, &all, latest, capacity, by_time)
             .unwrap_or_else(|| Forecast::of(&levels, latest, capacity, by_time));
         let sizes = device.sizes_after(levels[from].step);
         let size_symbols = device.ops_of_single_sizes(levels[from].step, SHOWN);
@@ -458,6 +458,14 @@ impl Growth {
     }
 
     /// Returns true if kept memory has grown, and not only once.
+    /// Returns the cached memory in bytes that kept memory can still fill, if kept memory is not part of the growth
+    /// that is shown; otherwise 0.
+    pub(super) fn hides_kept(&self) -> i64 {
+        let is_told =
+            self.growing().contains(&Part::Kept) || matches!(self.forecast, Forecast::WithinCache { .. });
+        if is_told { 0 } else { self.all[self.all.len() - 1][Part::Cached as usize].max(0) }
+    }
+
     pub(super) fn keeps_more(&self) -> bool {
         self.growing().contains(&Part::Kept) && !self.is_once()
     }

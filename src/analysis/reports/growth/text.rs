@@ -188,7 +188,12 @@ impl Growth {
             Part::LargerSteps if self.is_kept_at_oom => {
                 "memtrace oom names what this step keeps without need, and how to free it"
             }
-            Part::LargerSteps if self.is_of_kept() => "see kept: the same memory serves it again",
+            Part::LargerSteps if self.is_of_kept() && self.growing().contains(&Part::Kept) => {
+                "see kept: the same memory serves it again"
+            }
+            Part::LargerSteps if self.is_of_kept() => {
+                "keep less at a time: what waits in a queue needs a limit"
+            }
             Part::LargerSteps if self.is_joined() => {
                 "move results to the CPU before they are joined (transformers: eval_accumulation_steps)"
             }
@@ -236,7 +241,8 @@ impl Growth {
         let more = last.used() - first.used();
         let Some(cause) = self.cause() else {
             let over = self.levels.len() - usize::from(self.is_cut);
-            let over = if self.by_time { duration(last.ts_ns) } else { counted(over as u64, "step") };
+            let over =
+                if self.by_time { duration(last.ts_ns - first.ts_ns) } else { counted(over as u64, "step") };
             printer.plain(format!(
                 "GPU {}: no growth over {over}: {} in use after {}, {} after {}",
                 self.ordinal,

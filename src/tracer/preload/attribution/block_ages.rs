@@ -3,6 +3,7 @@
 //! The table is small and lock-free. If too many live blocks map to one set, the entry with the lowest step
 //! is overwritten, and the age of the overwritten block becomes unknown.
 
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The number of entries in a set. An address can be in any entry of its set.
@@ -73,6 +74,13 @@ pub(crate) fn of(address: u64) -> Option<Birth> {
     Some(Birth { step, bytes: BYTES[first_of(key) + way].load(Ordering::Relaxed) })
 }
 
+/// Returns the bytes of the live blocks that were allocated in these steps.
+pub(crate) fn bytes_of(steps: RangeInclusive<i32>) -> u64 {
+    let has_step = |entry: u64| entry != 0 && steps.contains(&((entry & ((1 << STEP_BITS) - 1)) as i32 - 2));
+    let sizes = TABLE.iter().zip(&BYTES).filter(|(entry, _)| has_step(entry.load(Ordering::Acquire)));
+    sizes.map(|(_, bytes)| bytes.load(Ordering::Relaxed)).fold(0, u64::saturating_add)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,6 +99,8 @@ mod tests {
         assert_eq!(of(address(7)), Some(Birth { step: 500, bytes: 512 }), "another block at this address");
         freed(address(7));
         assert_eq!((of(address(7)), of(0)), (None, None));
+        assert_eq!(bytes_of(3..=5), 4 + 5 + 6);
+        assert_eq!((bytes_of(6..=6), bytes_of(20_000..=30_000)), (0, 0), "freed; no such step");
         allocated(address(7), 512, i32::MAX);
         assert_eq!(of(address(7)).map(|birth| birth.step), Some(MAX_STEP));
         (0..10_000).for_each(|number| freed(address(number)));

@@ -1,5 +1,5 @@
-"""Finds the storages of models and optimizers for a search: those that it leaves out, and those of copies of
-models.
+"""Finds the storages of models and optimizers for a search: those that it leaves out, those of copies of
+models, and those of parameters that only an optimizer has.
 
 So that no code of the program runs, tables are read with the functions of `dict` and `list`.
 """
@@ -80,6 +80,57 @@ def owned_storages(modules: list, optimizers: list) -> set[int]:
         for parameter in list(dict.keys(state)) if issubclass(type(state), dict) else ():
             if issubclass(type(parameter), Tensor):
                 _own(parameter, found)
+    return found
+
+
+class Unused:
+    """The parameters of an optimizer that no module has."""
+
+    def __init__(self, optimizer) -> None:
+        self.optimizer = optimizer
+        self.parameters: list = []
+        # The tables of the optimizer that refer to parameters.
+        self.tables: list = []
+        self._state: dict = {}
+
+    def add(self, namespace: dict, in_modules: set[int]) -> None:
+        """Adds the parameters of the optimizer with this namespace."""
+        state = dict.get(namespace, "state")
+        self._state = state if issubclass(type(state), dict) else {}
+        groups = dict.get(namespace, "param_groups")
+        groups = list(groups) if type(groups) is list else []
+        lists = [dict.get(group, "params") for group in groups if issubclass(type(group), dict)]
+        self.tables = [self._state, *(each for each in lists if type(each) is list)]
+        found = {id(each): each for table in self.tables for each in list(table)}
+        for parameter in found.values():
+            if issubclass(type(parameter), Tensor):
+                pointer = pointer_of(parameter)
+                if pointer and pointer not in in_modules and is_known(pointer):
+                    self.parameters.append(parameter)
+
+    def storages(self) -> set[int]:
+        """Returns the storages of these parameters, of their gradients and of their state."""
+        found: set[int] = set()
+        for parameter in self.parameters:
+            _own(parameter, found)
+            found.update(pointer_of(each) for each in _tensors_below(dict.get(self._state, parameter)))
+        return {pointer for pointer in found if pointer and is_known(pointer)}
+
+
+def unused_parameters(modules: list, optimizers: list) -> list[Unused]:
+    """Returns the optimizers that have parameters which no module has. The program may have names for these
+    parameters."""
+    in_modules: set[int] = set()
+    for module in modules:
+        namespace = dict_of(module) or {}
+        for table in ("_parameters", "_buffers"):
+            in_modules.update(map(pointer_of, _tensors_below(dict.get(namespace, table))))
+    found = []
+    for optimizer in optimizers:
+        unused = Unused(optimizer)
+        unused.add(dict_of(optimizer) or {}, in_modules)
+        if unused.parameters:
+            found.append(unused)
     return found
 
 

@@ -1,9 +1,9 @@
 """Searches for the holders of GPU memory that a step has left behind, for `memtrace leaks --holders`.
 
 The search begins at the live tensors that are not parameters, buffers, gradients or optimizer state, at
-the autograd graphs, and at copies of models. From each of them, it follows the objects that refer to it,
-until it reaches an object for which the program has a name. The answer goes into the trace, one row per
-holder, and to the caller.
+the autograd graphs, at copies of models, and at optimizers with parameters of models that are gone. From
+each of them, it follows the objects that refer to it, until it reaches an object for which the program has a
+name. The answer goes into the trace, one row per holder, and to the caller.
 
 At its end, the search drops every reference, so it keeps no object alive afterwards. Other Python threads
 continue during the search; objects that they release live until it ends. The search runs no code of the
@@ -23,7 +23,7 @@ from .frames import learn as learn_frames
 from .graphs import Graphs, grad_fn_of, known_layouts
 from .live_objects import live_objects, why_not_searchable
 from .main_code import main_code
-from .model_storages import is_known, is_plain, model_copies, owned_storages, pointer_of
+from .model_storages import is_known, is_plain, model_copies, owned_storages, pointer_of, unused_parameters
 from .native import (
     RETAINED_MS,
     block_bytes,
@@ -57,8 +57,8 @@ STRIDE = 1024
 # The number of targets that are named between two checks of the clock.
 LOOK = 16
 
-GROWS, TRACEBACK, WINDOW, OLD, RECENT = "grows", "traceback", "window", "old", "recent"
-RETAINED = (GROWS, TRACEBACK)
+GROWS, TRACEBACK, UNUSED, WINDOW, OLD, RECENT = "grows", "traceback", "unused", "window", "old", "recent"
+RETAINED = (GROWS, TRACEBACK, UNUSED)
 
 _state = {"is_busy": False, "walks": 0}
 # Whether the layout of frames is known.
@@ -289,6 +289,13 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
     search = Search(names, graphs.root_of, frames, deadline)
     own = [id(own) for own in (things, modules, optimizers, errors, tensors, nodes, *nodes, frames, left)]
     own += [id(copies), id(things_by_id)]
+    unused = _only_in_optimizers(modules, optimizers, names, own, deadline)
+    for each in unused:
+        targets.append(id(each.optimizer))
+        things_by_id[id(each.optimizer)] = each.optimizer
+        of_copies[id(each.optimizer)] = each.storages()
+    is_unused = {id(each.optimizer) for each in unused}
+    own.append(id(unused))
     search.run(set(targets), [*own, *graphs.ids()])
     # The storages of tensors that a name leads to. Other tensors may be alive only because torch keeps the
     # Python objects of the tensors that a node has saved.
@@ -305,6 +312,9 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
         if described_as is None:
             continue
         found, graph = described_as
+        if number in is_unused:
+            holder = f"{name_of_type(type(things_by_id[number]))} in {found['holder']}"
+            found |= {"group": f"{number} {holder}", "holder": holder, "kind": UNUSED}
         group = groups.setdefault(
             found.pop("group"), {**found, "bytes": 0, "tensors": 0, "roots": set(), "births": set()}
         )
@@ -325,6 +335,26 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
     is_whole = not reason and graphs.is_whole and search.is_whole
     is_whole = is_whole and len(pointers) == len(tensors) and described == len(targets)
     return _judged(list(groups.values())), is_whole, reason
+
+
+def _only_in_optimizers(
+    modules: list, optimizers: list, names: Names, own: list[int], deadline: float
+) -> list:
+    """Returns the optimizers whose parameters are of no module and have no name in the program, each with
+    only these parameters. `own` has the ids of the search's own objects."""
+    found = unused_parameters(modules, optimizers)
+    wanted = {id(parameter) for each in found for parameter in each.parameters}
+    excluded = [*own, id(found), *(id(table) for each in found for table in (each.parameters, *each.tables))]
+    left = int((deadline - time.monotonic()) * 1000)
+    pairs = find_referrers(gc.get_objects, list(wanted), excluded, max(left, 0)) if wanted else []
+    if pairs is None:
+        return []
+    pairs = iter(pairs)
+    named = {child for parent, child in zip(pairs, pairs, strict=True) if not is_own(parent)}
+    named |= {number for number in wanted if names.variable(number) is not None}
+    for each in found:
+        each.parameters[:] = [parameter for parameter in each.parameters if id(parameter) not in named]
+    return [each for each in found if each.parameters]
 
 
 def _node_of(tensor):
@@ -351,6 +381,8 @@ def _judged(groups: list[dict]) -> list[dict]:
         old = [born for born in births if 0 <= born <= step - AGE]
         if group["kind"] == "traceback" and old:
             verdict = TRACEBACK
+        elif group["kind"] == UNUSED and len(old) < 2:
+            verdict = UNUSED
         elif len(old) > 1 and _goes_on(births, step) and not group["needed_by"]:
             verdict = GROWS if old[0] <= max(FIRST_STEPS, step // 2) else WINDOW
         elif births and births[0] <= step - AGE:
@@ -424,6 +456,21 @@ def retained_on_request(*_) -> None:
 
 
 def retained_at_exit(*_) -> None:
-    """Searches at the end of the program if memory has grown."""
-    if is_growing():
+    """Searches at the end of the program if memory has grown, or if an optimizer has parameters of no
+    module."""
+    if is_growing() or _have_unused():
         walk("exit")
+
+
+def _have_unused() -> bool:
+    if why_not_searchable():
+        return False
+    try:
+        things = live_objects(Module, Optimizer)
+        optimizers = [thing for thing in things if issubclass(type(thing), Optimizer)]
+        modules = [thing for thing in things if issubclass(type(thing), Module)]
+        with without_torch_function(), without_torch_dispatch():
+            return bool(unused_parameters(modules, optimizers))
+    except Exception as error:
+        count("search for what is retained", error)
+        return False

@@ -1,0 +1,44 @@
+"""Makes optimizers of parameters that a module, a variable or an object has, and of parameters that are gone.
+Prints what a search finds, one JSON object a line."""
+
+import json
+
+import memtrace
+import torch
+
+
+class Scene:
+    def __init__(self):
+        self.points = torch.nn.Parameter(torch.zeros(512, 512, device="cuda"))
+        self.optimizer = torch.optim.Adam([{"params": [self.points], "name": "points"}])
+
+
+def stepped(parameters):
+    optimizer = torch.optim.Adam(parameters)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def in_function():
+    latent = torch.nn.Parameter(torch.zeros(512, 512, device="cuda"))
+    optimizer = stepped([latent])
+    found = memtrace.retained()
+    del optimizer, latent
+    return found
+
+
+memtrace.step(0)
+model = torch.nn.Linear(512, 512, device="cuda")
+of_model = stepped(model.parameters())
+raw = [torch.nn.Parameter(torch.zeros(512, 512, device="cuda"))]
+of_raw = stepped(raw)
+scene = Scene()
+assert not memtrace.retained() and not in_function()
+gone = torch.nn.Linear(512, 512, device="cuda")
+schedulers = {"of": stepped(gone.parameters())}
+del gone
+for found in memtrace.retained():
+    print(json.dumps(found))
