@@ -30,6 +30,8 @@ fn fit(torch: &Torch, folder: &Path, config: &Value, arguments: &str) -> Output 
     command.arg("fit").args(arguments.split(' ')).current_dir(folder).env("PATH", path);
     // Torch's own cache is not a leftover of memtrace.
     command.env("TORCHINDUCTOR_CACHE_DIR", env!("CARGO_TARGET_TMPDIR"));
+    // The models are tiny, and threads that wait for one another take the time of other tests.
+    command.env("OMP_NUM_THREADS", "1");
     command.env("HF_HUB_OFFLINE", "1").env("TMPDIR", folder).output().unwrap()
 }
 
@@ -63,7 +65,7 @@ fn fit_recipe_has_a_row_for_each_card_and_length_and_writes_a_script_that_trains
         // Runs the written script alone: untraced, and on the CPU.
         let mut script = std::process::Command::new(&torch.python);
         script.args(["train.py", "--random", "--model", ".", "--steps", "40"]).current_dir(&folder);
-        let output = script.env("HF_HUB_OFFLINE", "1").output().unwrap();
+        let output = script.env("HF_HUB_OFFLINE", "1").env("OMP_NUM_THREADS", "1").output().unwrap();
         let losses: Vec<f64> =
             text(&output.stdout).lines().filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect();
         assert_eq!(losses.len(), 40, "{}", text(&output.stderr));
@@ -256,7 +258,7 @@ fn trains(config: &Value, recipe: &str, own: &str) {
     let mut script = std::process::Command::new(&torch.python);
     let model = if recipe == "vision" { "resnet18" } else { "." };
     script.args(["train.py", "--random", "--model", model, "--steps", "2"]).current_dir(&folder);
-    let output = script.env("HF_HUB_OFFLINE", "1").output().unwrap();
+    let output = script.env("HF_HUB_OFFLINE", "1").env("OMP_NUM_THREADS", "1").output().unwrap();
     let told = text(&output.stdout);
     assert!(output.status.success(), "{recipe}: {}", text(&output.stderr));
     assert!(told.matches("loss").count() >= 2, "{recipe}: {told}");
