@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 #[path = "common/torch.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{Rec, Run, Torch, memtrace, on_every_torch, text};
+use harness::{Case, Rec, Run, Torch, memtrace, on_every_torch, text};
 
 const SCRIPT: &str = "detail/steps.py";
 const WITHOUT: &str = "(without detail)";
@@ -187,9 +187,9 @@ const LOOPS: &str = "detail/loops.py";
 
 /// Returns the highest allocated and reserved bytes of the rows of each of the first 44 steps, by the step of
 /// the rows.
-fn peaks(run: &Run) -> BTreeMap<i64, [i64; 2]> {
+fn peaks(rows: &[Rec]) -> BTreeMap<i64, [i64; 2]> {
     let mut steps: BTreeMap<i64, [i64; 2]> = BTreeMap::new();
-    for row in run.rows().iter().filter(|row| row.device == 0 && (0..44).contains(&row.step)) {
+    for row in rows.iter().filter(|row| row.device == 0 && (0..44).contains(&row.step)) {
         // The step of a free is the step of its block.
         if ["alloc", "brief", "segment_alloc"].contains(&row.event.as_str()) {
             let peak = steps.entry(row.step).or_default();
@@ -200,43 +200,48 @@ fn peaks(run: &Run) -> BTreeMap<i64, [i64; 2]> {
 }
 
 fn brief_steps_have_the_peaks_and_the_totals_of_all_rows(torch: &Torch) {
-    for mode in ["plain", "print", "amp", "varying", "loader"] {
-        let trace = |brief| {
-            let variables = [("MEMTRACE_DETAIL", "steps:0-1,every:20"), ("MEMTRACE_BRIEF", brief)];
-            let run = torch.trace_with(LOOPS, &[mode, "45"], &variables).expect_success();
-            torch.check(memtrace().arg("check").arg(run.file()));
-            torch.verify_file(&run.file(), &run.checkpoints);
-            run
-        };
-        let (some, all) = (trace("1"), trace("0"));
-        let [short, long] = [&some, &all].map(|run| std::fs::read_to_string(run.file()).unwrap());
+    const MODES: [&str; 5] = ["plain", "print", "amp", "varying", "loader"];
+    let trace = |brief| {
+        let variables = [("MEMTRACE_DETAIL", "steps:0-1,every:20"), ("MEMTRACE_BRIEF", brief)];
+        let run = torch.trace_with(LOOPS, &[&MODES.join(","), "45"], &variables).expect_success();
+        let cases = run.cases();
+        for case in &cases {
+            torch.check(memtrace().arg("check").arg(&case.trace));
+            torch.verify_file(&case.trace, &case.checkpoints);
+        }
+        (run, cases)
+    };
+    let ((_some, short), (_all, long)) = (trace("1"), trace("0"));
+    let names = |cases: &[Case]| cases.iter().map(|case| case.name.clone()).collect::<Vec<_>>();
+    assert_eq!(
+        (names(&short), names(&long)),
+        (MODES.map(str::to_owned).into(), MODES.map(str::to_owned).into())
+    );
+    for (short, long) in short.iter().zip(&long) {
+        let mode = &short.name;
+        let [some, all] = [short, long].map(|case| harness::read(&case.trace));
+        let [short, long] = [short, long].map(|case| std::fs::read_to_string(&case.trace).unwrap());
         assert_eq!(peaks(&some), peaks(&all), "{mode}");
         assert!(short.contains(",brief,") && !long.contains(",brief,"), "{mode}");
         // The sum rule holds by phase, too: no phase has freed more than it allocated.
         let mut by_phase: BTreeMap<String, i64> = BTreeMap::new();
         let sums = ["alloc", "free", "tag", "live", "brief"];
-        for row in some.rows().iter().filter(|row| row.device == 0 && sums.contains(&row.event.as_str())) {
+        for row in some.iter().filter(|row| row.device == 0 && sums.contains(&row.event.as_str())) {
             let sum = by_phase.entry(row.phase.clone()).or_default();
             *sum += row.delta_bytes;
             assert!(*sum >= 0, "{mode}: {row:?}");
         }
-        let brief = run_steps(&some, "brief");
+        let brief: std::collections::BTreeSet<i64> =
+            some.iter().filter(|row| row.event == "brief").map(|row| row.step).collect();
         assert!(brief.len() > 30, "{mode}: {} brief steps", brief.len());
         // Few blocks of a brief step have rows of their own.
-        let rows = |run: &Run, step| run.rows().iter().filter(|row| row.step == step).count();
+        let rows = |rows: &[Rec], step| rows.iter().filter(|row| row.step == step).count();
         let mut counts: Vec<[usize; 2]> =
             brief.iter().map(|step| [rows(&some, *step), rows(&all, *step)]).collect();
         counts.sort_unstable();
         let [few, many] = counts[counts.len() / 2];
         assert!(few <= 6 && many > 200, "{mode}: {few} of {many} rows");
     }
-}
-
-/// Returns the steps that have rows of this event.
-fn run_steps(run: &Run, event: &str) -> Vec<i64> {
-    let steps: std::collections::BTreeSet<i64> =
-        run.rows().iter().filter(|row| row.event == event).map(|row| row.step).collect();
-    steps.into_iter().collect()
 }
 
 fn brief_steps_and_a_sigkill_leave_a_trace_that_replays_as_torch(torch: &Torch) {

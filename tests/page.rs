@@ -75,25 +75,39 @@ impl Page {
     }
 
     fn check(&self, name: &str, arguments: &[&str]) -> String {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/checkers/report_page.py");
-        let page = self.folder.path().join("report.html");
-        let printed = run(Command::new(&self.python).arg(script).arg(name).arg(page).args(arguments));
-        print!("{printed}");
-        printed
+        check_all(&[(self, name, arguments)])
     }
+}
+
+/// Makes several checks in one browser. Returns what they printed.
+fn check_all(checks: &[(&Page, &str, &[&str])]) -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/checkers/report_page.py");
+    let mut command = Command::new(&checks[0].0.python);
+    command.arg(script);
+    for (number, (page, name, arguments)) in checks.iter().enumerate() {
+        command.args((number > 0).then_some("--"));
+        command.arg(name).arg(page.folder.path().join("report.html")).args(*arguments);
+    }
+    let printed = run(&mut command);
+    print!("{printed}");
+    printed
 }
 
 #[test]
 fn report_page_has_the_figures_of_peak() {
+    let mut pages = Vec::new();
     for name in ["gpt", "conv", "oom-fragments"] {
         let trace = fixture(name);
         let Some(page) = Page::of(&[&trace], &[]) else { return };
-        let answers: Vec<String> = ["module", "category", "op", "phase", "step"]
-            .iter()
-            .map(|by| page.answer(&format!("{by}.json"), &["peak", "--by", by], &[&trace]))
-            .collect();
-        page.check("peak", &answers.iter().map(String::as_str).collect::<Vec<_>>());
+        let answers = ["module", "category", "op", "phase", "step"]
+            .map(|by| page.answer(&format!("{by}.json"), &["peak", "--by", by], &[&trace]));
+        pages.push((page, answers));
     }
+    let answers: Vec<Vec<&str>> =
+        pages.iter().map(|(_, answers)| answers.iter().map(String::as_str).collect()).collect();
+    let checks: Vec<_> =
+        pages.iter().zip(&answers).map(|((page, _), answers)| (page, "peak", answers.as_slice())).collect();
+    check_all(&checks);
 }
 
 /// Shows ten thousand ranks on the page and in the terminal, from digests that a script generates.
@@ -122,26 +136,35 @@ fn report_page_follows_wheel_drag_click_keys_and_search() {
 
 #[test]
 fn report_page_goes_to_the_oom() {
+    let mut pages = Vec::new();
     for name in ["oom-fragments", "oom-big", "oom-outside"] {
         let trace = fixture(name);
         let Some(page) = Page::of(&[&trace], &[]) else { return };
         let answer = page.answer("oom.json", &["oom"], &[&trace]);
-        page.check("oom", &[&answer]);
+        pages.push((page, answer));
     }
+    let answers: Vec<[&str; 1]> = pages.iter().map(|(_, answer)| [answer.as_str()]).collect();
+    let checks: Vec<_> =
+        pages.iter().zip(&answers).map(|((page, _), answer)| (page, "oom", answer.as_slice())).collect();
+    check_all(&checks);
 }
 
 #[test]
 fn report_page_shows_the_curve_under_each_advice() {
-    for name in ["gpt", "conv"] {
+    let page = |name: &str| {
         let trace = fixture(name);
-        let Some(page) = Page::of(&[&trace], &[]) else { return };
+        let page = Page::of(&[&trace], &[])?;
         let answer = page.answer("advise.json", &["advise"], &[&trace]);
-        page.check("advice", &[&answer]);
-    }
+        Some((page, answer))
+    };
+    let (Some((gpt, of_gpt)), Some((conv, of_conv))) = (page("gpt"), page("conv")) else { return };
     // If no known change lowers the peak, the page says so.
-    if let Some(page) = Page::of(&[&fixture("oom-big")], &[]) {
-        page.check("no_advice", &["no known change lowers this peak"]);
-    }
+    let without = Page::of(&[&fixture("oom-big")], &[]).unwrap();
+    check_all(&[
+        (&gpt, "advice", &[&of_gpt]),
+        (&conv, "advice", &[&of_conv]),
+        (&without, "no_advice", &["no known change lowers this peak"]),
+    ]);
 }
 
 /// Returns a trace without tags that has an OOM in the first forward. Then all live blocks are freed. With
@@ -198,9 +221,8 @@ fn report_page_compares_two_runs() {
     let (before, after) = (fixture("gpt"), fixture("conv"));
     let Some(page) = Page::of(&[&before, &after], &[]) else { return };
     let answer = page.answer("diff.json", &["diff", "--by", "module"], &[&before, &after]);
-    page.check("compare", &[&answer]);
     let other = Page::of(&[&before], &["--against", after.to_str().unwrap()]).unwrap();
-    other.check("compare", &[&answer]);
+    check_all(&[(&page, "compare", &[&answer]), (&other, "compare", &[&answer])]);
 }
 
 #[test]
@@ -269,10 +291,11 @@ fn report_page_names_the_holders_of_retained_memory() {
     let report = run(memtrace().args(["leaks", "--holders"]).arg(&path));
     let line = "3.00 MiB a step: list `<img src=x onerror=owned=1>` (train.py:41) keeps 120 autograd graphs, 360.00 MiB";
     assert!(report.contains(line), "{report}");
-    page.check("retained", &["step 120: the program ended", line, "is incomplete"]);
-    if let Some(page) = Page::of(&[&fixture("gpt")], &[]) {
-        page.check("retained", &[]);
-    }
+    let without = Page::of(&[&fixture("gpt")], &[]).unwrap();
+    check_all(&[
+        (&page, "retained", &["step 120: the program ended", line, "is incomplete"]),
+        (&without, "retained", &[]),
+    ]);
 }
 
 #[test]
@@ -345,22 +368,21 @@ fn report_page_has_the_memory_of_the_host_below_that_of_the_gpu() {
     let folder = sampled_host(true, "killed signal=9 kills=1 lost=0");
     let Some(page) = Page::of(&[folder.path()], &[]) else { return };
     let peak = "peak 864.00 MiB resident at 12.00 s, step 11, forward";
-    page.check(
-        "host",
-        &["GPU 0", peak, "limit of 1000.00 MiB", "because the memory of the container ran out"],
-    );
     // A run without a GPU: its page must show the CPU tensors, too.
     let folder = sampled_host(false, "exit lost=0");
-    let page = Page::of(&[folder.path()], &[]).unwrap();
-    page.check("host", &["host", peak, "limit of 1000.00 MiB", ""]);
-    page.check("host_blocks", &["384.00 MiB"]);
+    let no_gpu = Page::of(&[folder.path()], &[]).unwrap();
     // A run with a GPU: `--device cpu` makes a page of CPU tensors in place of the GPU's.
     let folder = sampled_host(true, "exit lost=0");
-    let page = Page::of(&[folder.path()], &["--device", "cpu"]).unwrap();
-    page.check("host_blocks", &["384.00 MiB"]);
-    if let Some(page) = Page::of(&[&fixture("gpt")], &[]) {
-        page.check("no_host", &[]);
-    }
+    let of_cpu = Page::of(&[folder.path()], &["--device", "cpu"]).unwrap();
+    let no_host = Page::of(&[&fixture("gpt")], &[]).unwrap();
+    let killed = "because the memory of the container ran out";
+    check_all(&[
+        (&page, "host", &["GPU 0", peak, "limit of 1000.00 MiB", killed]),
+        (&no_gpu, "host", &["host", peak, "limit of 1000.00 MiB", ""]),
+        (&no_gpu, "host_blocks", &["384.00 MiB"]),
+        (&of_cpu, "host_blocks", &["384.00 MiB"]),
+        (&no_host, "no_host", &[]),
+    ]);
 }
 
 #[test]
@@ -412,11 +434,11 @@ fn report_page_of_many_events_is_small_exact_and_smooth() {
         .iter()
         .map(|by| page.answer(&format!("{by}.json"), &["peak", "--by", by], &[&trace]))
         .collect();
-    page.check("peak", &answers.iter().map(String::as_str).collect::<Vec<_>>());
-    page.check("smooth", &["50"]);
+    let answers: Vec<&str> = answers.iter().map(String::as_str).collect();
+    let printed = check_all(&[(&page, "peak", &answers), (&page, "smooth", &["50"]), (&page, "finer", &[])]);
     // Runs the command that the page prints for a page with shorter intervals.
-    let printed = page.check("finer", &[]);
-    let words: Vec<&str> = printed.split_whitespace().skip(1).collect();
+    let finer = printed.lines().last().unwrap();
+    let words: Vec<&str> = finer.split_whitespace().skip(1).collect();
     let finer = folder.path().join("finer.html");
     run(memtrace().args(words).arg("-o").arg(&finer));
     assert!(finer.metadata().unwrap().len() > 0);

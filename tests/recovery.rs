@@ -86,7 +86,7 @@ fn run_names_the_signal_that_killed_a_program_and_its_samples_of_the_host_surviv
         .arg(folder.path())
         .arg("--")
         .arg(parts_program("recovered"))
-        .args(["kill", "300000"]);
+        .args(["kill", "20000"]);
     let output = run.env("MEMTRACE_FLUSH_MS", "60000").output().unwrap();
     assert!(stderr(&output).contains("by SIGKILL, and not because memory ran out"), "{}", stderr(&output));
     let traces = traces(folder.path());
@@ -298,7 +298,7 @@ fn a_process_that_may_start_no_thread_leaves_neither_a_trace_nor_a_journal() {
     let hello = tempfile::NamedTempFile::new().unwrap();
     let place = tempfile::tempdir().unwrap();
     let out = place.path().join("out");
-    let traced = Traced::new(&parts_program("recovered"), &["exit", "500"]).env("LD_PRELOAD", preload);
+    let traced = Traced::new(&parts_program("recovered"), &["burst", "500"]).env("LD_PRELOAD", preload);
     let ran = traced.env("MEMTRACE_HELLO", hello.path()).env("MEMTRACE_OUT", &out).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     assert_eq!(ran.stderr().lines().count(), 1, "{}", ran.stderr());

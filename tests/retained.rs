@@ -8,7 +8,7 @@ use std::path::Path;
 #[path = "common/torch.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{CARD, Run, Torch, memtrace, on_every_torch};
+use harness::{CARD, Run, Torch, json, memtrace, on_every_torch, printed, read};
 #[path = "common/pages.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod pages;
@@ -34,24 +34,31 @@ fn trace(torch: &Torch, script: &str, args: &[&str], env: &[(&str, &str)]) -> Ru
     torch.trace_on(CARD, &[], &script, args, &variables).expect_success()
 }
 
-/// Returns the holders that the program printed.
-fn printed(run: &Run) -> Vec<Value> {
-    run.stdout().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+/// Returns the holders that a program printed.
+fn holders(stdout: &str) -> Vec<Value> {
+    stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+/// The mistakes of `mistakes.py`: the holder of the memory that each one keeps, and the bytes of a step.
+const MISTAKES: [(&str, &str, i64); 7] = [
+    ("losses", "variable `total` (mistakes.py:", 2 << 20),
+    ("function", "variable `total` (mistakes.py:", 3 << 20),
+    ("outputs", "list `outputs` (mistakes.py:", 1 << 20),
+    ("hook", "list `kept` in the closure of add_hook.<locals>.hook() (mistakes.py:", 1 << 20),
+    ("cache", "dict `Net.cache` (mistakes.py:", 1 << 20),
+    ("retain_graph", "variable `state` (mistakes.py:", 1 << 20),
+    ("traceback", "traceback of RuntimeError in variable `error` (mistakes.py:", 0),
+];
+
 fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_script(torch: &Torch) {
-    for (mistake, holder, per_step) in [
-        ("losses", "variable `total` (mistakes.py:", 2 << 20),
-        ("function", "variable `total` (mistakes.py:", 3 << 20),
-        ("outputs", "list `outputs` (mistakes.py:", 1 << 20),
-        ("hook", "list `kept` in the closure of add_hook.<locals>.hook() (mistakes.py:", 1 << 20),
-        ("cache", "dict `Net.cache` (mistakes.py:", 1 << 20),
-        ("retain_graph", "variable `state` (mistakes.py:", 1 << 20),
-        ("traceback", "traceback of RuntimeError in variable `error` (mistakes.py:", 0),
-    ] {
-        let run = trace(torch, "mistakes.py", &[mistake], &[]);
-        let holders = printed(&run);
-        let [found] = &holders[..] else { panic!("{mistake}: {holders:?}\n{}", run.stderr()) };
+    let names: Vec<&str> = MISTAKES.iter().map(|(mistake, ..)| *mistake).chain(["clean"]).collect();
+    let run = trace(torch, "mistakes.py", &names, &[]);
+    let cases = run.cases();
+    assert_eq!(cases.iter().map(|case| case.name.as_str()).collect::<Vec<_>>(), names);
+    let (clean, mistaken) = cases.split_last().unwrap();
+    for (case, (mistake, holder, per_step)) in mistaken.iter().zip(MISTAKES) {
+        let found = holders(&case.stdout);
+        let [found] = &found[..] else { panic!("{mistake}: {found:?}\n{}", run.stderr()) };
         assert!(found["holder"].as_str().unwrap().starts_with(holder), "{mistake}: {found}");
         let file = found["file"].as_str().unwrap();
         let text = std::fs::read_to_string(file).unwrap();
@@ -70,7 +77,7 @@ fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_scrip
         assert!(line.contains(filled), "{mistake}: {line}");
         assert_eq!(found["line_is"] == "filled", !filled.is_empty(), "{mistake}: {found}");
         // The marks that the search writes must have no phase and no module.
-        let rows = run.rows();
+        let rows = read(&case.trace);
         let marks: Vec<_> = rows.iter().filter(|row| row.api == "retained").collect();
         assert!(marks[0].name.contains("\"begins\": \"call\""), "{mistake}: {}", marks[0].name);
         assert!(marks.iter().all(|row| row.phase == "(none)" && row.module == "(none)"), "{mistake}");
@@ -86,33 +93,32 @@ fn retained_names_the_holder_of_each_of_seven_mistakes_and_none_of_a_clean_scrip
             assert!(found["holder"].as_str().unwrap().contains("local `"), "{found}");
         }
 
-        let report = run.report("leaks --holders", &["--all"]);
+        let report = printed(&["leaks", "--holders", "--all"], &case.trace);
         assert!(report.contains(holder) && report.contains("the program asked"), "{mistake}: {report}");
         if mistake == "outputs" {
             let (command, shown) = pages::first_command("docs/retained.md");
             assert_eq!(command, ["leaks", "--holders", "out"]);
             let (line, shown) = (found["line"].as_i64().unwrap(), shown.trim_end());
             let shown = shown.replace("train.py:44", &format!("mistakes.py:{line}"));
-            let report = run.report("leaks --holders", &[]);
+            let report = printed(&["leaks", "--holders"], &case.trace);
             assert!(report.contains(&shown), "docs/retained.md has {shown:?}; memtrace printed\n{report}");
         }
-        let leaks = run.report("leaks", &[]);
+        let leaks = printed(&["leaks"], &case.trace);
         // `leaks` must name the holder before it lists the memory that is live at the end.
         assert!(
             leaks.find(holder).unwrap() < leaks.find("live when the script ended").unwrap(),
             "{mistake}: {leaks}"
         );
-        let answer = run.json("leaks --holders", &[]);
+        let answer = json(&["leaks", "--holders"], &case.trace);
         let in_trace = &answer["processes"][0]["searches"][0]["holders"][0];
         assert_eq!((&in_trace["holder"], &in_trace["bytes"]), (&found["holder"], &found["bytes"]));
-        torch.check(memtrace().arg("check").arg(run.dir()));
+        torch.check(memtrace().arg("check").arg(&case.trace));
     }
-    let run = trace(torch, "mistakes.py", &["clean"], &[]);
-    assert_eq!(printed(&run), Vec::<Value>::new());
-    assert!(run.report("leaks --holders", &[]).contains("nothing is retained"));
-    assert!(!run.report("leaks", &[]).contains("(mistakes.py:"));
+    assert_eq!(holders(&clean.stdout), Vec::<Value>::new());
+    assert!(printed(&["leaks", "--holders"], &clean.trace).contains("nothing is retained"));
+    assert!(!printed(&["leaks"], &clean.trace).contains("(mistakes.py:"));
     let off = trace(torch, "mistakes.py", &["outputs"], &[("MEMTRACE_RETAINED", "off")]);
-    assert_eq!(printed(&off), Vec::<Value>::new());
+    assert_eq!(holders(&off.stdout()), Vec::<Value>::new());
     assert!(off.report("leaks --holders", &[]).contains("No search has run"));
 }
 
@@ -169,12 +175,16 @@ fn retained_does_not_report_a_bounded_window_or_a_lookup_table(torch: &Torch) {
 }
 
 fn retained_reports_the_growth_that_has_no_holder(torch: &Torch) {
-    for way in ["deepcopy", "optimizer", "buffer", "storage", "array", "module", "dlpack", "frozen", "linked"]
-    {
-        let run = trace(torch, "unnamed.py", &[way], &[]);
-        let report = run.report("leaks --holders", &[]);
+    const WAYS: [&str; 9] =
+        ["deepcopy", "optimizer", "buffer", "storage", "array", "module", "dlpack", "frozen", "linked"];
+    let run = trace(torch, "unnamed.py", &WAYS, &[]);
+    let cases = run.cases();
+    assert_eq!(cases.iter().map(|case| case.name.as_str()).collect::<Vec<_>>(), WAYS);
+    for case in &cases {
+        let way = case.name.as_str();
+        let report = printed(&["leaks", "--holders"], &case.trace);
         assert!(!report.contains("nothing is retained"), "{way}: {report}");
-        let process = &run.json("leaks --holders", &[])["processes"][0];
+        let process = &json(&["leaks", "--holders"], &case.trace)["processes"][0];
         let of = |name: &str| process[name].as_i64().unwrap_or_else(|| panic!("{way}: {process}"));
         let (growth, named) = (of("growth_bytes_per_step"), report.contains(" keeps "));
         assert!(growth > 900 << 10, "{way}: {process}");
@@ -215,8 +225,8 @@ fn retained_is_found_while_memory_grows_and_when_the_program_ends() {
 fn retained_names_an_optimizer_whose_model_is_gone() {
     Torch::run("2.11.0", |torch| {
         let run = trace(torch, "optimizers.py", &[], &[]);
-        let holders = printed(&run);
-        let [found] = &holders[..] else { panic!("{holders:?}") };
+        let found = holders(&run.stdout());
+        let [found] = &found[..] else { panic!("{found:?}") };
         assert!(
             found["holder"].as_str().unwrap().starts_with("Adam in variable `schedulers['of']`"),
             "{found}"

@@ -13,7 +13,9 @@ use tempfile::TempDir;
 #[path = "common/torch.rs"]
 #[expect(dead_code, reason = "each test crate uses its own part")]
 mod harness;
-use harness::{CARD, Rec, Torch, exit_of, memtrace, on_every_torch, preloads, read, scripts, text, traces};
+use harness::{
+    CARD, Rec, Torch, exit_of, is_deep, memtrace, on_every_torch, preloads, read, scripts, text, traces,
+};
 
 on_every_torch![and_of_the_matrix:
     trace_of_a_gpt_agrees_with_torch_to_the_byte: "the hooks of the allocator and of modules",
@@ -58,7 +60,11 @@ fn profilers_debuggers_and_coverage_see_the_same_events_as_without_memtrace(torc
     // Fixes the hash seed, so that sets have the same order in all runs.
     let fixed = ("PYTHONHASHSEED", "0");
     let expected = torch.untraced_on(CARD, &[], SCRIPT, &OBSERVERS, &[fixed]).expect_success().stdout();
-    for settings in [[fixed; 2], [fixed, ("MEMTRACE_OPS", "io")], [fixed, ("MEMTRACE_STACKS", "python")]] {
+    let mut all = vec![[fixed; 2], [fixed, ("MEMTRACE_OPS", "io")]];
+    if is_deep() {
+        all.push([fixed, ("MEMTRACE_STACKS", "python")]);
+    }
+    for settings in all {
         let run = torch.trace_on(CARD, &[], SCRIPT, &OBSERVERS, &settings).expect_success();
         assert_eq!(run.files().len(), OBSERVERS.len() - 1, "each tool has a trace: {}", run.stderr());
         for file in run.files() {
@@ -445,7 +451,7 @@ fn owner(rows: &[Rec], count: i64) -> (&str, &str, &str, i64) {
 }
 
 fn exit_of_every_kind_equals_that_of_the_untraced_program(torch: &Torch) {
-    for how in [
+    const WAYS: [&str; 9] = [
         "normal",
         "exit 3",
         "exception",
@@ -455,15 +461,22 @@ fn exit_of_every_kind_equals_that_of_the_untraced_program(torch: &Torch) {
         "abort",
         "terminated",
         "thread",
-    ] {
-        let untraced = torch.untraced("processes/ends.py", &[how]);
+    ];
+    let folder = TempDir::new().unwrap();
+    let arguments = [&["--each", folder.path().to_str().unwrap()], &WAYS[..]].concat();
+    let untraced = text(&torch.untraced("processes/ends.py", &arguments).stdout);
+    assert_eq!(untraced.lines().count(), WAYS.len(), "{untraced}");
+    for (how, line) in WAYS.into_iter().zip(untraced.lines()) {
+        let status = line.strip_prefix(how).and_then(|rest| rest.strip_prefix('=')?.parse().ok());
+        let printed =
+            |ending: &str| std::fs::read_to_string(folder.path().join(format!("{how}.{ending}"))).unwrap();
         let run = torch.trace("processes/ends.py", &[how]);
-        assert_eq!(exit_of(&run.output), exit_of(&untraced), "{how}: {}", text(&run.output.stderr));
-        assert_eq!(text(&run.output.stdout), text(&untraced.stdout), "{how}");
+        assert_eq!(Some(exit_of(&run.output)), status, "{how}: {}", text(&run.output.stderr));
+        assert_eq!(text(&run.output.stdout), printed("out"), "{how}");
         // Checks only that stderr has every line of the untraced run, because memtrace may add lines (the
         // owners at an OOM).
         let messages = text(&run.output.stderr);
-        for line in text(&untraced.stderr).lines() {
+        for line in printed("err").lines() {
             assert!(messages.lines().any(|other| other == line), "{how}: stderr lacks {line:?}:\n{messages}");
         }
         assert_eq!(run.files().len(), 1, "{how}: {messages}");
@@ -584,7 +597,7 @@ fn ipc_tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
 }
 
 fn sigkill_loses_no_event(torch: &Torch) {
-    const ROUNDS: usize = 50;
+    const ROUNDS: usize = 20; // `scripts/check --deep` runs `scripts/kill-rounds` with a thousand
     let run = torch.trace("processes/kill_rounds.py", &[&ROUNDS.to_string()]).expect_success();
     torch.check(memtrace().arg("check").arg("--repair").arg(run.dir()));
     let files = run.files();

@@ -58,6 +58,11 @@ macro_rules! on_every_torch {
 }
 pub(crate) use on_every_torch;
 
+/// Whether the ignored tests run, too, as in `scripts/check --deep`.
+pub(crate) fn is_deep() -> bool {
+    std::env::args().any(|argument| argument == "--include-ignored")
+}
+
 /// One installed torch.
 pub(crate) struct Torch {
     /// The version, one of [`VERSIONS`].
@@ -83,8 +88,7 @@ impl Torch {
     /// Runs a test on the newest version, and with `--include-ignored`, as `scripts/check --deep` does, then on the
     /// older one. Prefer [`on_every_torch`], which makes them separate tests.
     pub(crate) fn on_newest(mut test: impl FnMut(&Torch)) {
-        let is_deep = std::env::args().any(|argument| argument == "--include-ignored");
-        for version in VERSIONS.into_iter().filter(|version| is_deep || *version == VERSIONS[0]) {
+        for version in VERSIONS.into_iter().filter(|version| is_deep() || *version == VERSIONS[0]) {
             Torch::run(version, &mut test);
         }
     }
@@ -94,6 +98,12 @@ impl Torch {
         for version in VERSIONS {
             Torch::run(version, &mut test);
         }
+    }
+
+    /// Whether a test on this version leaves out what it proves on the newest version, too: on an older version,
+    /// unless `--include-ignored` is given, as `scripts/check --deep` does.
+    pub(crate) fn is_tested_in_brief(&self) -> bool {
+        self.version != VERSIONS[0] && !is_deep()
     }
 
     /// Returns a command for this Python, without inherited settings; see [`clean`].
@@ -272,10 +282,41 @@ impl Run {
         files.into_iter().next().unwrap()
     }
 
+    /// Returns the cases of a script that runs them with `forked.py`, in their order.
+    pub(crate) fn cases(&self) -> Vec<Case> {
+        let stdout = self.stdout();
+        let blocks = stdout.split("== ").skip(1).map(|block| block.split_once('\n').unwrap());
+        let case = |(head, stdout): (&str, &str)| {
+            let (name, process) = head.rsplit_once(' ').unwrap();
+            let checkpoints = self.out.path().join(format!("checkpoints.jsonl.{name}"));
+            let trace = self.trace_of(process);
+            Case { name: name.to_owned(), trace, stdout: stdout.to_owned(), checkpoints }
+        };
+        blocks.map(case).collect()
+    }
+
+    /// Returns the trace of the process with this id.
+    pub(crate) fn trace_of(&self, process: &str) -> PathBuf {
+        let ending = format!(".{process}.csv");
+        let mut files = self.files().into_iter();
+        files.find(|file| file.to_string_lossy().ends_with(&ending)).expect("the process has a trace")
+    }
+
     /// Returns the rows of the only trace.
     pub(crate) fn rows(&self) -> Vec<Rec> {
         read(&self.file())
     }
+}
+
+/// A case of a script that runs its cases in forked children.
+pub(crate) struct Case {
+    pub(crate) name: String,
+    /// The trace of the child.
+    pub(crate) trace: PathBuf,
+    /// What the child printed.
+    pub(crate) stdout: String,
+    /// The child's file of `checkers/checkpoints.py`.
+    pub(crate) checkpoints: PathBuf,
 }
 
 /// The columns of a row that the tests use.

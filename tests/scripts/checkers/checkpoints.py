@@ -12,34 +12,35 @@ import os
 import torch
 
 _numbers = itertools.count()
-_path = os.environ.get("MEMTRACE_TEST_CHECKPOINTS")
 
 
 def checkpoint(label, **more):
     """Records the figures. `more` is added to the line unchanged, for `verify.py`."""
     number = next(_numbers)
     torch.cuda.nvtx.mark(f"checkpoint:{number}")
-    if not _path:
+    path = os.environ.get("MEMTRACE_TEST_CHECKPOINTS")
+    if not path:
         return
+    segments = torch.cuda.memory_snapshot()
     line = {"checkpoint": number, "label": label, "torch": torch.__version__, **more}
     line["devices"] = [dict(torch.cuda.memory_stats(d)) for d in range(torch.cuda.device_count())]
     line["segments"] = [
         [s["device"], s["address"], s["total_size"], s["stream"], s["segment_pool_id"] != (0, 0)]
-        for s in torch.cuda.memory_snapshot()
+        for s in segments
     ]
     line["pools"] = [
         [s["device"], address, list(s["segment_pool_id"])]
-        for s in torch.cuda.memory_snapshot()
+        for s in segments
         for address, b in _placed(s)
         if b["state"] == "active_allocated" and s["segment_pool_id"] != (0, 0)
     ]
     line["blocks"] = [
         [s["device"], address, b["size"], b["requested_size"], b["state"], s["stream"]]
-        for s in torch.cuda.memory_snapshot()
+        for s in segments
         for address, b in _placed(s)
         if b["state"] != "inactive"
     ]
-    with open(_path, "a") as file:
+    with open(path, "a") as file:
         file.write(json.dumps(line) + "\n")
 
 

@@ -1,6 +1,6 @@
 """Opens report pages in headless Chromium and uses them as a person does.
 
-    report_page.py CHECK PAGE [ARGUMENT...]
+    report_page.py CHECK PAGE [ARGUMENT...] [-- CHECK PAGE [ARGUMENT...]]...
 
 The checks are the functions below. A failure is a traceback; a success prints the measured figures. An
 error in the console, or a request that leaves the page, fails every check.
@@ -713,4 +713,9 @@ def smooth(path, most):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*sys.argv[2:])
+    words = sys.argv[1:]
+    while words:
+        end = words.index("--") if "--" in words else len(words)
+        name, *arguments = words[:end]
+        globals()[name](*arguments)
+        words = words[end + 1 :]

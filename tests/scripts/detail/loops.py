@@ -1,6 +1,8 @@
-"""Training loops whose steps mostly repeat each other, or hardly ever: loops.py MODE STEPS [large] [SECONDS].
+"""Training loops whose steps mostly repeat each other, or hardly ever.
 
-`large` is a GPT of 124.5 M parameters; a step takes SECONDS at least.
+    loops.py MODE[,MODE...] STEPS [large] [SECONDS]
+
+Several modes run as forked.py says. `large` is a GPT of 124.5 M parameters; a step takes SECONDS at least.
 
 Before each step torch's own figures are recorded (`checkpoint`), unless the mode ends in `-bare`.
 
@@ -22,15 +24,18 @@ import time
 from pathlib import Path
 
 import torch
+import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "checkers"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
+import forked
 from checkpoints import checkpoint
 from train_gpt import GPT
 
-mode, steps = sys.argv[1].removesuffix("-bare"), int(sys.argv[2])
-is_bare = sys.argv[1].endswith("-bare")
+steps, chosen = int(sys.argv[2]), forked.each(sys.argv[1].split(","))
+mode, is_bare = chosen.removesuffix("-bare"), chosen.endswith("-bare")
 is_large = "large" in sys.argv
 seconds = float(sys.argv[-1]) if "." in sys.argv[-1] else 0.0
 torch.manual_seed(0)

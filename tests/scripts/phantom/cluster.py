@@ -1,17 +1,23 @@
 """Trains a small model with one kind of parallelism for two steps, and prints PyTorch's memory figures.
 
-Started by a launcher: every rank runs this script. The first argument is the kind.
+Started by a launcher: every rank runs this script. The first argument is the kind, such as `ddp`,
+or `groups:gloo` with an option. Several kinds with commas between them run as forked.py says.
 """
 
 import gc
 import os
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as functional
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import forked
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 LOCAL_RANK, PER_NODE = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -246,23 +252,46 @@ def groups():
     del ranks, pairs
 
 
+def chosen():
+    """Returns the kind, and arguments of `init_process_group`. Forks a child for each of several kinds."""
+    kinds = sys.argv[1].split(",")
+    if len(kinds) == 1:
+        return kinds[0], {}
+    if "groups" not in sys.argv[1]:
+        # Once, not in every child.
+        import torch._dynamo
+        import torch.distributed.fsdp
+        import torch.distributed.optim
+        import torch.distributed.tensor.parallel  # noqa: F401
+
+    kind = forked.each(kinds)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return kind, forked.group(kind)
+    # Rank 0 would serve the store of a kind, and end before the other ranks have read it.
+    store = dist.FileStore(f"{os.environ['CLUSTER_STORE']}.{kind}", WORLD)
+    return kind, {"store": store, "rank": RANK, "world_size": WORLD}
+
+
 def main():
-    kind = sys.argv[1]
+    name, options = chosen()
+    kind, *options_of_kind = name.split(":")
     # The collector runs after a number of new objects, and this moment differs among stand-ins.
     gc.disable()
     torch.cuda.set_device(DEVICE)
     torch.manual_seed(0)
-    options = {"device_id": DEVICE} if "eager" in sys.argv else {}
+    if "eager" in options_of_kind:
+        options["device_id"] = DEVICE
     method = next((word for word in sys.argv if "://" in word), None)
     if method:
         options |= {"init_method": method, "rank": RANK, "world_size": WORLD}
-    dist.init_process_group("cpu:gloo,cuda:nccl" if "gloo" in sys.argv else "nccl", **options)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if "gloo" in options_of_kind else "nccl", **options)
     assert (dist.get_rank(), dist.get_world_size()) == (RANK, WORLD)
     globals()[kind]()
     torch.cuda.synchronize()
     stats = torch.cuda.memory_stats()
     keys = ["allocated_bytes.all.peak", "reserved_bytes.all.peak", "allocation.all.allocated"]
-    print(f"rank {RANK} of {WORLD}", kind, *(stats[key] for key in keys), flush=True)
+    figures = " ".join(str(stats[key]) for key in keys)
+    print(f"rank {RANK} of {WORLD} {kind} {figures}\n", end="", flush=True)
     dist.destroy_process_group()
 
 

@@ -1,4 +1,8 @@
-"""Allocates on the device and ends in the way that argv[1] names."""
+"""Allocates on the device and ends in the way that argv[1] names.
+
+ends.py --each FOLDER WAY... ends in each way in a forked child, whose output is in FOLDER/WAY.out and
+FOLDER/WAY.err, and prints the ways and their statuses.
+"""
 
 import os
 import signal
@@ -7,7 +11,21 @@ import threading
 
 import torch
 
-how = sys.argv[1]
+
+def each(folder, ways):
+    """Returns each way in a forked child of its own. The parent ends after the last one."""
+    for way in ways:
+        child = os.fork()
+        if child == 0:
+            for number, ending in ((1, "out"), (2, "err")):
+                os.dup2(os.open(f"{folder}/{way}.{ending}", os.O_WRONLY | os.O_CREAT), number)
+            return way
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(f"{way}={status if status >= 0 else 128 - status}", flush=True)
+    os._exit(0)
+
+
+how = each(sys.argv[2], sys.argv[3:]) if sys.argv[1] == "--each" else sys.argv[1]
 kept = [torch.empty(1000 * (i + 1), dtype=torch.uint8, device="cuda") for i in range(50)]
 print("allocated", torch.cuda.memory_allocated())
 print("to stderr", file=sys.stderr)

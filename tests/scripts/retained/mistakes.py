@@ -1,14 +1,20 @@
 """Trains while one mistake, which the argument names, keeps GPU memory of earlier steps. Prints the holders
 that memtrace.retained() finds, one JSON text a line.
 
-With `clean` there is no mistake.
+With `clean` there is no mistake. Several arguments run as forked.py says.
 """
 
 import json
 import sys
+from pathlib import Path
 
 import memtrace
 import torch
+import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import forked
 
 WIDTH, ROWS, STEPS = 256, 1024, 8
 
@@ -54,7 +60,7 @@ def fail(x):
     raise RuntimeError(f"no such shape: {list(doubled.shape)}")
 
 
-mistake = sys.argv[1]
+mistake = forked.each(sys.argv[1:])
 torch.manual_seed(0)
 model = Net().cuda()
 optimizer = torch.optim.AdamW(model.parameters())

@@ -1,12 +1,21 @@
-"""Keeps memory of each step, in a way (the argument) in which the search finds no holder."""
+"""Keeps memory of each step, in a way (the argument) in which the search finds no holder.
+
+Several arguments run as forked.py says.
+"""
 
 import copy
 import gc
 import sys
+from pathlib import Path
 
 import memtrace
 import numpy
 import torch
+import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import forked
 
 
 class Node:
@@ -16,7 +25,7 @@ class Node:
         self.tensor, self.after = tensor, after
 
 
-WAY, STEPS = sys.argv[1], 8
+WAY, STEPS = forked.each(sys.argv[1:]), 8
 model = torch.nn.Linear(512, 512).cuda()
 optimizer = torch.optim.AdamW(model.parameters())
 kept = []

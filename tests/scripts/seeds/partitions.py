@@ -1,6 +1,8 @@
 """Trains a model whose parameters, gradients and optimizer state are divided over the ranks.
 
-    partitions.py CASE      under torchrun, or DeepSpeed's launcher for the cases `deepspeed1` to `deepspeed3`
+    partitions.py CASE...   under torchrun, or DeepSpeed's launcher for the cases `deepspeed1` to `deepspeed3`
+
+Several cases run as forked.py says.
 
 At the end it marks `last`, and prints a line of JSON: the bytes that each category has by arithmetic, and the
 bytes that torch has allocated.
@@ -9,12 +11,18 @@ bytes that torch has allocated.
 import json
 import os
 import sys
+from pathlib import Path
 
 import torch
+import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
 import torch.distributed as dist
 from torch import nn
 from torch.cuda import nvtx
 from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import forked
 
 WIDTH, LAYERS, STEPS = 512, 6, 6
 # The number of elements in a bucket of DeepSpeed.
@@ -117,8 +125,9 @@ def deepspeed(stage):
 CASES = {each.__name__: each for each in (ddp, ddp_views, zero, zero_buckets, zero_overlap)}
 CASES |= {f"deepspeed{stage}": lambda stage=stage: deepspeed(stage) for stage in (1, 2, 3)}
 
+cases = [word for word in sys.argv[1:] if word in CASES]
+case = forked.each(cases)
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl")
-case = next(word for word in sys.argv[1:] if word in CASES)
+dist.init_process_group("nccl", **forked.group(case if len(cases) > 1 else ""))
 CASES[case]()
 dist.destroy_process_group()

@@ -1,10 +1,19 @@
-"""Calls a block three times in a row, and a layer twice, with and without activation checkpoints."""
+"""Calls a block three times in a row, and a layer twice, with and without activation checkpoints.
+
+The argument is plain, reentrant or kept. Several arguments run as forked.py says.
+"""
 
 import sys
+from pathlib import Path
 
 import torch
+import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import forked
 
 
 class Shared(nn.Module):
@@ -24,7 +33,7 @@ class Shared(nn.Module):
         return x
 
 
-mode = sys.argv[1]
+mode = forked.each(sys.argv[1:])
 model = Shared().cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 x = torch.ones(64, 512, device="cuda", requires_grad=True)

@@ -1,4 +1,6 @@
-"""Trains a small model for three steps, with the change that a flag asks for.
+"""Trains a small model for three steps, with the change that a flag asks for: train.py MODEL [FLAG...].
+
+Several runs with ` / ` between them run as forked.py says.
 
 Prints the peaks of reserved and of allocated memory by torch's own count, in bytes, as the last two lines.
 """
@@ -7,11 +9,18 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import sys
+from pathlib import Path
 
 import library_models
 import models
 import torch
+import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
 from torch.utils.checkpoint import checkpoint
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import forked
 
 MODELS = models.MODELS | library_models.MODELS
 parser = argparse.ArgumentParser()
@@ -27,7 +36,9 @@ parser.add_argument("--offload", action="store_true")
 parser.add_argument("--shard", default="", help="fsdp, optimizer, or mixed: fsdp that computes in bfloat16")
 parser.add_argument("--adapters", default="", help="train LoRA adapters (lora), of packed weights (4bit)")
 parser.add_argument("--steps", type=int, default=3)
-options = parser.parse_args()
+runs = " ".join(sys.argv[1:]).split(" / ")
+run = forked.each(runs)
+options = parser.parse_args(run.split())
 
 dtype = getattr(torch, {"bf16": "bfloat16"}.get(options.dtype, options.dtype))
 model = MODELS[options.model]()
@@ -79,7 +90,7 @@ if options.one_checkpoint:
     model.forward = recomputed(model.forward)
 if options.shard:
     torch.cuda.set_device(0)
-    torch.distributed.init_process_group("nccl")
+    torch.distributed.init_process_group("nccl", **forked.group(run if len(runs) > 1 else ""))
 if options.shard in ("fsdp", "mixed"):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
