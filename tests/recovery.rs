@@ -298,7 +298,7 @@ fn a_process_that_may_start_no_thread_leaves_neither_a_trace_nor_a_journal() {
     let hello = tempfile::NamedTempFile::new().unwrap();
     let place = tempfile::tempdir().unwrap();
     let out = place.path().join("out");
-    let traced = Traced::new(&parts_program("recovered"), &["burst", "500"]).env("LD_PRELOAD", preload);
+    let traced = Traced::new(&parts_program("recovered"), &["exit", "500"]).env("LD_PRELOAD", preload);
     let ran = traced.env("MEMTRACE_HELLO", hello.path()).env("MEMTRACE_OUT", &out).run();
     assert_eq!(ran.status(), 0, "{}", ran.stderr());
     assert_eq!(ran.stderr().lines().count(), 1, "{}", ran.stderr());

@@ -167,10 +167,10 @@ impl Recorder {
     }
 
     /// Waits until the file has every event recorded so far. Returns false if that takes longer than
-    /// `patience`. A thread that is inside a freeing call delays all events whose clocks are later than the
+    /// `patience`, and at once if the trace has ended or no writer thread could start. A thread that is inside a freeing call delays all events whose clocks are later than the
     /// beginning of that call.
     pub fn flush(&self, patience: Duration) -> bool {
-        self.control.flush(patience)
+        !self.queue.is_closed() && self.control.flush(patience)
     }
 
     /// Writes everything and ends the trace, at the end of the process. Does nothing in the child of a
