@@ -19,6 +19,9 @@ pub enum ModelFact<'a> {
     Optimizer(&'a str),
     /// The bytes of its parameters that were on the CPU when memory ran out, while others were on a GPU.
     OnCpu(i64),
+    /// The bytes of its parameters that require a gradient but that no optimizer has, found after an OOM. The path is
+    /// that of the innermost module with all these parameters.
+    NoOptimizer(i64),
 }
 
 impl<'a> ModelFact<'a> {
@@ -34,6 +37,7 @@ impl<'a> ModelFact<'a> {
             ("mode", mode) => ModelFact::Evaluates(mode == "eval"),
             ("optimizer", class) => ModelFact::Optimizer(class),
             ("on_cpu", bytes) => ModelFact::OnCpu(bytes.parse().ok()?),
+            ("no_optimizer", bytes) => ModelFact::NoOptimizer(bytes.parse().ok()?),
             _ => return None,
         };
         Some((fact, path))
@@ -56,6 +60,7 @@ mod tests {
         assert_eq!(ModelFact::parse("mode=eval GPT"), Some((ModelFact::Evaluates(true), "GPT")));
         assert_eq!(ModelFact::parse("optimizer=SGD GPT"), Some((ModelFact::Optimizer("SGD"), "GPT")));
         assert_eq!(ModelFact::parse("on_cpu=512 GPT"), Some((ModelFact::OnCpu(512), "GPT")));
+        assert_eq!(ModelFact::parse("no_optimizer=512 GPT.h"), Some((ModelFact::NoOptimizer(512), "GPT.h")));
         for other in ["", "on_cpu=all GPT", "type=bfloat16", "GPT", "size=1 GPT"] {
             assert_eq!(ModelFact::parse(other), None, "{other}");
         }

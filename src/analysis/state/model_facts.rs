@@ -57,7 +57,10 @@ impl ModelFacts {
             ModelFact::Trained(bytes) => facts.trained = bytes,
             ModelFact::BatchOfOne(is_one) => facts.is_batch_of_one = is_one,
             ModelFact::Evaluates(evaluates) => facts.evaluates = evaluates,
-            ModelFact::Optimizer(_) | ModelFact::OnCpu(_) | ModelFact::Input(_) => return false,
+            ModelFact::Optimizer(_)
+            | ModelFact::OnCpu(_)
+            | ModelFact::NoOptimizer(_)
+            | ModelFact::Input(_) => return false,
         }
         true
     }

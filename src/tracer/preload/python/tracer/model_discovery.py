@@ -9,7 +9,7 @@ from __future__ import annotations
 from .failures import count
 from .held import tag_engines
 from .live_objects import children, live_objects, outermost_module
-from .model_facts import note_bytes_on_cpu, note_optimizer
+from .model_facts import note_bytes_on_cpu, note_optimizer, note_without_optimizer
 from .paths import assign_paths, has_path, path_of
 from .storages import is_traced, tag
 from .tags import (
@@ -91,6 +91,16 @@ def add_groups() -> None:
             add_parameters(parameters)
 
 
+def _note_without_optimizer(models: list, of_models, optimizers: list) -> None:
+    """Records the parameters of `models` that no optimizer has, if all parameters of the optimizers are among
+    `of_models`, the ids of the models' parameters. Otherwise, an optimizer may have copies of parameters,
+    such as float32 copies of 16-bit parameters."""
+    in_optimizers = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
+    if in_optimizers and in_optimizers <= of_models:
+        for root in {id(model): model for model in models}.values():
+            note_without_optimizer(path_of(root), root, in_optimizers)
+
+
 def tag_everything_held() -> None:
     """Tags the tensors of live models and optimizers after an OOM, including those that were never called.
     Does so only for the first OOMs (`_rescues_left`), because each search takes time."""
@@ -119,6 +129,7 @@ def tag_everything_held() -> None:
                 add_parameters(parameters)
                 tag_gradients_of(parameters)
                 tag_state_of(optimizer)
+            _note_without_optimizer(list(roots.values()), roots.keys(), optimizers)
             tag_engines()
     except Exception as error:
         # A module may be partly initialized, or override these attributes.

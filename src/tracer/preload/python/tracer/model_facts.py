@@ -1,7 +1,7 @@
 """Records facts about called models that the sizes of their blocks do not show: the shape of the largest
 input, that most of the parameters are not float32 or not trained, that the batch has one sample, that the
-model is in evaluation mode, and, after an OOM, the class of its optimizer and the bytes of the parameters
-that are still on the CPU.
+model is in evaluation mode, and, after an OOM, the class of its optimizer, the bytes of the parameters that
+are still on the CPU, and the bytes of the trained parameters that no optimizer has.
 
 The input gets a row when its shape changes. The other facts are exceptions, so many programs have no
 such row. If a model is no longer such an exception, a further row says so (see src/trace/model_fact.rs).
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 
 from .native import record_model_fact
 from .storages import sizes_of
@@ -51,6 +52,22 @@ def note_bytes_on_cpu(path: str, parameters: list) -> None:
     if any(parameter.is_cuda for parameter in parameters):
         sizes = [p.numel() * p.element_size() for p in parameters if p.is_cpu]
         _record(path, "on_cpu", str(sum(sizes)), "0")
+
+
+def note_without_optimizer(path: str, root, in_optimizers: set[int]) -> None:
+    """Records the bytes of a root's parameters on GPUs that require a gradient, but that no optimizer has.
+    `in_optimizers` has the ids of the optimizers' parameters. The path is that of the innermost module with
+    all these parameters."""
+    without = [
+        (name, parameter)
+        for name, parameter in root.named_parameters()
+        if parameter.requires_grad and parameter.is_cuda and id(parameter) not in in_optimizers
+    ]
+    if without and path:
+        modules = [name.split(".")[:-1] for name, _ in without]
+        common = os.path.commonprefix(modules)
+        size = sum(parameter.numel() * parameter.element_size() for _, parameter in without)
+        _record(".".join([path, *common]), "no_optimizer", str(size), "0")
 
 
 def note_call(root, path: str, args: tuple, kwargs: dict) -> None:
