@@ -4,45 +4,44 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use memtrace_trace::form::Form;
-use memtrace_trace::model_fact::ModelFact;
 use memtrace_trace::rounding::{SMALL_SIZE, segment_size};
 use memtrace_trace::text::UNKNOWN;
 use memtrace_trace::units::{GIB, Unit};
-use memtrace_trace::{Api, Category, EventName};
+use memtrace_trace::{Api, Category};
 use serde_json::{Value, json};
 
 use super::super::advised::FirstAdvice;
 use super::super::device_users::Neighbours;
 use super::super::late_buckets::late_buckets;
-use super::attention::AttentionFinder;
-use super::cause::{Cause, Copies, Facts, Kept, StateToCome, modules_of, with_inputs_of_checkpoints};
-use super::cycles::Cycles;
-use super::eval_mode::{EvaluationGraph, ForwardModes, is_by_mode};
-use super::forwards::Forwards;
-use super::found_at_oom::FoundAtOom;
-use super::idle::{ModuleCalls, UntrainedModel};
+use super::cause::{Cause, Copies, Facts, StateToCome};
+use super::earlier_graph::continued_steps;
+use super::eval_mode::{EvaluationGraph, is_by_mode};
+use super::fsdp::{modules_of, unreduced};
+use super::idle::UntrainedModel;
+use super::kept::{Kept, with_inputs_of_checkpoints};
 use super::kept_remedies::remedy;
 use super::kv_cache::KeyValueCache;
 use super::layers_left::LayersLeft;
+use super::model_growth::GrownModel;
 use super::optimizer_step::OptimizerStep;
 use super::recomputed::recomputed;
+use super::rows_before::RowsBefore;
 use super::server_limit::ServerPart;
-use super::step_groups::{Difference, StepGroups};
-use super::step_growth::{FEWEST_STEPS, StepTotals};
+use super::step_groups::Difference;
+use super::step_growth::FEWEST_STEPS;
 use super::unoptimized::UnoptimizedGraph;
+use super::unused_gradients::UnusedGradients;
 
 use crate::options::Options;
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::numbers::duration;
-use crate::render::numbers::{counted, nth, step_or_dash, upper_first};
+use crate::render::numbers::{counted, step_or_dash, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::block::{Block, Owner};
-use crate::state::device::Device;
 use crate::state::layout::{Layout, Segment};
-use crate::state::model_facts::{ModelFacts, root_of};
-use crate::state::replay::Replay;
+use crate::state::model_facts::root_of;
 use crate::state::replay_trace::Replayed;
 use crate::state::retained::{Holder, RetainedSearch, with_whole_variables};
 use crate::state::stacks::Stacks;
@@ -62,144 +61,6 @@ const FEWEST_CYCLES: u64 = 2;
 
 /// The tolerance, in bytes, when the sizes of two blocks are compared, because the allocator rounds sizes.
 const ROUNDING: i64 = 1024;
-
-/// Facts from the rows before the OOM.
-#[derive(Default)]
-pub(super) struct RowsBefore {
-    pub(super) oom: Option<Record>,
-    /// The last OOM of an earlier attempt: a root was called after it.
-    earlier: Option<Record>,
-    ooms: u64,
-    /// The number of failed calls since the last successful one, which are the failed calls of this request.
-    failed: u64,
-    failed_of_oom: u64,
-    /// For each device, the bytes in use at the last sample for which no row accounts. The two optional
-    /// values are the bytes of other processes and of this process's memory on the host, if they are known.
-    foreign: Vec<(i32, i64, Option<i64>, Option<i64>)>,
-    /// For each device: the current step, its totals so far, and the finished steps.
-    steps: Vec<(i32, i64, StepTotals, Vec<StepTotals>)>,
-    /// For each device: the memory of each op and module in the latest steps.
-    groups: Vec<(i32, StepGroups)>,
-    forwards: Forwards,
-    cycles: Cycles,
-    modes: ForwardModes,
-    attention: AttentionFinder,
-    calls: ModuleCalls,
-    facts: ModelFacts,
-    /// The optimizers and models that were found after the OOM.
-    pub(super) found: FoundAtOom,
-    /// The roots that were called in evaluation mode after calls in training mode.
-    evaluated: BTreeSet<String>,
-}
-
-impl RowsBefore {
-    /// Returns true if the last sample of the device has the process's memory on the host, which is in the
-    /// device's memory, too.
-    pub(super) fn shares_host(&self, device: i32) -> bool {
-        self.foreign.iter().any(|(ordinal, .., host)| *ordinal == device && host.is_some())
-    }
-
-    /// Takes over the host memory of a later sample if it is more: the host's memory grew before the request.
-    pub(super) fn host_grew(&mut self, device: i32, later: i64) {
-        for (ordinal, foreign, _, host) in &mut self.foreign {
-            if let Some(host) = host.as_mut().filter(|_| *ordinal == device) {
-                let more = later.saturating_sub(*host).max(0);
-                *foreign = foreign.saturating_add(more);
-                *host = host.saturating_add(more);
-            }
-        }
-    }
-
-    pub(super) fn feed(&mut self, row: &Record, replay: &Replay, trace: &TraceFile) {
-        let capacity = trace.meta.total_bytes(row.device);
-        let device = replay.find(row.device);
-        let totals = device.map(|device| device.totals).unwrap_or_default();
-        if row.device_free_bytes >= 0 && capacity > 0 {
-            let foreign = (capacity - totals.reserved - totals.outside - row.device_free_bytes).max(0);
-            self.foreign.retain(|(device, ..)| *device != row.device);
-            let (others, host) = (device.and_then(Device::others), device.and_then(Device::host));
-            self.foreign.push((row.device, foreign, others, host));
-        }
-        self.forwards.feed(row, replay);
-        self.cycles.feed(row, replay);
-        self.modes.feed(row, replay);
-        self.attention.feed(row, replay.step, &replay.symbols);
-        self.calls.feed(row, replay);
-        if self.facts.feed(row, &replay.symbols) {
-            self.note_mode(row, &replay.symbols);
-        }
-        match row.event {
-            EventName::Oom => {
-                self.ooms += 1;
-                // A new attempt calls a model again. PyTorch itself catches OOMs while it looks for an algorithm of
-                // cuDNN.
-                let before = self.oom.replace(*row);
-                self.earlier = before.filter(|before| before.seq < self.calls.last_root).or(self.earlier);
-                self.failed_of_oom = std::mem::take(&mut self.failed);
-            }
-            EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
-            EventName::Alloc | EventName::SegmentAlloc | EventName::SegmentMap => self.failed = 0,
-            _ => {}
-        }
-        if device.is_some() {
-            let in_update = replay.phase == replay.phases.optimizer;
-            self.count_step(row.device, replay.step, totals.allocated, in_update);
-            let at =
-                self.groups.iter().position(|(ordinal, _)| *ordinal == row.device).unwrap_or_else(|| {
-                    self.groups.push((row.device, StepGroups::default()));
-                    self.groups.len() - 1
-                });
-            self.groups[at].1.feed(row, replay.step);
-        }
-    }
-
-    /// Returns the bytes of modules' results that were live when an earlier request ran out of memory, in the
-    /// same step, and are still live at `row`.
-    fn left_by_attempt(&self, live: &[Block], row: &Record, symbols: &SymbolTable) -> i64 {
-        let is_same = |earlier: &&Record| earlier.device == row.device && earlier.step == row.step;
-        let Some(earlier) = self.earlier.as_ref().filter(is_same) else { return 0 };
-        let is_left = |block: &&Block| {
-            block.id < earlier.seq
-                && block.owner.step == earlier.step
-                && matches!(block.owner.category, Category::Activation | Category::AutogradDetail)
-                && !symbols.or_dash(block.owner.module).starts_with(['-', '('])
-        };
-        live.iter().filter(is_left).map(|block| block.bytes).sum()
-    }
-
-    /// Processes a mark with a fact about a model: keeps whether the model evaluates after it was trained.
-    fn note_mode(&mut self, row: &Record, symbols: &SymbolTable) {
-        let name = symbols.get(row.name);
-        let Some((ModelFact::Evaluates(evaluates), path)) = ModelFact::parse(&name) else { return };
-        // The mark may come before or after the row of its own call.
-        if !evaluates {
-            self.evaluated.remove(root_of(path));
-        } else if self.calls.of_module(path, symbols) > 1 {
-            self.evaluated.insert(root_of(path).to_owned());
-        }
-    }
-
-    fn count_step(&mut self, device: i32, step: i64, allocated: i64, in_update: bool) {
-        let at = self.steps.iter().position(|(ordinal, ..)| *ordinal == device).unwrap_or_else(|| {
-            self.steps.push((device, step, StepTotals::default(), Vec::new()));
-            self.steps.len() - 1
-        });
-        let (_, current, totals, finished) = &mut self.steps[at];
-        if step > *current {
-            if *current >= 0 {
-                finished.push(*totals);
-            }
-            *current = step;
-            let began = totals.ended;
-            *totals = StepTotals { began, ended: allocated, peak: began, peak_before_update: began };
-        }
-        totals.ended = allocated;
-        totals.peak = totals.peak.max(allocated);
-        if !in_update {
-            totals.peak_before_update = totals.peak_before_update.max(allocated);
-        }
-    }
-}
 
 /// Returns true if a row is outside of all modules.
 fn is_script(row: &Record, replayed: &Replayed) -> bool {
@@ -264,20 +125,20 @@ pub(super) struct OomCase<'a> {
     pub(super) facts: Facts,
     /// The other processes of the run on this GPU, if they were looked for.
     pub(super) neighbours: Option<Neighbours>,
-    ooms: u64,
+    pub(super) ooms: u64,
     /// The context of a simulated GPU; `None` on a real GPU, and if the request for a simulated GPU set the
     /// size of the context.
-    context: Option<ContextRange>,
+    pub(super) context: Option<ContextRange>,
     /// The free memory of the device; `None` if the trace has no sample of it.
-    device_free: Option<i64>,
+    pub(super) device_free: Option<i64>,
     /// The sizes in bytes of the free pieces in torch's segments for requests of this kind, the largest
     /// first. All of them may be too small.
     pub(super) holes: Vec<i64>,
     /// The repeated layers that the forward had not reached.
-    layers: Option<LayersLeft>,
+    pub(super) layers: Option<LayersLeft>,
     /// Memory that is much larger than in earlier steps, if the program needs too much and this step is
     /// larger than earlier ones.
-    differences: Vec<Difference>,
+    pub(super) differences: Vec<Difference>,
     /// True if the request is in a forward and no backward has run so far.
     pub(super) is_untrained: bool,
     /// The bytes of the logits and their copies, including the request; 0 if the request is not for a loss.
@@ -289,24 +150,26 @@ pub(super) struct OomCase<'a> {
     /// True if the request is in a forward in evaluation mode of a model that was trained before.
     pub(super) is_evaluation: bool,
     /// The model whose parameters the program moves to the GPU.
-    being_moved: Option<String>,
+    pub(super) being_moved: Option<String>,
     /// The root that the first step trains; empty if it is unknown.
-    trained_root: String,
+    pub(super) trained_root: String,
     /// A model that keeps a graph in evaluation mode, if its memory is a significant share of the card.
     pub(super) evaluation_graph: Option<EvaluationGraph>,
     /// A model without an optimizer that keeps a graph, if its memory is a significant share of the card.
     pub(super) unoptimized_graph: Option<UnoptimizedGraph>,
+    /// Parameters without an optimizer, if they cost a significant share of the card.
+    pub(super) unused_gradients: Option<UnusedGradients>,
     pub(super) key_value_cache: KeyValueCache,
     /// True if the latest call of the request's model was in evaluation mode.
     pub(super) evaluates: bool,
     /// Other models that this step does not train, if the program is too big.
     pub(super) untrained: Vec<UntrainedModel>,
     /// The blocks of this device.
-    live: Vec<(Owner, i64)>,
-    symbols: SymbolTable,
+    pub(super) live: Vec<(Owner, i64)>,
+    pub(super) symbols: SymbolTable,
     /// True if the request was made outside of all modules after the first step had begun.
     pub(super) in_script: bool,
-    owner: String,
+    pub(super) owner: String,
     /// The phase of the request.
     pub(super) phase: String,
     /// The op of the request.
@@ -355,6 +218,7 @@ impl<'a> OomCase<'a> {
             .unwrap_or_else(|| (untraced - host.unwrap_or(0) - most_of_context).max(0))
             .min(untraced);
         let live = replayed.replay.live_on(row.device, false);
+        let blocks: Vec<(Owner, i64)> = live.iter().map(|block| (block.owner, block.bytes)).collect();
         let sum = |category: Category| -> i64 {
             let is_of = |block: &&Block| block.owner.category.without_sharding() == category;
             live.iter().filter(is_of).map(|block| block.bytes).sum()
@@ -389,6 +253,7 @@ impl<'a> OomCase<'a> {
         };
         let holding: BTreeSet<Symbol> =
             live.iter().filter(is_result).map(|block| block.owner.module).collect();
+        let is_sharded = exactly(&[Category::UnshardedParameter, Category::AllGather]).next().is_some();
         let optimizer = OptimizerStep::of(&live, &replayed.symbols, row);
         let forwards = seen.forwards.since_backward(&replayed.symbols);
         let facts = Facts {
@@ -404,6 +269,12 @@ impl<'a> OomCase<'a> {
             unknown: (untraced - others - host.unwrap_or(0)).max(context_bytes.min(left)),
             room: left - untraced,
             largest_hole: holes.first().copied().unwrap_or(0),
+            continued_steps: continued_steps(&blocks, row.step, &seen.calls, &replayed.symbols),
+            grown_model: GrownModel::of(
+                steps.map_or(&[], |(.., finished)| finished.as_slice()),
+                sum(Category::Parameter),
+                Copies::of(&live, Category::Parameter),
+            ),
             failed_calls: seen.failed_of_oom,
             step: row.step,
             steps: steps.map(|(.., finished)| finished.clone()).unwrap_or_default(),
@@ -416,7 +287,11 @@ impl<'a> OomCase<'a> {
             shards: exactly(&[Category::Parameter]).sum(),
             largest_gather: exactly(&[Category::UnshardedParameter, Category::AllGather]).max().unwrap_or(0),
             gathered_modules: modules_of(&live, Category::UnshardedParameter, &replayed.symbols),
-            unreduced_modules: modules_of(&live, Category::UnshardedGradient, &replayed.symbols),
+            unreduced_modules: unreduced(
+                &blocks,
+                (in_forward && is_sharded).then_some(replayed.replay.phases.backward),
+                &replayed.symbols,
+            ),
             of_failed_attempt: seen.left_by_attempt(&live, row, &replayed.symbols),
             largest_result: exactly(&[Category::Activation]).max().unwrap_or(0),
             other_lasting: live
@@ -495,8 +370,9 @@ impl<'a> OomCase<'a> {
             && row.step <= 0
             && let Some(root) = trained_root.as_ref().filter(may_train)
         {
+            // What FSDP has gathered is not trained; only the shards are.
             let is_own = |block: &&Block| {
-                block.owner.category.without_sharding() == Category::Parameter
+                block.owner.category == Category::Parameter
                     && root_of(&replayed.symbols.get(block.owner.module)) == root
             };
             let parameters: i64 = live.iter().filter(is_own).map(|block| block.bytes).sum();
@@ -519,7 +395,6 @@ impl<'a> OomCase<'a> {
                 let layers = replayed.replay.classes.layers([], &replayed.symbols);
                 groups.differences(row, request, &replayed.symbols, &layers, facts.capacity)
             });
-        let blocks: Vec<(Owner, i64)> = live.iter().map(|block| (block.owner, block.bytes)).collect();
         OomCase {
             row: *row,
             trace,
@@ -566,6 +441,8 @@ impl<'a> OomCase<'a> {
                 &replayed.symbols,
             )
             .filter(|graph| facts.is_material(graph.bytes)),
+            unused_gradients: UnusedGradients::find(&blocks, row.step, &seen.found, &replayed.symbols)
+                .filter(|unused| facts.has_autograd && facts.is_material(unused.cost())),
             key_value_cache: KeyValueCache::of(
                 live.iter().map(|block| (block.owner.category, block.bytes, block.dtype, block.shape)),
                 &replayed.symbols,
@@ -612,7 +489,7 @@ impl<'a> OomCase<'a> {
 
     /// Returns [`Facts::room`] as text. Without a sample of the device it is an upper bound, and the text
     /// says so.
-    fn room_text(&self, units: Unit) -> String {
+    pub(super) fn room_text(&self, units: Unit) -> String {
         let most = if self.device_free.is_none() { "at most " } else { "" };
         format!("{most}{}", units.show(self.facts.room))
     }
@@ -629,256 +506,6 @@ impl<'a> OomCase<'a> {
         // Memory that grows or is kept would fill the larger card, too.
         let is_cause = !matches!(self.cause, Cause::Limit | Cause::Grows | Cause::Kept);
         (is_cause && is_inside).then_some(lacking)
-    }
-
-    /// Returns the missing bytes for the line of the verdict; empty if the card had them or its size is
-    /// unknown.
-    fn missing(&self, units: Unit) -> String {
-        let facts = &self.facts;
-        let (bytes, of) = match self.cause {
-            // Without a larger bound, the missing bytes of the request are the only figure.
-            Cause::TooBig if facts.short() == 1 => (facts.lacking(), " for this request"),
-            Cause::TooBig => (facts.short(), ""),
-            Cause::RequestTooLarge => (facts.request - (facts.capacity - facts.unknown), ""),
-            Cause::Injected | Cause::Limit => (0, ""),
-            _ => (facts.lacking(), " for this request"),
-        };
-        let is_measured = facts.needed.is_some_and(|needed| needed > facts.capacity)
-            || !of.is_empty() && self.cause != Cause::TooBig;
-        // The layers that were not reached may take less than the earlier ones, so their estimate is no bound.
-        let is_estimate = self.cause == Cause::TooBig && self.estimate_by_layers().is_some();
-        let least = match (is_measured, is_estimate) {
-            (true, _) => "",
-            (false, true) => "about ",
-            (false, false) => "at least ",
-        };
-        if facts.capacity == 0 || bytes <= 0 {
-            return String::new();
-        }
-        let whole = facts.short_of_whole_step();
-        let in_step = if whole > bytes && !is_measured && self.cause == Cause::TooBig {
-            let until = match &facts.of_optimizer {
-                StateToCome { gradients: 0, .. } => "until this step ends".to_owned(),
-                StateToCome { class: Some(class), .. } => format!("in a whole step with {class}"),
-                StateToCome { .. } => "in a whole step if the optimizer is Adam".to_owned(),
-            };
-            // What the forward and the backward still need is unknown, unless layers or the optimizer's step
-            // give an estimate.
-            let is_bound = facts.of_optimizer.gradients > 0 && !is_estimate;
-            let about = if is_bound { "at least" } else { "about" };
-            format!(", {about} {} {until}", units.show(whole))
-        } else {
-            String::new()
-        };
-        format!(": {least}{} missing{of}{in_step}", units.show(bytes))
-    }
-
-    /// Returns the layers that were not reached if they raise the need above what the earlier steps took.
-    fn estimate_by_layers(&self) -> Option<&LayersLeft> {
-        let facts = &self.facts;
-        let estimate = facts.needs_at_least() + facts.to_come;
-        self.layers.as_ref().filter(|left| left.bytes > 0 && estimate > facts.needs_by_earlier_steps())
-    }
-
-    /// Returns the reason, with the figures that prove it, as a sentence without a full stop.
-    pub(super) fn because(&self, units: Unit) -> String {
-        let facts = &self.facts;
-        let show = |bytes: i64| units.show(bytes).to_string();
-        let request = show(facts.request);
-        let card = show(facts.capacity);
-        let needs = facts.needs_at_least();
-        let by_steps = facts.needs_by_earlier_steps();
-        let at_least = if by_steps > needs.max(facts.capacity) {
-            format!(
-                "at least {} is needed, and the card has {card}: this step began with {}, and each earlier \
-                 step took at least the rest on top of that",
-                show(by_steps),
-                show(facts.step_began)
-            )
-        } else if needs > facts.capacity {
-            format!("at least {} is needed, and the card has {card}", show(needs))
-        } else {
-            format!(
-                "{request} more did not fit: with it, blocks, context and libraries would take {} of {card}, beside {} \
-                 of free pieces that are too small, and more may follow",
-                show(needs),
-                show(facts.cached())
-            )
-        };
-        let kept_holder = self.kept.as_ref().map(|(holder, _)| holder);
-        match (self.cause, &self.kept) {
-            (Cause::Injected, _) => {
-                format!("--phantom-fault made the request for {request} fail; the device had room")
-            }
-            (Cause::RequestTooLarge, _) => {
-                format!("{request} was asked for at once, and the card has {card} in all")
-            }
-            (Cause::Limit, _) => {
-                format!(
-                    "{} is free on the device, but a limit of torch forbids its use",
-                    self.room_text(units)
-                )
-            }
-            (Cause::Grows, None | Some((_, Kept::Copies)))
-                if facts.growth().is_none() && facts.are_copies_kept() =>
-            {
-                let holder = kept_holder.map(|holder| format!(". {}", upper_first(&holder.kept(units))));
-                format!(
-                    "parameters of {} were allocated in {}: copies of the model are kept{}",
-                    show(facts.copies.bytes),
-                    counted(facts.copies.steps as u64, "step"),
-                    holder.unwrap_or_default()
-                )
-            }
-            (Cause::Grows, kept) => {
-                let growth = facts.growth();
-                let grown = growth.map(|growth| {
-                    format!(
-                        "each step leaves {} behind, {} over the last {}{}; without it {request} would fit",
-                        show(growth.per_step),
-                        show(growth.total),
-                        counted(growth.steps as u64, "step"),
-                        if growth.total < facts.lacking() {
-                            format!(
-                                ", and needs more to work with it: {} more than step 1",
-                                show(growth.risen)
-                            )
-                        } else {
-                            String::new()
-                        }
-                    )
-                });
-                let held = kept.as_ref().map(|(holder, _)| match growth {
-                    // The holder grows more slowly than all memory together, so its line says that its rate
-                    // is only a part of the growth.
-                    Some(growth) if holder.bytes_per_step() < Some(growth.per_step) => {
-                        holder.line_with(units, "of it a step")
-                    }
-                    Some(_) => upper_first(&holder.kept(units)),
-                    None => holder.line(units),
-                });
-                let state = facts.states.filter(|_| kept.is_none()).map(|states| {
-                    format!(
-                        "Optimizer state of {} was allocated in {}: old optimizers are kept",
-                        show(states.bytes),
-                        counted(states.steps as u64, "step")
-                    )
-                });
-                let buffer = self.grown_buffer().filter(|_| kept.is_none()).map(|(owner, bytes)| {
-                    let module = self.symbols.or_dash(owner.module);
-                    let of =
-                        if module.starts_with(['(', '-']) { String::new() } else { format!(" of {module}") };
-                    format!("A buffer{of} has {} now, and was made anew in step {}", show(*bytes), owner.step)
-                });
-                [grown, held, state, buffer].into_iter().flatten().collect::<Vec<_>>().join(". ")
-            }
-            (Cause::Kept, Some((holder, why))) => {
-                let beside = if *why == Kept::Loaded {
-                    format!(", and the parameters themselves take {}", show(facts.parameters))
-                } else {
-                    String::new()
-                };
-                format!("{}: {}{beside}", holder.line(units), remedy(*why).0)
-            }
-            (Cause::HostMemory, _) => format!(
-                "device and host share one memory, and this process holds {} of it on the host; without that, {request} \
-                 would fit",
-                show(facts.host.unwrap_or(0))
-            ),
-            (Cause::OtherProcess, _) if facts.host.is_some() => format!(
-                "the system and other programs hold {} of the memory that the device shares; without them, {request} would \
-                 fit",
-                show(facts.others)
-            ),
-            (Cause::OtherProcess, _) => {
-                let names = self.neighbours.as_ref().map(|others| format!(" ({})", others.text));
-                format!(
-                    "other processes hold {} of this card's {card}{}; without them, {request} would fit",
-                    show(facts.others),
-                    names.unwrap_or_default()
-                )
-            }
-            (Cause::Fragmentation, _) if facts.is_private() => format!(
-                "{} is free in private pools (CUDA graphs, torch.cuda.MemPool), where a request of another pool may not use it",
-                show(facts.private)
-            ),
-            (Cause::Fragmentation, _) => format!(
-                "{} is free in torch's cache and {} on the device, but the largest piece has {}, and {request} is needed",
-                show(facts.cached()),
-                self.room_text(units),
-                show(facts.largest_hole)
-            ),
-            (Cause::OutsideTorch, _) if facts.outside < facts.large_context() => format!(
-                "the CUDA context and untraced memory take {} instead of the usual 0.3 to 0.6 GiB; \
-                 at the usual size, {request} would fit",
-                show(facts.unknown)
-            ),
-            (Cause::OutsideTorch, _) => format!(
-                "this process holds {} outside torch's allocator; without it, {request} would fit",
-                show(facts.outside)
-            ),
-            (Cause::Kept, None) => format!(
-                "{} of an earlier attempt, which ran out of memory, are still live: something refers to its variables, such as \
-                 the traceback of its error; without them, {request} would fit",
-                show(facts.of_failed_attempt)
-            ),
-            (Cause::TooBig, _) if facts.capacity > 0 => match facts.needed {
-                Some(needed) if needed > facts.capacity => format!(
-                    "the run needs {}, and the card has {card}: {} too little",
-                    show(needed),
-                    show(needed - facts.capacity)
-                ),
-                _ => match self.estimate_by_layers() {
-                    Some(left) => format!(
-                        "{at_least}. The request was in the {} of {} layers ({}): about {} in all if each \
-                         layer takes as much, plus what runs after the layers",
-                        nth(left.number + 1),
-                        left.of,
-                        left.at,
-                        show(needs + facts.to_come)
-                    ),
-                    None if self.being_moved.is_some() => {
-                        let root = self.being_moved.as_deref().unwrap_or_default();
-                        let whole = facts.parameters + facts.request + facts.parameters_to_come;
-                        format!(
-                            "{} of {root}'s parameters are still on the CPU, so at least {} is needed, and the card has {card}. Training \
-                             adds gradients (as much as the {} of parameters) and the optimizer's state (with Adam twice as much)",
-                            show(facts.parameters_to_come + facts.request),
-                            show(needs + facts.to_come),
-                            show(whole)
-                        )
-                    }
-                    None if facts.to_come > 0 && needs + facts.to_come > by_steps => {
-                        let state = show(needs + facts.to_come);
-                        let temporaries = facts.temporaries_to_come;
-                        let of_step = format!(
-                            ", about {} with the temporary results of the optimizer's step (none with \
-                             fused=True)",
-                            show(needs + facts.to_come + temporaries)
-                        );
-                        format!(
-                            "with the optimizer state that is not allocated yet, at least {state} is needed{}, \
-                             and the card has {card}",
-                            if temporaries > 0 { of_step } else { String::new() }
-                        )
-                    }
-                    None => match self.layers.as_ref().filter(|left| left.bytes == 0 && facts.has_autograd) {
-                        Some(left) => {
-                            format!(
-                                "{at_least}. It was the {} of {} layers ({}), and the others need memory, too",
-                                nth(left.number + 1),
-                                left.of,
-                                left.at
-                            )
-                        }
-                        None => at_least,
-                    },
-                },
-            },
-            (Cause::TooBig, _) => {
-                format!("{request} does not fit in addition to {} of live blocks", show(facts.allocated))
-            }
-        }
     }
 
     /// Returns the bytes and the number of the tensors that the script has made outside of the model, since the first step, and
@@ -898,52 +525,6 @@ impl<'a> OomCase<'a> {
             owner.category == Category::Buffer && owner.step > 0 && *bytes >= growth.total
         };
         self.live.iter().filter(is_it).max_by_key(|(_, bytes)| *bytes)
-    }
-
-    /// Returns a sentence about the state that the optimizer will allocate if the request is in the first
-    /// step, or an empty text.
-    fn state_to_come(&self, units: Unit) -> String {
-        let facts = &self.facts;
-        let StateToCome { bytes, gradients, temporaries, class } = &facts.of_optimizer;
-        let is_known = facts.needed.is_some_and(|needed| needed > facts.capacity);
-        if self.cause != Cause::TooBig || *bytes == 0 || is_known {
-            return String::new();
-        }
-        let (state, root) = (units.show(*bytes), &self.trained_root);
-        let whole = facts.capacity + facts.short_of_whole_step();
-        let is_update = whole == facts.needs_by_update();
-        let whole = units.show(whole);
-        // Without an estimate of the rest of the forward, the sum is a lower bound.
-        let about = if self.estimate_by_layers().is_some() { "about" } else { "at least" };
-        if is_update {
-            let gradients = units.show(*gradients);
-            let of_class = match class {
-                Some(class) => format!("the state of {class}, {state}"),
-                None => format!("the state of the optimizer (Adam: {state})"),
-            };
-            let of_class = if *temporaries == 0 {
-                of_class
-            } else {
-                format!(
-                    "{of_class}, and the temporary results of its step, {} (none with fused=True)",
-                    units.show(*temporaries)
-                )
-            };
-            return format!(
-                " The gradients of {root}, {gradients}, and {of_class}, are still to come, so about {whole} in all."
-            );
-        }
-        match class {
-            Some(class) => {
-                format!(
-                    " The state of {class} is still to come: {state} for {root}, so {about} {whole} in all."
-                )
-            }
-            None => format!(
-                " The state of the optimizer is still to come, and the optimizer is unknown: Adam needs {state} for \
-                 {root}, so {about} {whole} in all, and plain SGD needs none."
-            ),
-        }
     }
 
     /// Returns a holder of memory that is not needed, if the memory of another process is the cause. Letting go of

@@ -1,7 +1,7 @@
 //! Counts the forwards of a program's models before each backward.
 
 use memtrace_trace::{Api, EventName};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
@@ -58,19 +58,58 @@ impl Forwards {
         self.begun.keys().filter(|range| is_root(range, symbols)).count()
     }
 
-    /// Returns the forwards of the root module that was called most often since the last backward.
+    /// Returns the forwards of the outermost module that was called most often since the last backward.
     pub(super) fn since_backward(&self, symbols: &SymbolTable) -> Begun {
-        let roots = self.begun.iter().filter(|(range, _)| is_root(range, symbols));
-        roots.map(|(_, begun)| *begun).max_by_key(|begun| begun.count).unwrap_or_default()
+        let most = outermost(&self.begun, symbols).max_by_key(|begun| begun.count);
+        most.copied().unwrap_or_default()
     }
 
-    /// Returns the maximum number of forwards of a root module before a backward; 0 if no backward ran.
+    /// Returns the maximum number of forwards of an outermost module before a backward; 0 if no backward ran.
     pub(super) fn usual(&self, symbols: &SymbolTable) -> u64 {
-        let roots = self.before_backward.iter().filter(|(range, _)| is_root(range, symbols));
-        roots.map(|(_, count)| *count).max().unwrap_or(0)
+        outermost(&self.before_backward, symbols).copied().max().unwrap_or(0)
     }
+}
+
+/// Returns what belongs to the roots and, for each root that was not called, its outermost called modules with parts: a
+/// script may call methods of a model other than its forward. A module without parts, such as a recurrent cell, runs
+/// many times in one forward.
+fn outermost<'a, T>(of: &'a FxHashMap<Range, T>, symbols: &SymbolTable) -> impl Iterator<Item = &'a T> {
+    let is_module = |range: &Range| *symbols.get(range.0) == *Api::Module.as_str();
+    let called: FxHashSet<String> =
+        of.keys().filter(|range| is_module(range)).map(|range| symbols.get(range.1).to_string()).collect();
+    let parents: FxHashSet<&str> = called.iter().filter_map(|path| Some(path.rsplit_once('.')?.0)).collect();
+    let is_outermost = |path: &str| {
+        let is_inside = path.match_indices('.').any(|(dot, _)| called.contains(&path[..dot]));
+        !is_inside && (!path.contains('.') || parents.contains(path))
+    };
+    let chosen: Vec<&T> = of
+        .iter()
+        .filter(|(range, _)| is_module(range) && is_outermost(&symbols.get(range.1)))
+        .map(|(_, value)| value)
+        .collect();
+    chosen.into_iter()
 }
 
 fn is_root((api, name): &Range, symbols: &SymbolTable) -> bool {
     *symbols.get(*api) == *Api::Module.as_str() && !symbols.get(*name).contains('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oom_counts_forwards_of_the_outermost_modules() {
+        let symbols = SymbolTable::default();
+        let of = |calls: &[(&str, u64)]| {
+            let range = |path: &str| (symbols.intern(Api::Module.as_str()), symbols.intern(path));
+            let before_backward = calls.iter().map(|(path, count)| (range(path), *count)).collect();
+            Forwards { before_backward, ..Forwards::default() }.usual(&symbols)
+        };
+        // A method of the model calls its parts.
+        assert_eq!(of(&[("Agent.network", 64), ("Agent.network.0", 64), ("Agent.critic", 64)]), 64);
+        // A recurrent cell; a model with a layer that runs several times.
+        assert_eq!(of(&[("Net.cell", 99), ("Net.out", 1)]), 0);
+        assert_eq!(of(&[("Net", 1), ("Net.shared", 12), ("Net.shared.0", 12)]), 1);
+    }
 }

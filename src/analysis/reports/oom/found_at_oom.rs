@@ -10,13 +10,15 @@ use super::cause::StateToCome;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::symbols::SymbolTable;
 use crate::read::together::RowReader;
-use crate::state::model_facts::name_of_fact;
+use crate::state::model_facts::{name_of_fact, root_of};
 
 /// The class of the optimizer of each root, and the bytes of its parameters on the CPU.
 #[derive(Default)]
 pub(super) struct FoundAtOom {
     optimizers: BTreeMap<String, String>,
     on_cpu: BTreeMap<String, i64>,
+    /// By the path of a module: the bytes of its parameters that require a gradient but that no optimizer has.
+    without_optimizer: BTreeMap<String, i64>,
 }
 
 /// Reads the marks of a whole trace, because they follow the row of the OOM.
@@ -34,7 +36,7 @@ impl RowReader for FoundAtOom {
 }
 
 impl FoundAtOom {
-    fn note(&mut self, mark: &str) {
+    pub(super) fn note(&mut self, mark: &str) {
         match ModelFact::parse(mark) {
             Some((ModelFact::Optimizer(class), root)) => {
                 self.optimizers.insert(root.to_owned(), class.to_owned());
@@ -42,8 +44,20 @@ impl FoundAtOom {
             Some((ModelFact::OnCpu(bytes), root)) => {
                 self.on_cpu.insert(root.to_owned(), bytes);
             }
+            Some((ModelFact::NoOptimizer(bytes), path)) => {
+                self.without_optimizer.insert(path.to_owned(), bytes);
+            }
             _ => {}
         }
+    }
+
+    /// Returns the modules with parameters that require a gradient but that no optimizer has, and the bytes of these
+    /// parameters.
+    pub(super) fn without_optimizer(&self) -> impl Iterator<Item = (&str, i64)> {
+        self.without_optimizer
+            .iter()
+            .map(|(path, bytes)| (path.as_str(), *bytes))
+            .filter(|(_, bytes)| *bytes > 0)
     }
 
     /// Returns true if an optimizer has parameters of this root.
@@ -61,11 +75,17 @@ impl FoundAtOom {
     /// Returns the state that the optimizer of a root will allocate for this many bytes of trained parameters.
     /// Without a known optimizer, returns the state of Adam.
     pub(super) fn state_of(&self, root: &str, trained: i64) -> StateToCome {
+        let without: i64 =
+            self.without_optimizer().filter(|(path, _)| root_of(path) == root).map(|(_, bytes)| bytes).sum();
+        if without > 0 && !self.has_optimizer(root) {
+            return StateToCome::default();
+        }
+        let held = (trained - without).max(0);
         let known = self.optimizers.get(root).and_then(|class| Some((class, halves_per_parameter(class)?)));
         StateToCome {
-            bytes: trained / 2 * known.map_or(4, |(_, halves)| halves),
+            bytes: held / 2 * known.map_or(4, |(_, halves)| halves),
             gradients: trained,
-            temporaries: known.filter(|(class, _)| is_foreach_adam(class)).map_or(0, |_| trained),
+            temporaries: known.filter(|(class, _)| is_foreach_adam(class)).map_or(0, |_| held),
             class: known.map(|(class, _)| class.split(',').next().unwrap_or(class).to_owned()),
         }
     }

@@ -83,7 +83,7 @@ impl ModuleCalls {
     }
 
     /// Returns the step of the last call of a module of a root; `None` if none was called.
-    fn last_step(&self, root: &str, symbols: &SymbolTable) -> Option<i64> {
+    pub(super) fn last_step(&self, root: &str, symbols: &SymbolTable) -> Option<i64> {
         let of_root = self.of.iter().filter(|(name, _)| root_of(&symbols.get(**name)) == root);
         of_root.map(|(_, (_, step, ..))| *step).max()
     }

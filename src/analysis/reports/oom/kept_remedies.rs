@@ -1,6 +1,6 @@
 //! Why a holder keeps memory that is not needed, and what to write instead.
 
-use super::cause::Kept;
+use super::kept::Kept;
 
 /// Returns the reason why a holder keeps memory, and the remedies.
 pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
@@ -25,6 +25,8 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
             "the graph of an earlier step is alive together with the graph of this one",
             &[
                 "del the variable at the end of the step, or keep what .item() or .detach() gives; a state that goes into the next step needs .detach(), too",
+                "if no backward trains through it (an evaluation, the rollout of a reinforcement learning agent): torch.no_grad() or \
+                 torch.inference_mode() around its forward",
                 "after backward(create_graph=True), gradients keep the graph, too: zero_grad(set_to_none=True) before the next forward, or torch.autograd.grad",
             ],
         ),
@@ -32,7 +34,8 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
             "no backward has freed the graphs of these forwards",
             &[
                 "call backward for each part and let gradients add up, instead of summing the losses",
-                "in an evaluation: torch.no_grad() or torch.inference_mode()",
+                "if no backward trains through them (an evaluation, the rollout of a reinforcement learning agent): torch.no_grad() or \
+                 torch.inference_mode()",
                 "a state that goes into the next forward: .detach() it every few steps",
             ],
         ),

@@ -1,23 +1,33 @@
 //! `memtrace oom`: the reason why a request ran out of memory, the evidence, and the remedies.
 
 mod attention;
+mod because;
 mod case;
 mod cause;
 mod cycles;
+mod earlier_graph;
 mod eval_mode;
 mod forwards;
 mod found_at_oom;
+mod fsdp;
 mod idle;
+mod kept;
 mod kept_remedies;
 mod kv_cache;
 mod layers_left;
+mod model_growth;
 mod optimizer_step;
 mod recomputed;
+mod remarks;
 mod remedies;
+mod rows_before;
 mod server_limit;
 mod step_groups;
 mod step_growth;
+#[cfg(test)]
+mod test_facts;
 mod unoptimized;
+mod unused_gradients;
 
 use serde_json::{Value, json};
 
@@ -51,9 +61,11 @@ use crate::state::replay::Block;
 use crate::state::replay_trace::Replayed;
 use crate::state::retained::{RetainedSearch, RetainedSearches};
 use crate::state::step_inputs::LargestInput;
-use case::{OomCase, RowsBefore};
-use cause::{Cause, Kept};
+use case::OomCase;
+use cause::Cause;
+use kept::Kept;
 use kept_remedies::remedy;
+use rows_before::RowsBefore;
 use server_limit::{Refused, ServerMarks};
 
 /// The maximum number of changes of `memtrace advise` that are shown.

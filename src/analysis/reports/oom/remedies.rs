@@ -5,10 +5,12 @@ use memtrace_trace::units::Unit;
 use super::super::advised::FirstAdvice;
 use super::attention::names_attention;
 use super::case::{COPIES, OomCase};
-use super::cause::{Cause, Kept, is_of_forward};
+use super::cause::Cause;
 use super::eval_mode::EvaluationGraph;
 use super::idle::UntrainedModel;
+use super::kept::{Kept, is_of_forward};
 use super::kept_remedies::{FAILED_ATTEMPT, remedy};
+use super::model_growth::SMALLER_MODEL;
 use super::unoptimized::UnoptimizedGraph;
 use crate::render::numbers::counted;
 use crate::state::retained::Holder;
@@ -58,6 +60,7 @@ impl OomCase<'_> {
                     add(remedy(*why).1);
                 }
             }
+            (Cause::Grows, None) if facts.has_model_grown() => add(&[SMALLER_MODEL]),
             (Cause::Grows, None) if facts.growth().is_none() => add(remedy(Kept::Copies).1),
             (Cause::Grows, None) => {
                 if facts.states.is_some() {
@@ -163,6 +166,10 @@ impl OomCase<'_> {
         } else if self.may_evaluate() && facts.is_larger_than_before() && self.evaluates {
             all.push(EVALUATES.to_owned());
         }
+        if let Some(unused) = &self.unused_gradients {
+            let unsure = if self.is_too_little(unused.bytes) { UNSURE } else { "" };
+            all.push(unused.line(units, unsure));
+        }
         // A server sets its pool aside, and a forward in training keeps its keys and values for the backward.
         if facts.is_material(self.key_value_cache.bytes) && self.server.is_none() && !facts.has_autograd {
             all.push(self.key_value_cache.line(units));
@@ -208,7 +215,10 @@ impl OomCase<'_> {
                 if self.is_too_little(gathered / modules as i64 * (modules as i64 - 2)) { UNSURE } else { "" }
             ));
         }
-        if let Some((bytes, modules)) = facts.unreduced_together() {
+        // If the root alone is sharded, all gradients are whole until its backward ends.
+        let is_by_design =
+            facts.whole_gather(self.trace.meta.world_size).is_some() && self.phase != "forward";
+        if let Some((bytes, modules)) = facts.unreduced_together().filter(|_| !is_by_design) {
             all.push(format!(
                 "reduce the gradients in each backward, without no_sync() (fully_shard: set_requires_gradient_sync(True); accelerate: \
                  GradientAccumulationPlugin(sync_each_batch=True)): the whole gradients of {modules} modules are live at once now, {}",

@@ -15,6 +15,8 @@ pub(super) struct StepTotals {
     pub(super) peak: i64,
     /// The maximum outside of the optimizer's step, whose first run allocates its state.
     pub(super) peak_before_update: i64,
+    /// The bytes of the parameters when the step ended.
+    pub(super) parameters: i64,
 }
 
 /// The memory that each step leaves allocated.

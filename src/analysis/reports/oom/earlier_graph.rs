@@ -1,0 +1,83 @@
+//! Graphs of an earlier step that the running step still needs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use memtrace_trace::Category;
+
+use super::idle::ModuleCalls;
+use crate::read::symbols::SymbolTable;
+use crate::state::block::Owner;
+use crate::state::model_facts::root_of;
+
+/// Returns the earlier steps with live results of which most belong to a model that step `now` has not called. `live` has
+/// the owner and the size of each live block.
+///
+/// Such a graph may be needed: a program with two optimizers steps one of them between the forward of a generator and
+/// its backward.
+pub(super) fn continued_steps(
+    live: &[(Owner, i64)],
+    now: i64,
+    calls: &ModuleCalls,
+    symbols: &SymbolTable,
+) -> BTreeSet<i64> {
+    let mut results: BTreeMap<(i64, String), i64> = BTreeMap::new();
+    for (owner, bytes) in live {
+        let path = symbols.or_dash(owner.module);
+        let is_result = matches!(owner.category, Category::Activation | Category::AutogradDetail);
+        if is_result && owner.step < now {
+            *results.entry((owner.step, root_of(&path).to_owned())).or_default() += bytes;
+        }
+    }
+    let mut most: BTreeMap<i64, (i64, &str)> = BTreeMap::new();
+    for ((step, root), bytes) in &results {
+        let known = most.entry(*step).or_default();
+        *known = (*known).max((*bytes, root));
+    }
+    let is_continued = |root: &str| {
+        !root.starts_with(['-', '(']) && calls.last_step(root, symbols).is_some_and(|last| last < now)
+    };
+    most.into_iter().filter(|(_, (_, root))| is_continued(root)).map(|(step, _)| step).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::memory::Metric;
+    use memtrace_trace::{Api, EventName};
+
+    use super::*;
+    use crate::options::Window;
+    use crate::read::record::Record;
+    use crate::state::replay::Replay;
+
+    #[test]
+    fn oom_sees_that_a_step_continues_the_graph_of_another_model() {
+        let symbols = SymbolTable::default();
+        let mut replay = Replay::new(&symbols, Window::default(), Metric::Allocated);
+        let mut calls = ModuleCalls::default();
+        let mut call = |path: &str, step: i64| {
+            replay.step = step;
+            let row = Record {
+                event: EventName::RangeBegin,
+                api: symbols.intern(Api::Module.as_str()),
+                name: symbols.intern(path),
+                ..Record::default()
+            };
+            calls.feed(&row, &replay);
+        };
+        call("Generator", 2);
+        call("Critic", 3);
+        let block = |path: &str, step: i64, bytes: i64| {
+            let row =
+                Record { module: symbols.intern(path), category: Category::Activation, ..Record::default() };
+            (Owner { step, ..Owner::of(&row) }, bytes)
+        };
+        let fake = block("Generator.body.3", 2, 900);
+        let of = |live: &[(Owner, i64)], now: i64| continued_steps(live, now, &calls, &symbols);
+        assert_eq!(of(&[fake, block("Critic.body.0", 2, 100)], 3), BTreeSet::from([2]));
+        // Step 3 has called the critic again, so its earlier graph is no longer needed.
+        assert_eq!(of(&[block("Critic.body.0", 2, 900)], 3), BTreeSet::new());
+        // No model is known; the same step.
+        assert_eq!(of(&[block("(script)", 2, 900)], 3), BTreeSet::new());
+        assert_eq!(of(&[fake], 2), BTreeSet::new());
+    }
+}

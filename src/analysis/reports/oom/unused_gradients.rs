@@ -1,0 +1,120 @@
+//! Parameters that require a gradient although no optimizer has them.
+
+use memtrace_trace::Category;
+use memtrace_trace::units::Unit;
+
+use super::found_at_oom::FoundAtOom;
+use crate::read::symbols::SymbolTable;
+use crate::state::block::Owner;
+use crate::state::model_facts::root_of;
+
+/// Parameters without an optimizer, and what they make the step keep; sizes are in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct UnusedGradients {
+    /// The path of the innermost module with all these parameters.
+    pub(super) path: String,
+    /// The bytes of the parameters, which are those of their gradients, too.
+    pub(super) bytes: i64,
+    /// True if an optimizer has other parameters of this model, such as adapters.
+    is_partial: bool,
+    /// The live results of the module in this step, if no optimizer has any part of the model.
+    results: i64,
+}
+
+impl UnusedGradients {
+    /// Returns the module whose parameters without an optimizer cost most. `live` has the owner and the size of each
+    /// live block.
+    pub(super) fn find(
+        live: &[(Owner, i64)],
+        step: i64,
+        found: &FoundAtOom,
+        symbols: &SymbolTable,
+    ) -> Option<UnusedGradients> {
+        let unused = found.without_optimizer().map(|(path, bytes)| {
+            let is_partial = found.has_optimizer(root_of(path));
+            let is_result = |owner: &Owner| {
+                owner.step == step
+                    && matches!(owner.category, Category::Activation | Category::AutogradDetail)
+                    && symbols
+                        .or_dash(owner.module)
+                        .strip_prefix(path)
+                        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            };
+            let results = live.iter().filter(|(owner, _)| is_result(owner)).map(|(_, bytes)| bytes).sum();
+            UnusedGradients {
+                path: path.to_owned(),
+                bytes,
+                is_partial,
+                results: if is_partial { 0 } else { results },
+            }
+        });
+        unused.max_by_key(UnusedGradients::cost)
+    }
+
+    /// Returns an upper bound of the bytes that freezing the parameters saves.
+    pub(super) fn cost(&self) -> i64 {
+        self.bytes + self.results
+    }
+
+    /// Returns the remedy. `unsure` is the text after a saving that may not be enough.
+    pub(super) fn line(&self, units: Unit, unsure: &str) -> String {
+        let UnusedGradients { path, bytes, is_partial, results } = self;
+        let (gradients, results) = (units.show(*bytes), units.show(*results));
+        if *is_partial {
+            return format!(
+                "requires_grad_(False) for the parameters of {path} that no optimizer has: their gradients take {gradients} \
+                 after a backward, no optimizer uses them, and its zero_grad() does not free them{unsure}"
+            );
+        }
+        format!(
+            "{path}.requires_grad_(False), because no optimizer has its parameters: their gradients take {gradients}, and a call \
+             on an input without a gradient, such as the target of a loss, then keeps no graph (its results take {results} now, \
+             in all calls){unsure}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::read::record::Record;
+
+    #[test]
+    fn oom_names_parameters_that_no_optimizer_has() {
+        let symbols = SymbolTable::default();
+        let mut found = FoundAtOom::default();
+        let live: Vec<(Owner, i64)> = ["GPT.blocks.0", "Loss.vgg.0", "Loss.vgg2", "Generator.up"]
+            .map(|path| {
+                let row = Record {
+                    module: symbols.intern(path),
+                    category: Category::Activation,
+                    ..Record::default()
+                };
+                (Owner { step: 3, ..Owner::of(&row) }, 5 << 30)
+            })
+            .to_vec();
+        let find = |found: &FoundAtOom| UnusedGradients::find(&live, 3, found, &symbols);
+        assert_eq!(find(&found), None);
+        found.note("no_optimizer=1073741824 GPT");
+        found.note("optimizer=AdamW GPT");
+        assert_eq!(
+            find(&found).unwrap().line(Unit::default(), ""),
+            "requires_grad_(False) for the parameters of GPT that no optimizer has: their gradients take 1.00 GiB after a backward, \
+             no optimizer uses them, and its zero_grad() does not free them"
+        );
+        found.note("no_optimizer=1048576 Loss.vgg");
+        let vgg = find(&found).unwrap();
+        assert_eq!(vgg.cost(), (5 << 30) + (1 << 20));
+        assert_eq!(
+            vgg.line(Unit::default(), ", may not be enough alone"),
+            "Loss.vgg.requires_grad_(False), because no optimizer has its parameters: their gradients take 1.00 MiB, and a call on an \
+             input without a gradient, such as the target of a loss, then keeps no graph (its results take 5.00 GiB now, in all \
+             calls), may not be enough alone"
+        );
+        // The state of an optimizer is that of the parameters that it has.
+        let state = found.state_of("GPT", 3 << 30);
+        assert_eq!((state.bytes, state.gradients, state.temporaries), (4 << 30, 3 << 30, 2 << 30));
+        let none = found.state_of("Loss", 1 << 20);
+        assert_eq!((none.bytes, none.gradients), (0, 0));
+    }
+}
