@@ -1,4 +1,4 @@
-"""Trains on 8 GPUs: ddp.py ddp|fsdp|save|whole [fix]."""
+"""Trains on 8 GPUs: ddp.py ddp|fsdp|save|whole|unsynced [fix]."""
 
 import os
 import sys
@@ -18,14 +18,17 @@ model = nn.Sequential(
 if KIND == "ddp":
     model = DistributedDataParallel(model.cuda(), gradient_as_bucket_view=FIX)
 else:
-    if FIX or KIND in ("save", "whole"):
+    if FIX or KIND in ("save", "whole", "unsynced"):
         for block in model:
             fully_shard(block, reshard_after_forward=False if KIND == "whole" and not FIX else None)
     fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(int(os.environ.get("STEPS", 3))):
-    loss = model(torch.randn(512, 2048, device="cuda")).square().mean()
-    loss.backward()
+    for part in range(4 if KIND == "unsynced" else 1):
+        if KIND == "unsynced":
+            model.set_requires_gradient_sync(FIX or part == 3)
+        loss = model(torch.randn(512, 2048, device="cuda")).square().mean()
+        loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 if KIND == "save":
