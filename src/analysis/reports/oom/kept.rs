@@ -139,7 +139,7 @@ impl Facts {
         let all = self.holders.iter().filter(|holder| self.is_of_running_forward(holder));
         let is_variable = |holder: &&Holder| {
             // What torch itself gathers, such as FSDP's parameters, is no output.
-            let is_of_script = !holder.text("file").starts_with("torch/");
+            let is_of_script = !holder.text("file").contains("/torch/");
             is_of_script && ["local", "attribute", "global"].contains(&holder.text("kind"))
         };
         all.filter(is_variable)
