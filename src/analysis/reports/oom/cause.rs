@@ -319,6 +319,9 @@ impl Facts {
         }
         let kept = self.kept();
         let is_fragmented = self.is_fragmented();
+        if let Some(found @ (_, Kept::Unused)) = kept {
+            return (if found.0.verdict == "grows" { Cause::Grows } else { Cause::Kept }, Some(found));
+        }
         if self.has_model_grown() {
             return (Cause::Grows, None);
         }

@@ -37,6 +37,8 @@ pub(super) enum Kept {
     Loaded,
     /// The result of an earlier step.
     EarlierResult,
+    /// Parameters that only an optimizer has, with their gradients and state.
+    Unused,
     /// The results of a notebook's latest cells, which the shell keeps under names of its own.
     ShellHistory,
 }
@@ -57,6 +59,9 @@ impl Facts {
         let text = |name: &str| holder.text(name);
         if text("kind") == "traceback" || holder.verdict == "traceback" {
             return Some(Kept::Traceback);
+        }
+        if text("kind") == "unused" {
+            return Some(Kept::Unused);
         }
         if ["_weights_only_unpickler.py", "torch/serialization.py"]
             .iter()
@@ -259,6 +264,19 @@ mod tests {
         assert_eq!(why(&Facts { step: 0, ..facts.clone() }, first()), None);
         assert_eq!(why(&Facts { step: 1, ..facts.clone() }, first()), Some(Kept::EarlierGraph));
         assert_eq!(why(&facts, json!({ "kind": "traceback" })), Some(Kept::Traceback));
+    }
+
+    #[test]
+    fn oom_blames_an_optimizer_that_keeps_a_deleted_model() {
+        let facts = full();
+        let judged = |verdict: &str| {
+            let holders = vec![holder(json!({ "kind": "unused", "verdict": verdict, "tensors": 48 }))];
+            let facts = Facts { holders, ..facts.clone() };
+            let (cause, kept) = facts.judge();
+            (cause, kept.map(|(_, why)| why))
+        };
+        assert_eq!(judged("unused"), (Cause::Kept, Some(Kept::Unused)));
+        assert_eq!(judged("grows"), (Cause::Grows, Some(Kept::Unused)));
     }
 
     #[test]

@@ -15,6 +15,13 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
                 "keep copies on the CPU (copy.deepcopy(model).cpu(), or its state_dict() moved there), or one that is updated in place",
             ],
         ),
+        Kept::Unused => (
+            "the model of these parameters is gone, and its optimizer keeps them",
+            &[
+                "del the optimizer together with its model; an optimizer that stays: remove the group from param_groups and its \
+               parameters from state",
+            ],
+        ),
         Kept::Traceback => (
             "the exception still refers to the variables of the failed attempt",
             &[

@@ -287,7 +287,11 @@ impl KeptMemory {
         let holders = searches.telling().into_iter().flat_map(RetainedSearch::retained);
         let material = holders.filter(|holder| holder.bytes >= peak / LEAST_KEPT).max_by_key(|one| one.bytes);
         Ok(material.map(|holder| {
-            let why = if holder.verdict == "grows" { Kept::Grows } else { Kept::Traceback };
+            let why = match (holder.text("kind"), holder.verdict.as_str()) {
+                ("unused", _) => Kept::Unused,
+                (_, "grows") => Kept::Grows,
+                _ => Kept::Traceback,
+            };
             let (reason, tries) = remedy(why);
             KeptMemory {
                 verdict: if why == Kept::Grows { Cause::Grows.name() } else { Cause::Kept.name() },
