@@ -161,12 +161,12 @@ fn ranks_alone_have_the_events_of_data_parallel_ranks(torch: &Torch) {
     same_as_among_real_ranks(torch, &["ddp", "fsdp2"], "0,3");
 }
 
-fn ranks_that_run_alone_have_the_same_events_as_all_ranks_of_meshes_and_zero(torch: &Torch) {
-    same_as_among_real_ranks(torch, &["hsdp", "fsdp2_tp", "zero1"], "0,3");
+fn ranks_that_run_alone_have_the_same_events_as_all_ranks_of_sharded_parameters(torch: &Torch) {
+    same_as_among_real_ranks(torch, &["fsdp1", "fsdp2_tp", "zero1"], "0,3");
 }
 
-fn ranks_that_run_alone_have_the_same_events_as_all_ranks_of_one_group(torch: &Torch) {
-    same_as_among_real_ranks(torch, &["fsdp1", "tp", "sp"], "0,3");
+fn ranks_that_run_alone_have_the_same_events_as_all_ranks_of_tensors_and_replicas(torch: &Torch) {
+    same_as_among_real_ranks(torch, &["hsdp", "tp", "sp"], "0,3");
 }
 
 fn ranks_that_run_alone_have_the_same_events_as_all_pipeline_context_and_expert_parallel_ranks(
@@ -340,17 +340,20 @@ mod torch_2_11_0_alone {
     }
 
     #[test]
-    fn ranks_that_run_alone_have_the_same_events_as_all_ranks_of_meshes_and_zero() {
+    fn ranks_that_run_alone_have_the_same_events_as_all_ranks_of_sharded_parameters() {
         Torch::run(
             "2.11.0",
-            super::ranks_that_run_alone_have_the_same_events_as_all_ranks_of_meshes_and_zero,
+            super::ranks_that_run_alone_have_the_same_events_as_all_ranks_of_sharded_parameters,
         );
     }
 
     #[test]
     #[ignore = "scripts/check --deep runs it"]
-    fn ranks_that_run_alone_have_the_same_events_as_all_ranks_of_one_group() {
-        Torch::run("2.11.0", super::ranks_that_run_alone_have_the_same_events_as_all_ranks_of_one_group);
+    fn ranks_that_run_alone_have_the_same_events_as_all_ranks_of_tensors_and_replicas() {
+        Torch::run(
+            "2.11.0",
+            super::ranks_that_run_alone_have_the_same_events_as_all_ranks_of_tensors_and_replicas,
+        );
     }
 
     #[test]

@@ -141,7 +141,8 @@ impl Report for Leaks {
                 printer.plain(format!("when it ran out of memory: {}", kept.line()));
             }
             printer.gap();
-            let cached = grown.iter().map(Growth::hides_kept).sum();
+            let hidden: Vec<i64> = grown.iter().map(Growth::hides_kept).collect();
+            let cached = if hidden.contains(&0) { 0 } else { hidden.iter().sum() };
             found.print(&mut printer, options, Shown { is_flat, is_replaced, cached });
             let growth = HostGrowth::new(&host);
             if let Some(growth) = &growth {
@@ -198,7 +199,7 @@ pub(crate) fn findings(
     let tracked = Metric::Allocated;
     let whole = replay_trace(trace, Columns::of(&[]), options, tracked, known.clone(), |row, replay| {
         levels.feed(row, replay);
-        if ends_script(row, replay) {
+        if held.is_none() && ends_script(row, replay) {
             held = Some(HeldAtEnd::new(replay, true, options));
         }
         visit(row, replay);
@@ -299,7 +300,7 @@ struct Shown {
     is_flat: bool,
     /// True if each step replaces kept memory with more.
     is_replaced: bool,
-    /// The cached memory in bytes that kept memory can still fill, on GPUs whose growth does not show it.
+    /// The cached memory in bytes that kept memory can still fill; 0 if a GPU's growth shows kept memory.
     cached: i64,
 }
 
@@ -454,7 +455,7 @@ impl Findings {
             ]);
             if sum >= 1.0 && shown.cached > 0 {
                 printer.plain(format!(
-                    "It fills cached memory ({}) first, for at most {}; only then does nvidia-smi show it.",
+                    "It can fill cached memory ({}) first, for at most {}, in which nvidia-smi does not show it.",
                     units.show(shown.cached),
                     counted((shown.cached as f64 / sum) as u64, "step")
                 ));

@@ -12,6 +12,8 @@ use crate::state::model_facts::name_of_fact;
 
 /// The maximum number of changes kept, so that memory does not grow with the trace.
 const MOST: usize = 1 << 20;
+/// After this many different inputs, a trace has only those that are clearly larger (docs/trace-format.md).
+const MOST_NAMES: usize = 1000;
 /// How many times as large as the median the largest input must be to be worth a line.
 const NOTABLE: f64 = 1.5;
 /// The minimum number of steps with an input for a line.
@@ -87,7 +89,13 @@ impl StepInputs {
     /// Returns the sizes of the inputs of the model that got the largest one.
     #[must_use]
     pub fn sizes(&self) -> InputSizes {
-        InputSizes { steps: self.of_largest().map(steps_of).unwrap_or_default() }
+        let changes = self.of_largest().unwrap_or_default();
+        let mut names = FxHashSet::default();
+        let last_known = changes.iter().find(|change| {
+            names.insert(change.name);
+            names.len() >= MOST_NAMES
+        });
+        InputSizes { steps: steps_of(changes), last_known: last_known.map_or(i64::MAX, |change| change.step) }
     }
 
     /// Returns the largest input of the steps up to `last`, with the median of the same model. Returns `None` if the
@@ -167,6 +175,8 @@ fn steps_of(changes: &[Change]) -> Vec<Step> {
 pub struct InputSizes {
     /// The steps with a change, in order.
     steps: Vec<Step>,
+    /// The step from which on a step without a change may have had another input.
+    last_known: i64,
 }
 
 impl InputSizes {
@@ -177,7 +187,8 @@ impl InputSizes {
         let within = self.steps[from..].iter().take_while(|step| step.largest.step <= last);
         let most = within.map(|step| step.largest.elements).max().unwrap_or(0);
         let is_changed = self.steps.get(from).is_some_and(|step| step.largest.step == first);
-        let before = from.checked_sub(1).filter(|_| !is_changed).map_or(0, |at| self.steps[at].last.elements);
+        let lasts = !is_changed && first <= self.last_known;
+        let before = from.checked_sub(1).filter(|_| lasts).map_or(0, |at| self.steps[at].last.elements);
         most.max(before)
     }
 
@@ -259,6 +270,16 @@ mod tests {
         assert_eq!(each, [0, 10, 10, 10, 90, 20, 20]);
         assert_eq!((sizes.most(3, 9), sizes.vary()), (90, true));
         assert!(!StepInputs::default().sizes().vary());
+    }
+
+    #[test]
+    fn the_size_of_an_input_is_unknown_after_a_thousand_different_ones() {
+        let forms: Vec<String> = (0..1000).map(|step| format!("int64[1x{}]", 10 + step)).collect();
+        let marks: Vec<(i64, &str)> =
+            forms.iter().enumerate().map(|(step, form)| (step as i64, form.as_str())).collect();
+        let (inputs, _) = inputs(&marks);
+        let sizes = inputs.sizes();
+        assert_eq!((sizes.most(998, 998), sizes.most(999, 999), sizes.most(1000, 1000)), (1008, 1009, 0));
     }
 
     #[test]

@@ -167,8 +167,8 @@ impl Recorder {
     }
 
     /// Waits until the file has every event recorded so far. Returns false if that takes longer than
-    /// `patience`, and at once if the trace has ended or no writer thread could start. A thread that is inside a freeing call delays all events whose clocks are later than the
-    /// beginning of that call.
+    /// `patience`, and at once if the trace has ended or no writer thread could start. A thread that is inside a
+    /// freeing call delays all events whose clocks are later than the beginning of that call.
     pub fn flush(&self, patience: Duration) -> bool {
         !self.queue.is_closed() && self.control.flush(patience)
     }

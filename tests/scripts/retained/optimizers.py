@@ -30,15 +30,31 @@ def in_function():
     return found
 
 
+def of_torchscript():
+    # The tables of the module's parameters are in C++.
+    model = torch.jit.script(torch.nn.Linear(512, 512, device="cuda"))
+    optimizer = stepped(model.parameters())
+    found = memtrace.retained()
+    del optimizer, model
+    return found
+
+
 memtrace.step(0)
 model = torch.nn.Linear(512, 512, device="cuda")
 of_model = stepped(model.parameters())
 raw = [torch.nn.Parameter(torch.zeros(512, 512, device="cuda"))]
 of_raw = stepped(raw)
 scene = Scene()
-assert not memtrace.retained() and not in_function()
+assert not memtrace.retained() and not in_function() and not of_torchscript()
 gone = torch.nn.Linear(512, 512, device="cuda")
 schedulers = {"of": stepped(gone.parameters())}
+for step in range(1, 20):
+    # The gradients are of the last step.
+    memtrace.step(step)
+    gone.zero_grad()
+    gone(torch.zeros(1, 512, device="cuda")).sum().backward()
+    schedulers["of"].step()
 del gone
+memtrace.step(60)
 for found in memtrace.retained():
     print(json.dumps(found))

@@ -102,7 +102,7 @@ impl Forecast {
         let is_line = line.slope > 0.0 && line.r2 > 0.5;
         let left = end[Part::Cached as usize].max(0) as f64;
         is_line.then(|| {
-            let at = |bytes: f64| last.step + (bytes / line.slope) as i64;
+            let at = |bytes: f64| last.step.saturating_add((bytes / line.slope) as i64);
             if is_shown && left <= LARGE_SEGMENT as f64 {
                 let free = (capacity as f64 - last.used() as f64).max(0.0);
                 let full_at = (capacity > 0).then(|| at(left + free));

@@ -457,15 +457,15 @@ impl Growth {
         !kept.is_empty() && kept.iter().all(is_of_few) && !self.is_rising()
     }
 
-    /// Returns true if kept memory has grown, and not only once.
     /// Returns the cached memory in bytes that kept memory can still fill, if kept memory is not part of the growth
     /// that is shown; otherwise 0.
     pub(super) fn hides_kept(&self) -> i64 {
-        let is_told =
+        let is_shown =
             self.growing().contains(&Part::Kept) || matches!(self.forecast, Forecast::WithinCache { .. });
-        if is_told { 0 } else { self.all[self.all.len() - 1][Part::Cached as usize].max(0) }
+        if is_shown { 0 } else { self.all[self.all.len() - 1][Part::Cached as usize].max(0) }
     }
 
+    /// Returns true if kept memory has grown, and not only once.
     pub(super) fn keeps_more(&self) -> bool {
         self.growing().contains(&Part::Kept) && !self.is_once()
     }

@@ -322,7 +322,7 @@ impl Facts {
         if let Some(found @ (_, Kept::Unused)) = kept {
             return (if found.0.verdict == "grows" { Cause::Grows } else { Cause::Kept }, Some(found));
         }
-        if self.has_model_grown() {
+        if self.has_model_grown() && !matches!(kept, Some((_, Kept::Grows))) {
             return (Cause::Grows, None);
         }
         if self.growth().is_some() || matches!(kept, Some((_, Kept::Grows))) {

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::Category;
 
+use super::cause::MATERIAL;
 use super::idle::ModuleCalls;
 use crate::read::symbols::SymbolTable;
 use crate::state::block::Owner;
 use crate::state::model_facts::root_of;
 
-/// Returns the earlier steps with live results of which most belong to a model that step `now` has not called. `live` has
-/// the owner and the size of each live block.
+/// Returns the earlier steps with live results of which most belong to a model that step `now` has not called. Counts
+/// only steps with a significant share of the live memory. `live` has the owner and the size of each live block.
 ///
 /// Such a graph may be needed: a program with two optimizers steps one of them between the forward of a generator and
 /// its backward.
@@ -24,8 +25,9 @@ pub(super) fn continued_steps(
     for (owner, bytes) in live {
         let path = symbols.or_dash(owner.module);
         let is_result = matches!(owner.category, Category::Activation | Category::AutogradDetail);
-        if is_result && owner.step < now {
-            *results.entry((owner.step, root_of(&path).to_owned())).or_default() += bytes;
+        if is_result && (0..now).contains(&owner.step) {
+            let sum = results.entry((owner.step, root_of(&path).to_owned())).or_default();
+            *sum = sum.saturating_add(*bytes);
         }
     }
     let mut most: BTreeMap<i64, (i64, &str)> = BTreeMap::new();
@@ -36,7 +38,11 @@ pub(super) fn continued_steps(
     let is_continued = |root: &str| {
         !root.starts_with(['-', '(']) && calls.last_step(root, symbols).is_some_and(|last| last < now)
     };
-    most.into_iter().filter(|(_, (_, root))| is_continued(root)).map(|(step, _)| step).collect()
+    let all = live.iter().fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+    let counts = |(_, (bytes, root)): &(i64, (i64, &str))| {
+        *bytes as f64 >= MATERIAL * all as f64 && is_continued(root)
+    };
+    most.into_iter().filter(counts).map(|(step, _)| step).collect()
 }
 
 #[cfg(test)]

@@ -75,8 +75,10 @@ impl FoundAtOom {
     /// Returns the state that the optimizer of a root will allocate for this many bytes of trained parameters.
     /// Without a known optimizer, returns the state of Adam.
     pub(super) fn state_of(&self, root: &str, trained: i64) -> StateToCome {
-        let without: i64 =
-            self.without_optimizer().filter(|(path, _)| root_of(path) == root).map(|(_, bytes)| bytes).sum();
+        let without: i64 = self
+            .without_optimizer()
+            .filter(|(path, _)| root_of(path) == root)
+            .fold(0, |sum, (_, bytes)| sum.saturating_add(bytes));
         if without > 0 && !self.has_optimizer(root) {
             return StateToCome::default();
         }

@@ -16,10 +16,10 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
             ],
         ),
         Kept::Unused => (
-            "the model of these parameters is gone, and its optimizer keeps them",
+            "their model is gone or has other parameters now, and only the optimizer keeps them",
             &[
-                "del the optimizer together with its model; an optimizer that stays: remove the group from param_groups and its \
-               parameters from state",
+                "del the optimizer together with its model, and make it after a change that replaces parameters; if it stays, \
+                 remove the group from param_groups and its parameters from state",
             ],
         ),
         Kept::Traceback => (

@@ -66,7 +66,7 @@ impl Facts {
 }
 
 /// The remedy for parameters that grow.
-pub(super) const SMALLER_MODEL: &str = "a limit for what the program adds to its parameters: stop to add earlier, add only where the loss needs it, and remove more \
+pub(super) const SMALLER_MODEL: &str = "a limit for what the program adds to its parameters: stop adding earlier, add only where the loss needs it, and remove more \
      (for Gaussian splatting: a smaller densify_until_iter, a higher densify_grad_threshold, a maximum number of Gaussians)";
 
 #[cfg(test)]

@@ -165,7 +165,7 @@ impl RowsBefore {
                 StepTotals { began, ended: allocated, peak: began, peak_before_update: began, parameters };
         }
         totals.ended = allocated;
-        totals.parameters += more_parameters;
+        totals.parameters = totals.parameters.saturating_add(more_parameters);
         totals.peak = totals.peak.max(allocated);
         if !in_update {
             totals.peak_before_update = totals.peak_before_update.max(allocated);

@@ -32,28 +32,35 @@ impl UnusedGradients {
     ) -> Option<UnusedGradients> {
         let unused = found.without_optimizer().map(|(path, bytes)| {
             let is_partial = found.has_optimizer(root_of(path));
+            let is_inside = |owner: &Owner| {
+                symbols
+                    .or_dash(owner.module)
+                    .strip_prefix(path)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            };
+            let sum = |counts: &dyn Fn(&Owner) -> bool| {
+                let counted = live.iter().filter(|(owner, _)| counts(owner) && is_inside(owner));
+                counted.fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes))
+            };
             let is_result = |owner: &Owner| {
                 owner.step == step
                     && matches!(owner.category, Category::Activation | Category::AutogradDetail)
-                    && symbols
-                        .or_dash(owner.module)
-                        .strip_prefix(path)
-                        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
             };
-            let results = live.iter().filter(|(owner, _)| is_result(owner)).map(|(_, bytes)| bytes).sum();
-            UnusedGradients {
-                path: path.to_owned(),
-                bytes,
-                is_partial,
-                results: if is_partial { 0 } else { results },
-            }
+            let gradients = sum(&|owner| owner.category == Category::Gradient);
+            let results = if is_partial { 0 } else { sum(&is_result) };
+            (UnusedGradients { path: path.to_owned(), bytes, is_partial, results }, gradients)
         });
-        unused.max_by_key(UnusedGradients::cost)
+        // A model that is called only under `torch.no_grad()`, such as a teacher or an average of the weights, has
+        // such parameters, too, but neither gradients nor results that wait for a backward.
+        let costs = |(unused, gradients): &(UnusedGradients, i64)| {
+            2 * (*gradients).min(unused.bytes) >= unused.bytes || 2 * unused.results >= unused.bytes
+        };
+        unused.filter(costs).map(|(unused, _)| unused).max_by_key(UnusedGradients::cost)
     }
 
     /// Returns an upper bound of the bytes that freezing the parameters saves.
     pub(super) fn cost(&self) -> i64 {
-        self.bytes + self.results
+        self.bytes.saturating_add(self.results)
     }
 
     /// Returns the remedy. `unsure` is the text after a saving that may not be enough.
@@ -83,16 +90,18 @@ mod tests {
     fn oom_names_parameters_that_no_optimizer_has() {
         let symbols = SymbolTable::default();
         let mut found = FoundAtOom::default();
-        let live: Vec<(Owner, i64)> = ["GPT.blocks.0", "Loss.vgg.0", "Loss.vgg2", "Generator.up"]
-            .map(|path| {
-                let row = Record {
-                    module: symbols.intern(path),
-                    category: Category::Activation,
-                    ..Record::default()
-                };
-                (Owner { step: 3, ..Owner::of(&row) }, 5 << 30)
-            })
+        let block = |path: &str, category: Category, bytes: i64| {
+            let row = Record { module: symbols.intern(path), category, ..Record::default() };
+            (Owner { step: 3, ..Owner::of(&row) }, bytes)
+        };
+        let mut live: Vec<(Owner, i64)> = ["GPT.blocks.0", "Loss.vgg.0", "Loss.vgg2", "Generator.up"]
+            .map(|path| block(path, Category::Activation, 5 << 30))
             .to_vec();
+        // A teacher under `torch.no_grad()` has neither gradients nor a graph.
+        let mut teacher = FoundAtOom::default();
+        teacher.note("no_optimizer=1073741824 Teacher");
+        assert_eq!(UnusedGradients::find(&live, 3, &teacher, &symbols), None);
+        live.push(block("GPT.blocks.0", Category::Gradient, 1 << 30));
         let find = |found: &FoundAtOom| UnusedGradients::find(&live, 3, found, &symbols);
         assert_eq!(find(&found), None);
         found.note("no_optimizer=1073741824 GPT");

@@ -14,6 +14,7 @@ import math
 import os
 
 from .native import record_model_fact
+from .paths import path_of
 from .storages import sizes_of
 from .torch_api import Tensor
 
@@ -23,6 +24,8 @@ _recorded: dict[tuple[str, str], str] = {}
 _inputs: dict[str, tuple[str, int]] = {}
 # The paths and inputs that were recorded.
 _input_texts: set[tuple[str, str]] = set()
+# By the path of a root: the path of the module in its latest row of parameters without an optimizer.
+_without_optimizer: dict[str, str] = {}
 # The maximum number of entries in `_recorded`. With as many in `_input_texts`, only larger inputs are added.
 MOST = 1000
 # The maximum number of items of one argument that are searched for tensors.
@@ -65,9 +68,16 @@ def note_without_optimizer(path: str, root, in_optimizers: set[int]) -> None:
     ]
     if without and path:
         modules = [name.split(".")[:-1] for name, _ in without]
-        common = os.path.commonprefix(modules)
-        size = sum(parameter.numel() * parameter.element_size() for _, parameter in without)
-        _record(".".join([path, *common]), "no_optimizer", str(size), "0")
+        common = root.get_submodule(".".join(os.path.commonprefix(modules)))
+        # A DTensor has the part of its parameter that is on this rank.
+        parts = [getattr(parameter, "_local_tensor", parameter) for _, parameter in without]
+        inner = path_of(common) or path
+        _record(inner, "no_optimizer", str(sum(part.numel() * part.element_size() for part in parts)), "0")
+        if _without_optimizer.get(path, inner) != inner:
+            _record(_without_optimizer[path], "no_optimizer", "0", "0")
+        _without_optimizer[path] = inner
+    elif path in _without_optimizer:
+        _record(_without_optimizer.pop(path), "no_optimizer", "0", "0")
 
 
 def note_call(root, path: str, args: tuple, kwargs: dict) -> None:

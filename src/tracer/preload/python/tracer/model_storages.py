@@ -108,6 +108,10 @@ class Unused:
                 if pointer and pointer not in in_modules and is_known(pointer):
                     self.parameters.append(parameter)
 
+    def births(self) -> set[int]:
+        """Returns the steps in which these parameters were allocated."""
+        return {block_step(pointer_of(parameter)) for parameter in self.parameters}
+
     def storages(self) -> set[int]:
         """Returns the storages of these parameters, of their gradients and of their state."""
         found: set[int] = set()
@@ -123,8 +127,12 @@ def unused_parameters(modules: list, optimizers: list) -> list[Unused]:
     in_modules: set[int] = set()
     for module in modules:
         namespace = dict_of(module) or {}
-        for table in ("_parameters", "_buffers"):
-            in_modules.update(map(pointer_of, _tensors_below(dict.get(namespace, table))))
+        for name in ("_parameters", "_buffers"):
+            table = dict.get(namespace, name)
+            if table is not None and not issubclass(type(table), dict):
+                # A module of TorchScript has its parameters in C++.
+                return []
+            in_modules.update(map(pointer_of, _tensors_below(table)))
     found = []
     for optimizer in optimizers:
         unused = Unused(optimizer)

@@ -47,6 +47,8 @@ MIN_BYTES = 64 << 10
 # it is assigned again, so an age of 1 is normal.
 AGE = 2
 MAX_TEXT = 700
+# An optimizer that gets new parameters grows if they are from at least FEWEST_STEPS old steps.
+FEWEST_STEPS = 3
 # Tensors kept since one of the first FIRST_STEPS steps count as kept from the beginning.
 FIRST_STEPS = 5
 # The share of a search's time after which it stops following references, and only names
@@ -289,12 +291,12 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
     search = Search(names, graphs.root_of, frames, deadline)
     own = [id(own) for own in (things, modules, optimizers, errors, tensors, nodes, *nodes, frames, left)]
     own += [id(copies), id(things_by_id)]
-    unused = _only_in_optimizers(modules, optimizers, names, own, deadline)
+    unused, are_known = _only_in_optimizers(modules, optimizers, names, own, deadline)
     for each in unused:
         targets.append(id(each.optimizer))
         things_by_id[id(each.optimizer)] = each.optimizer
         of_copies[id(each.optimizer)] = each.storages()
-    is_unused = {id(each.optimizer) for each in unused}
+    births_of_unused = {id(each.optimizer): each.births() for each in unused}
     own.append(id(unused))
     search.run(set(targets), [*own, *graphs.ids()])
     # The storages of tensors that a name leads to. Other tensors may be alive only because torch keeps the
@@ -312,7 +314,10 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
         if described_as is None:
             continue
         found, graph = described_as
-        if number in is_unused:
+        if number in births_of_unused and why == "exit" and found["kind"] == "unnamed":
+            # Its program has ended, and the garbage collector has not freed it yet.
+            continue
+        if number in births_of_unused:
             holder = f"{name_of_type(type(things_by_id[number]))} in {found['holder']}"
             found |= {"group": f"{number} {holder}", "holder": holder, "kind": UNUSED}
         group = groups.setdefault(
@@ -327,34 +332,38 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
                 continue
             placed.add(pointer)
             group["bytes"] += block_bytes(pointer)
-            group["births"].add(block_step(pointer))
+            if number not in births_of_unused:
+                group["births"].add(block_step(pointer))
+        group["births"].update(births_of_unused.get(number, ()))
     for group in groups.values():
         roots = group.pop("roots")
         group["graphs"] = len(roots)
         group["nodes"] = sum(graphs.by_root[root][0] for root in roots)
     is_whole = not reason and graphs.is_whole and search.is_whole
-    is_whole = is_whole and len(pointers) == len(tensors) and described == len(targets)
+    is_whole = is_whole and len(pointers) == len(tensors) and described == len(targets) and are_known
     return _judged(list(groups.values())), is_whole, reason
 
 
 def _only_in_optimizers(
     modules: list, optimizers: list, names: Names, own: list[int], deadline: float
-) -> list:
+) -> tuple[list, bool]:
     """Returns the optimizers whose parameters are of no module and have no name in the program, each with
-    only these parameters. `own` has the ids of the search's own objects."""
-    found = unused_parameters(modules, optimizers)
+    only these parameters, and whether the search for names was complete. `own` has the ids of the search's
+    own objects."""
+    # The garbage collector does not know who refers to a frozen object.
+    found = unused_parameters(modules, optimizers) if not gc.get_freeze_count() else []
     wanted = {id(parameter) for each in found for parameter in each.parameters}
     excluded = [*own, id(found), *(id(table) for each in found for table in (each.parameters, *each.tables))]
     left = int((deadline - time.monotonic()) * 1000)
     pairs = find_referrers(gc.get_objects, list(wanted), excluded, max(left, 0)) if wanted else []
     if pairs is None:
-        return []
+        return [], False
     pairs = iter(pairs)
     named = {child for parent, child in zip(pairs, pairs, strict=True) if not is_own(parent)}
     named |= {number for number in wanted if names.variable(number) is not None}
     for each in found:
         each.parameters[:] = [parameter for parameter in each.parameters if id(parameter) not in named]
-    return [each for each in found if each.parameters]
+    return [each for each in found if each.parameters], True
 
 
 def _node_of(tensor):
@@ -381,8 +390,8 @@ def _judged(groups: list[dict]) -> list[dict]:
         old = [born for born in births if 0 <= born <= step - AGE]
         if group["kind"] == "traceback" and old:
             verdict = TRACEBACK
-        elif group["kind"] == UNUSED and len(old) < 2:
-            verdict = UNUSED
+        elif group["kind"] == UNUSED:
+            verdict = GROWS if len(old) >= FEWEST_STEPS and _goes_on(births, step) else UNUSED
         elif len(old) > 1 and _goes_on(births, step) and not group["needed_by"]:
             verdict = GROWS if old[0] <= max(FIRST_STEPS, step // 2) else WINDOW
         elif births and births[0] <= step - AGE:
@@ -463,14 +472,19 @@ def retained_at_exit(*_) -> None:
 
 
 def _have_unused() -> bool:
-    if why_not_searchable():
+    if current_step() < 1 or why_not_searchable():
         return False
     try:
+        end = time.monotonic() + RETAINED_MS / 1000
         things = live_objects(Module, Optimizer)
         optimizers = [thing for thing in things if issubclass(type(thing), Optimizer)]
+        if not optimizers:
+            return False
         modules = [thing for thing in things if issubclass(type(thing), Module)]
+        names = Names(*running_variables([]), main_code(), Lines(end))
+        own = [id(things), id(optimizers), id(modules)]
         with without_torch_function(), without_torch_dispatch():
-            return bool(unused_parameters(modules, optimizers))
+            return bool(_only_in_optimizers(modules, optimizers, names, own, end)[0])
     except Exception as error:
         count("search for what is retained", error)
         return False
