@@ -260,12 +260,11 @@ impl Curve<'_> {
         }
         let mut sizes = vec![0; columns];
         for (at, (ts, size)) in self.inputs.iter().enumerate() {
-            let end = self.inputs.get(at + 1).map_or(i64::MAX, |next| next.0 - 1);
+            let end = self.inputs.get(at + 1).map_or(i64::MAX, |next| next.0.saturating_sub(1));
             let shown = (*ts).max(self.grid.start_ns);
             if end >= shown && self.grid.has(shown) {
-                for column in self.column(shown)..=self.column(end).min(columns - 1) {
-                    sizes[column] = sizes[column].max(*size);
-                }
+                let (first, last) = (self.column(shown).min(columns - 1), self.column(end).min(columns - 1));
+                sizes[first..=last].iter_mut().for_each(|column| *column = (*column).max(*size));
             }
         }
         let eighths = |size: i64| {
