@@ -201,6 +201,7 @@ const OTHER_OPTIONS: &[&str] = &[
     "phantom-dynamic",
     "phantom-fault",
     "pid",
+    "prices",
     "python",
     "ranks",
     "recipe",

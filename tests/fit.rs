@@ -339,6 +339,30 @@ fn fit_makes_a_table_by_card_and_by_number_of_gpus() {
 }
 
 #[test]
+fn fit_with_prices_lists_the_cheapest_card_first() {
+    let calls = script("shared_calls.py");
+    let prices = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(prices.path(), "card,price\nh100-80g,2.5\nl4,0.8\n").unwrap();
+    let of = ["--prices", prices.path().to_str().unwrap()];
+    let program = ["--", "python3", &calls, "32", "10"];
+    let cards = "h100-80g,mem=1g,context=0,a100-40g,l4,mem=900m,context=0";
+    let text = Fit::on(cards, &[&of[..], &program].concat()).text();
+    let rows: Vec<Vec<&str>> = text
+        .lines()
+        .filter(|line| ["l4", "h100", "a100"].iter().any(|card| line.starts_with(card)))
+        .map(|line| line.split_whitespace().take(3).collect())
+        .collect();
+    let expected = [["l4,mem=900m,context=0", "0.80", "fits"], ["h100-80g,mem=1g,context=0", "2.50", "fits"]];
+    assert_eq!(rows[..2], expected, "{text}");
+    assert_eq!(rows[2], ["a100-40g", "-", "fits"], "a card without a price follows: {text}");
+    let json = Fit::on(cards, &[&of[..], &["--json"], &program].concat()).json();
+    let each: Vec<_> = json["rows"].as_array().unwrap().iter().map(|row| row["price"].as_f64()).collect();
+    assert_eq!(each, [Some(0.8), Some(2.5), None]);
+    let fit = Fit::on(cards, &[&["--prices", "absent.csv"][..], &program].concat());
+    assert!(fit.status() == 1 && fit.stderr().contains("--prices absent.csv"), "{}", fit.stderr());
+}
+
+#[test]
 fn fit_refuses_numbers_of_gpus_that_cannot_be() {
     let cases: [(&str, &[&str], &str, &str); 21] = [
         (
@@ -557,7 +581,7 @@ fn fit_ask_prints_a_figure_of_the_program_for_each_card_and_value() {
         Fit { output, folder }
     };
     let program = ["--", "python3", &calls, "{}", "says"];
-    let fit = ask(&[&["--cards", "l4,a100-40g", "--values", "10,20", "--json"], &program[..]].concat());
+    let fit = ask(&[&["--phantom", "l4,a100-40g", "--values", "10,20", "--json"], &program[..]].concat());
     let json = fit.json();
     assert_eq!(fit.status(), 0, "{json:#}");
     let runs: Vec<_> = json["runs"].as_array().unwrap().iter().collect();
@@ -578,13 +602,13 @@ fn fit_ask_prints_a_figure_of_the_program_for_each_card_and_value() {
     for (arguments, hint) in [
         (&["--phantom", "l4", "--", "python3", &calls, "{}"][..], "--values, or neither"),
         (&["--values", "1,2", "--", "python3", &calls, "5"], "--values, or neither"),
-        (&["--cards", "l5", "--", "python3", &calls, "5"], "l5"),
-        (&["--cards", ",", "--", "python3", &calls, "5"], "--phantom names no card"),
+        (&["--phantom", "l5", "--", "python3", &calls, "5"], "l5"),
+        (&["--phantom", ",", "--", "python3", &calls, "5"], "--phantom names no card"),
         (
-            &["--cards", "{}xl4", "--", "python3", &calls, "5"],
+            &["--phantom", "{}xl4", "--", "python3", &calls, "5"],
             "list the cards: --phantom 2xh100-80g,4xh100-80g",
         ),
-        (&["--cards", "l4", "--values", "a/b,a_b", "--", "python3", "{}"], "would have the same folder"),
+        (&["--phantom", "l4", "--values", "a/b,a_b", "--", "python3", "{}"], "would have the same folder"),
         (&["--ask", "(", "--", "python3", &calls, "5"], "--ask"),
     ] {
         let fit = ask(arguments);

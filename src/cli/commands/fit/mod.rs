@@ -10,6 +10,7 @@
 //! - [`search`] and [`guess`]: the next candidates; [`searches`]: the candidates of all cards and numbers of GPUs.
 //! - [`trial`], [`process_tree`], [`runs`]: a run, its processes, and runs side by side.
 //! - [`recipe`], [`recipes`]: `--recipe`, a script for a model that the user names.
+//! - [`prices`]: `--prices`, the price of each card, by which rows are sorted.
 //! - [`worst`]: `--worst`, the largest input of a trace as the case to plan for.
 //! - [`answer`], [`table`]: what is printed for one search and for several; [`ask`]: `--ask`.
 
@@ -18,6 +19,7 @@ mod ask;
 mod guess;
 mod places;
 mod plan;
+mod prices;
 mod process_tree;
 mod recipe;
 mod recipes;
@@ -75,8 +77,7 @@ pub(crate) fn command() -> Command {
              a new folder in memtrace-out]",
         ))
         .args(args::phantom_args().map(|arg| match arg.get_id().as_str() {
-            // `--cards` is the old name of this option with `--ask`. It is still accepted.
-            "phantom" => arg.value_name("CARDS").alias("cards").help(
+            "phantom" => arg.value_name("CARDS").help(
                 "Simulate the GPU, no device needed: h100-80g. Several cards, a100-40g,h100-80g, give a row each; \
                  {}xh100-80g finds the fewest GPUs; {gpus}xh100-80g makes a table by the numbers of --gpus",
             ),
@@ -162,6 +163,7 @@ pub(crate) fn command() -> Command {
                 ),
         )
         .arg(worst::argument())
+        .arg(prices::argument())
         .args(recipe::arguments())
         .arg(args::json_arg())
         .arg(args::end_with_parent_arg())

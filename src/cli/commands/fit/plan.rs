@@ -7,6 +7,7 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 
 use super::places::{self, Filling, GPUS, NODES, PER_NODE, VALUE, cards, entries};
+use super::prices::Prices;
 use super::recipe;
 use super::trial::{Attempt, check_names};
 use super::values::{Values, values};
@@ -71,6 +72,8 @@ pub(super) struct Plan {
     /// True if the smallest value that fits is wanted, because memory shrinks as the value grows
     /// (`--smallest`). The values are then in descending order.
     pub(super) wants_smallest: bool,
+    /// The prices of the cards, by which the rows of the answer are sorted.
+    prices: Option<Prices>,
     /// A message for each card with numbers of GPUs that are not tried, because they are not possible.
     pub(super) left_out: Vec<String>,
 }
@@ -117,6 +120,7 @@ impl Plan {
             lengths: recipe.map(|recipe| recipe.lengths.clone()).unwrap_or_default(),
             length_unit: recipe.map_or("tokens", recipe::Request::unit),
             wants_smallest: matches.get_flag("smallest"),
+            prices: Prices::new(matches)?,
             left_out: Vec::new(),
         };
         plan.rows = match wanted {
@@ -296,6 +300,17 @@ impl Plan {
         let value = name.join(" ");
         let command = self.words.iter().map(|word| filling.fill(word)).collect();
         Attempt { command, value, candidate: text, card }
+    }
+
+    /// Returns true if the answer has prices.
+    pub(super) fn has_prices(&self) -> bool {
+        self.prices.is_some()
+    }
+
+    /// Returns the price of the GPUs of a row: of `gpus` GPUs, if that is the result of its search. Returns `None` if the
+    /// price of the card is unknown.
+    pub(super) fn price_of(&self, row: &Row, gpus: Option<u64>) -> Option<f64> {
+        self.prices.as_ref()?.of(self.card_of(row), gpus.or(row.gpus))
     }
 
     /// Returns the card of a row as the user gave it, but without the placeholder for the number of GPUs;

@@ -19,7 +19,7 @@ fn show(bytes: i64) -> String {
 pub(super) fn text(plan: &Plan, lanes: &[Lane<'_>]) -> String {
     let stdout = std::io::stdout();
     let mut page = Printer::new(terminal::use_colour("auto", &stdout), terminal::width(&stdout));
-    let begun: Vec<&Lane<'_>> = lanes.iter().filter(|lane| is_begun(lane)).collect();
+    let begun = shown(plan, lanes);
     if plan.is_grid {
         grid(&mut page, plan, &begun);
     } else {
@@ -38,6 +38,30 @@ pub(super) fn text(plan: &Plan, lanes: &[Lane<'_>]) -> String {
         Style::Faint,
     )]);
     page.text().to_owned()
+}
+
+/// Returns the searches with a run or a result, the cheapest first if there are prices. Cards without a price follow.
+fn shown<'l, 'p>(plan: &Plan, lanes: &'l [Lane<'p>]) -> Vec<&'l Lane<'p>> {
+    let mut begun: Vec<&Lane<'_>> = lanes.iter().filter(|lane| is_begun(lane)).collect();
+    let price = |lane: &Lane<'_>| price(plan, lane).unwrap_or(f64::INFINITY);
+    begun.sort_by(|one, other| price(one).total_cmp(&price(other)));
+    begun
+}
+
+/// Returns the price of the GPUs of a row. A search for the fewest GPUs has one only if it has found them.
+fn price(plan: &Plan, lane: &Lane<'_>) -> Option<f64> {
+    let gpus = match plan.wanted {
+        Wanted::Gpus => Some(lane.values.text(lane.search.fits?).parse().ok()?),
+        Wanted::Value | Wanted::YesOrNo => None,
+    };
+    plan.price_of(lane.row, gpus)
+}
+
+/// Returns the text of a price, with at most two decimals.
+fn price_text(price: Option<f64>) -> String {
+    let Some(price) = price else { return "-".to_owned() };
+    let text = format!("{price:.2}");
+    text.strip_suffix(".00").unwrap_or(&text).to_owned()
 }
 
 /// Returns true if the search has a run or a result. A result may come from the runs of other searches.
@@ -64,6 +88,9 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
         Wanted::YesOrNo => ("", ""),
     };
     let mut columns = vec![("card", Side::Left)];
+    if plan.has_prices() {
+        columns.push(("price", Side::Right));
+    }
     if by_gpus {
         columns.push(("GPUs", Side::Right));
     }
@@ -82,6 +109,9 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     let mut table = Table::new(&columns);
     for lane in lanes {
         let mut row: Vec<Cell> = vec![plan.card_of(lane.row).into()];
+        if plan.has_prices() {
+            row.push(price_text(price(plan, lane)).into());
+        }
         if by_gpus {
             row.push(lane.row.gpus.map(|gpus| gpus.to_string()).unwrap_or_default().into());
         }
@@ -123,11 +153,17 @@ fn grid(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     let Some(values) = lanes.first().map(|lane| &lane.values) else { return };
     let heads: Vec<String> = (0..=values.last()).map(|index| values.text(index)).collect();
     let mut columns = vec![("card", Side::Left), ("GPUs", Side::Right)];
+    if plan.has_prices() {
+        columns.push(("price", Side::Right));
+    }
     columns.extend(heads.iter().map(|head| (head.as_str(), Side::Right)));
     let mut table = Table::new(&columns);
     for lane in lanes {
         let gpus = lane.row.gpus.map(|gpus| gpus.to_string()).unwrap_or_default();
         let mut row: Vec<Cell> = vec![plan.card_of(lane.row).into(), Cell::new(gpus, Style::Strong)];
+        if plan.has_prices() {
+            row.push(price_text(price(plan, lane)).into());
+        }
         for index in 0..heads.len() {
             let (word, style) = match lane.trial(index).map(|trial| (&trial.outcome, trial)) {
                 Some((TrialOutcome::Fits, trial)) => (show(trial.peak.used), Style::Plain),
@@ -186,15 +222,15 @@ fn notes(page: &mut Printer, plan: &Plan, lane: &Lane<'_>) {
 
 /// Returns the answer as JSON.
 pub(super) fn json(plan: &Plan, lanes: &[Lane<'_>]) -> Value {
-    let rows: Vec<Value> = lanes
-        .iter()
-        .filter(|lane| is_begun(lane))
+    let rows: Vec<Value> = shown(plan, lanes)
+        .into_iter()
         .map(|lane| {
             let mut row = Answer::of_lane(lane, plan).json();
             if let Some(fields) = row.as_object_mut() {
                 ["report", "command", "wanted"].iter().for_each(|name| drop(fields.remove(*name)));
                 fields.insert("card".to_owned(), plan.card_of(lane.row).into());
                 fields.insert("gpus".to_owned(), lane.row.gpus.into());
+                fields.insert("price".to_owned(), price(plan, lane).into());
                 if let Some(length) = lane.row.length {
                     fields.insert("tokens".to_owned(), length.into());
                 }
