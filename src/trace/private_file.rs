@@ -20,8 +20,8 @@ pub fn create(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().read(true).write(true).create_new(true))
 }
 
-/// Reopens a file that this process has created. The owner is not checked, because a file system may change
-/// the owner of all files (NFS with `root_squash`).
+/// Reopens a file that this process has created, or that a repair has found. The owner is not checked, because a
+/// file system may change the owner of all files (NFS with `root_squash`).
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened, is a link, or is not a regular file.

@@ -101,8 +101,6 @@ impl Report for Summary {
             value["host_peak_rss_bytes"] = host.peak_rss().into();
             value["host_peak_bytes"] = host.peak_with_children(&traced).into();
             value["growth"] = grown.clone().into();
-            let killed = Killed::of(trace, &host, &input.traces, options)?;
-            value["killed"] = killed.map(|killed| killed.json(options)).into();
             processes.push(value);
             hosts.push(host);
             lines.push(Line::new(trace, &replayed, options));
@@ -113,6 +111,12 @@ impl Report for Summary {
                 let seen = Seen { need, grown, input: largest };
                 (highest_peak, fullest) = (peak, Some((trace, replayed, seen)));
             }
+        }
+        let killed = input.traces.iter().zip(&hosts);
+        let killed = killed.map(|(trace, memory)| Killed::of(trace, memory, &input.traces, options));
+        let killed: Vec<Option<Killed<'_>>> = killed.collect::<Result<_>>()?;
+        for (value, killed) in processes.iter_mut().zip(&killed) {
+            value["killed"] = killed.as_ref().map(|killed| killed.json(options)).into();
         }
         let json = json!({ "processes": processes });
         // The text fits on one screen: one line for each process, and the details of the process with the
@@ -141,8 +145,8 @@ impl Report for Summary {
                 };
                 printer.plain(format!("host memory: peak {} resident{of_all}", options.units.show(peak_rss)));
             }
-            for (trace, memory) in input.traces.iter().zip(&hosts) {
-                if let Some(killed) = Killed::of(trace, memory, &input.traces, options)? {
+            for (trace, killed) in input.traces.iter().zip(&killed) {
+                if let Some(killed) = killed {
                     if lines.len() > 1 {
                         printer.plain(format!("rank {}:", trace.meta.rank));
                     }

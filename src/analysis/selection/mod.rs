@@ -13,6 +13,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use memtrace_trace::EventName;
+use memtrace_trace::counts::count;
 use memtrace_trace::memory::MemoryKind;
 
 use crate::error::{Error, Result};
@@ -21,7 +22,7 @@ use crate::read::input::Input;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
-use crate::render::numbers::{count, duration};
+use crate::render::numbers::duration;
 use crate::state::marks::{self, MarkFinder, MarkName, is_mark};
 use crate::state::moment::{self, NamedMoment};
 use crate::state::replay::{CPU, has_current_step, is_gpu};

@@ -3,9 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use memtrace_trace::counts::count;
 use memtrace_util::names::distance;
-
-use crate::render::numbers::count;
 
 /// The maximum number of values that an error lists.
 const LISTED: usize = 8;
@@ -97,6 +96,7 @@ impl Ranges {
 
 #[cfg(test)]
 mod tests {
+
     use super::*;
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
 
+use memtrace_trace::counts::counted;
 use memtrace_trace::detail::{Detail, DetailMark, Reason};
 use memtrace_trace::{Api, EventName, Meta};
 use serde_json::{Value, json};
@@ -12,7 +13,6 @@ use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
-use crate::render::numbers::counted;
 
 /// The columns that [`DetailedSteps::feed`] needs from the row of a mark.
 pub const MARK_COLUMNS: Columns = Columns::of(&["api", "name", "step"]);

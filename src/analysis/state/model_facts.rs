@@ -81,6 +81,16 @@ pub(crate) fn root_of(path: &str) -> &str {
     path.split('.').next().unwrap_or(path)
 }
 
+/// Returns true if a module is the module at `path`, or is inside it.
+pub(crate) fn is_inside(module: &str, path: &str) -> bool {
+    module.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// Returns true for the path of a module. Other names, such as `(script)`, are of no module.
+pub(crate) fn is_module(path: &str) -> bool {
+    !path.starts_with(['(', '-'])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

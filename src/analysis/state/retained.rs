@@ -5,6 +5,7 @@
 //! objects (docs/trace-format.md). A row that is not valid or lacks a field is ignored, and so is the row
 //! that a search writes when it begins.
 
+use memtrace_trace::counts::counted;
 use memtrace_trace::units::Unit;
 use memtrace_trace::{Api, EventName};
 use serde_json::{Value, json};
@@ -15,7 +16,6 @@ use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 use crate::read::together::{RowReader, read_together};
-use crate::render::numbers::counted;
 
 /// The maximum number of searches that are kept; the latest ones are kept.
 const MOST: usize = 64;

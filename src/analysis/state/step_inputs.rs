@@ -1,5 +1,6 @@
 //! The shape of the largest input of each step, and the step with the largest input of the run.
 
+use memtrace_trace::counts::count;
 use memtrace_trace::form::Form;
 use memtrace_trace::model_fact::ModelFact;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -7,7 +8,6 @@ use serde_json::{Value, json};
 
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
-use crate::render::numbers::count;
 use crate::state::model_facts::name_of_fact;
 
 /// The maximum number of changes kept, so that memory does not grow with the trace.

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use memtrace_trace::counts::count;
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -20,7 +21,6 @@ use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
-use crate::render::numbers::count;
 use crate::requests::Requests;
 use crate::selection::nearest_names;
 use crate::state::categories::Phases;

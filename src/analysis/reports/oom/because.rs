@@ -8,6 +8,7 @@ use super::kept::Kept;
 use super::kept_remedies::remedy;
 use super::layers_left::LayersLeft;
 use crate::render::numbers::{counted, nth, upper_first};
+use crate::state::model_facts::is_module;
 
 impl OomCase<'_> {
     /// Returns the missing bytes for the line of the verdict; empty if the card had them or its size is
@@ -148,8 +149,7 @@ impl OomCase<'_> {
                 });
                 let buffer = self.grown_buffer().filter(|_| kept.is_none()).map(|(owner, bytes)| {
                     let module = self.symbols.or_dash(owner.module);
-                    let of =
-                        if module.starts_with(['(', '-']) { String::new() } else { format!(" of {module}") };
+                    let of = if is_module(&module) { format!(" of {module}") } else { String::new() };
                     format!("A buffer{of} has {} now, and was made anew in step {}", show(*bytes), owner.step)
                 });
                 [grown, held, state, buffer].into_iter().flatten().collect::<Vec<_>>().join(". ")

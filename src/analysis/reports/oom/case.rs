@@ -41,7 +41,7 @@ use crate::render::numbers::{counted, step_or_dash, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::block::{Block, Owner};
 use crate::state::layout::{Layout, Segment};
-use crate::state::model_facts::root_of;
+use crate::state::model_facts::{is_module, root_of};
 use crate::state::replay_trace::Replayed;
 use crate::state::retained::{Holder, RetainedSearch, with_whole_variables};
 use crate::state::stacks::Stacks;
@@ -64,7 +64,7 @@ const ROUNDING: i64 = 1024;
 
 /// Returns true if a row is outside of all modules.
 fn is_script(row: &Record, replayed: &Replayed) -> bool {
-    replayed.symbols.or_dash(row.module).starts_with(['-', '('])
+    !is_module(&replayed.symbols.or_dash(row.module))
 }
 
 /// The bytes that the context takes on a simulated GPU, and the range that it may take on a real card.
@@ -96,7 +96,7 @@ fn root_of_results(live: &[Block], step: i64, symbols: &SymbolTable) -> Option<S
     for block in live {
         let path = symbols.or_dash(block.owner.module);
         let is_result = block.owner.category == Category::Activation && block.owner.step == step;
-        if is_result && !path.starts_with(['(', '-']) {
+        if is_result && is_module(&path) {
             *roots.entry(root_of(&path).to_owned()).or_default() += block.bytes;
         }
     }

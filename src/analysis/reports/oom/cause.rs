@@ -1,7 +1,8 @@
 //! The rules that name the cause of an OOM.
 //!
-//! A cause is named only if removing it would have let the program go on: its bytes cover the missing bytes
-//! of the request, and they are a significant share of the card. A smaller cause is only a remark.
+//! A cause is named only if its bytes are a significant share of the card or of the live memory. Growth,
+//! fragmentation and another process must also cover the missing bytes of the request. A smaller cause is only a
+//! remark.
 
 use std::collections::BTreeSet;
 
@@ -319,7 +320,7 @@ impl Facts {
         }
         let kept = self.kept();
         let is_fragmented = self.is_fragmented();
-        if let Some(found @ (_, Kept::Unused)) = kept {
+        if let Some(found @ (_, Kept::Unused)) = kept.filter(|(holder, _)| holder.bytes >= self.lacking()) {
             return (if found.0.verdict == "grows" { Cause::Grows } else { Cause::Kept }, Some(found));
         }
         if self.has_model_grown() && !matches!(kept, Some((_, Kept::Grows))) {

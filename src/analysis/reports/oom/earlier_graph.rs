@@ -8,7 +8,7 @@ use super::cause::MATERIAL;
 use super::idle::ModuleCalls;
 use crate::read::symbols::SymbolTable;
 use crate::state::block::Owner;
-use crate::state::model_facts::root_of;
+use crate::state::model_facts::{is_module, root_of};
 
 /// Returns the earlier steps with live results of which most belong to a model that step `now` has not called. Counts
 /// only steps with a significant share of the live memory. `live` has the owner and the size of each live block.
@@ -35,9 +35,8 @@ pub(super) fn continued_steps(
         let known = most.entry(*step).or_default();
         *known = (*known).max((*bytes, root));
     }
-    let is_continued = |root: &str| {
-        !root.starts_with(['-', '(']) && calls.last_step(root, symbols).is_some_and(|last| last < now)
-    };
+    let is_continued =
+        |root: &str| is_module(root) && calls.last_step(root, symbols).is_some_and(|last| last < now);
     let all = live.iter().fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes));
     let counts = |(_, (bytes, root)): &(i64, (i64, &str))| {
         *bytes as f64 >= MATERIAL * all as f64 && is_continued(root)

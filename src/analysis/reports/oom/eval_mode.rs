@@ -9,7 +9,7 @@ use super::idle::ModuleCalls;
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
-use crate::state::model_facts::{ModelFacts, root_of};
+use crate::state::model_facts::{ModelFacts, is_inside, is_module, root_of};
 use crate::state::replay::Replay;
 
 /// The calls of a module in one forward, and the blocks that they allocated.
@@ -53,9 +53,7 @@ impl ForwardModes {
         depends_on_mode: impl Fn(Symbol) -> bool,
     ) -> bool {
         let current = symbols.get(current);
-        let is_open = |path: &str| {
-            current.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        };
+        let is_open = |path: &str| is_inside(&current, path);
         let mut is_less = false;
         for (module, now) in &self.now {
             let Some(trained) = self.trained.get(module).filter(|work| work.calls > 0) else { continue };
@@ -95,7 +93,7 @@ impl EvaluationGraph {
         for (owner, bytes) in live {
             let is_result = matches!(owner.category, Category::Activation | Category::AutogradDetail);
             let path = symbols.or_dash(owner.module);
-            if is_result && owner.step == step && !path.starts_with(['(', '-']) {
+            if is_result && owner.step == step && is_module(&path) {
                 let found = roots.entry(root_of(&path).to_owned()).or_default();
                 found.0 += bytes;
                 found.1.insert(owner.module);

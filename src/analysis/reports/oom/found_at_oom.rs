@@ -109,7 +109,8 @@ fn halves_per_parameter(class: &str) -> Option<i64> {
     let is_small = name.ends_with("8bit");
     let blocks = match name.trim_end_matches("8bit") {
         "SGD" => i64::from(option.contains("momentum")),
-        "Lion" | "RMSprop" | "Adagrad" => 1,
+        "RMSprop" => 1 + i64::from(option.contains("momentum")) + i64::from(option.contains("centered")),
+        "Lion" | "Adagrad" => 1,
         "Adam" | "AdamW" | "NAdam" | "RAdam" | "Adamax" => 2 + i64::from(option.contains("amsgrad")),
         _ => return None,
     };

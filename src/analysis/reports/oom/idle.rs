@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
-use crate::state::model_facts::{ModelFacts, root_of};
+use crate::state::model_facts::{ModelFacts, is_inside, is_module, root_of};
 use crate::state::replay::Replay;
 
 /// The minimum number of modules with live results that show a graph. Without one, a model with skip
@@ -72,11 +72,8 @@ impl ModuleCalls {
 
     /// Returns the `seq` of the first and the last call of the module at `path`, or of a module inside it, in a step.
     pub(super) fn calls_of(&self, path: &str, step: i64, symbols: &SymbolTable) -> Option<(i64, i64)> {
-        let is_inside = |name: Symbol| {
-            let name = symbols.get(name);
-            name.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        };
-        let called = self.of.iter().filter(|(name, (_, last, ..))| *last == step && is_inside(**name));
+        let is_of_path = |name: Symbol| is_inside(&symbols.get(name), path);
+        let called = self.of.iter().filter(|(name, (_, last, ..))| *last == step && is_of_path(**name));
         called
             .map(|(_, (.., first, last))| (*first, *last))
             .reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)))
@@ -128,7 +125,7 @@ impl UntrainedModel {
             }
         }
         let other = |(root, (bytes, is_trained)): (String, (i64, bool))| {
-            let is_other = !is_trained && root != root_of(module) && !root.starts_with(['(', '-']);
+            let is_other = !is_trained && root != root_of(module) && is_module(&root);
             (is_other && is_material(bytes)).then_some((root, bytes))
         };
         let model = |(root, bytes): (String, i64)| {

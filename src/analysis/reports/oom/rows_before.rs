@@ -18,7 +18,7 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 use crate::state::block::Block;
 use crate::state::device::Device;
-use crate::state::model_facts::{ModelFacts, root_of};
+use crate::state::model_facts::{ModelFacts, is_module, root_of};
 use crate::state::replay::Replay;
 
 /// Facts from the rows before the OOM.
@@ -132,7 +132,7 @@ impl RowsBefore {
             (*began..earlier.seq).contains(&block.id)
                 && block.owner.step == earlier.step
                 && matches!(block.owner.category, Category::Activation | Category::AutogradDetail)
-                && !symbols.or_dash(block.owner.module).starts_with(['-', '('])
+                && is_module(&symbols.or_dash(block.owner.module))
         };
         live.iter().filter(is_left).map(|block| block.bytes).sum()
     }

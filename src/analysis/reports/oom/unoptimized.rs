@@ -9,7 +9,7 @@ use super::found_at_oom::FoundAtOom;
 use super::idle::ModuleCalls;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
-use crate::state::model_facts::{ModelFacts, root_of};
+use crate::state::model_facts::{ModelFacts, is_inside, is_module, root_of};
 
 /// A module has the results of its parent if it has at least this share of them.
 const MOST_RESULTS: f64 = 0.9;
@@ -57,7 +57,7 @@ impl UnoptimizedGraph {
         let mut parts: BTreeMap<String, Part> = BTreeMap::new();
         for (owner, bytes) in live {
             let path = symbols.or_dash(owner.module);
-            if path.starts_with(['(', '-']) {
+            if !is_module(&path) {
                 continue;
             }
             let part = parts.entry(root_of(&path).to_owned()).or_default();
@@ -95,11 +95,6 @@ impl UnoptimizedGraph {
         });
         graphs.max_by_key(|graph| graph.bytes)
     }
-}
-
-/// Returns true if a module is the module at `path`, or is inside it.
-fn is_inside(module: &str, path: &str) -> bool {
-    module.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// Returns the path of the innermost module, at or below `path`, that has most of `results`.

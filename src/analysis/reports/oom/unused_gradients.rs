@@ -6,7 +6,7 @@ use memtrace_trace::units::Unit;
 use super::found_at_oom::FoundAtOom;
 use crate::read::symbols::SymbolTable;
 use crate::state::block::Owner;
-use crate::state::model_facts::root_of;
+use crate::state::model_facts::{is_inside, root_of};
 
 /// Parameters without an optimizer, and what they make the step keep; sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,14 +32,9 @@ impl UnusedGradients {
     ) -> Option<UnusedGradients> {
         let unused = found.without_optimizer().map(|(path, bytes)| {
             let is_partial = found.has_optimizer(root_of(path));
-            let is_inside = |owner: &Owner| {
-                symbols
-                    .or_dash(owner.module)
-                    .strip_prefix(path)
-                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-            };
             let sum = |counts: &dyn Fn(&Owner) -> bool| {
-                let counted = live.iter().filter(|(owner, _)| counts(owner) && is_inside(owner));
+                let is_of_path = |owner: &Owner| is_inside(&symbols.or_dash(owner.module), path);
+                let counted = live.iter().filter(|(owner, _)| counts(owner) && is_of_path(owner));
                 counted.fold(0_i64, |sum, (_, bytes)| sum.saturating_add(*bytes))
             };
             let is_result = |owner: &Owner| {

@@ -16,7 +16,7 @@ pub(super) type Arguments = Map<String, Value>;
 /// The tool that lists the runs. It has no command.
 pub(super) const LIST_RUNS: &str = "list_runs";
 
-/// The commands that only read traces.
+/// The commands that read traces and change nothing. `tune` also starts Python, which repeats the requests.
 const READING: &[&str] = &[
     "summary", "peak", "oom", "leaks", "frag", "ledger", "serving", "timeline", "modules", "ops", "advise",
     "tune", "diff", "budget", "ranks", "check", "help",

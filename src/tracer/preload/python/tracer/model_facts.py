@@ -125,7 +125,7 @@ def note_optimizer(path: str, optimizer) -> None:
     """Records the class of the optimizer of a root's parameters, and the options of its groups that add
     state, or decide on the temporary results of its step."""
     options = []
-    for option in ("momentum", "amsgrad", "fused"):
+    for option in ("momentum", "centered", "amsgrad", "fused"):
         values = [group.get(option) for group in optimizer.param_groups]
         # A tensor has no truth value that may be read without a wait for the GPU.
         if any(value for value in values if isinstance(value, (int, float))):
