@@ -359,7 +359,7 @@ fn fit_with_prices_lists_the_cheapest_card_first() {
     let each: Vec<_> = json["rows"].as_array().unwrap().iter().map(|row| row["price"].as_f64()).collect();
     assert_eq!(each, [Some(0.8), Some(2.5), None]);
     let fit = Fit::on(cards, &[&["--prices", "absent.csv"][..], &program].concat());
-    assert!(fit.status() == 1 && fit.stderr().contains("--prices absent.csv"), "{}", fit.stderr());
+    assert!(fit.status() == 2 && fit.stderr().contains("--prices absent.csv"), "{}", fit.stderr());
 }
 
 #[test]
