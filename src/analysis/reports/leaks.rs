@@ -293,7 +293,7 @@ impl HeldAtEnd {
     }
 }
 
-/// What is printed about the growth of the memory in use before the findings.
+/// What the answer says above the findings: how the memory in use grew.
 #[derive(Clone, Copy)]
 struct Shown {
     /// True if no part of the memory in use grows.

@@ -13,6 +13,30 @@ class Scene:
         self.optimizer = torch.optim.Adam([{"params": [self.points], "name": "points"}])
 
 
+class Touchy(dict):
+    """A table whose own methods fail during a search."""
+
+    def __iter__(self):
+        assert not searching
+        return super().__iter__()
+
+    keys = items = values = get = __iter__
+
+
+class Keyed(torch.nn.Parameter):
+    def __hash__(self):
+        assert not searching
+        return id(self)
+
+
+def search():
+    global searching
+    searching = True
+    found = memtrace.retained()
+    searching = False
+    return found
+
+
 def stepped(parameters):
     optimizer = torch.optim.Adam(parameters)
     for group in optimizer.param_groups:
@@ -39,13 +63,21 @@ def of_torchscript():
     return found
 
 
+searching = False
 memtrace.step(0)
 model = torch.nn.Linear(512, 512, device="cuda")
 of_model = stepped(model.parameters())
 raw = [torch.nn.Parameter(torch.zeros(512, 512, device="cuda"))]
 of_raw = stepped(raw)
 scene = Scene()
-assert not memtrace.retained() and not in_function() and not of_torchscript()
+assert not search() and not in_function() and not of_torchscript()
+odd = stepped([Keyed(torch.zeros(512, 512, device="cuda"))])
+odd.state = Touchy(odd.state)
+[odd_found] = search()
+assert odd_found["tensors"] == 4 and odd_found["holder"].startswith("Adam in variable `odd`"), odd_found
+odd.param_groups = "none"
+assert [found["tensors"] for found in search()] == [4]
+del odd, odd_found
 gone = torch.nn.Linear(512, 512, device="cuda")
 schedulers = {"of": stepped(gone.parameters())}
 for step in range(1, 20):

@@ -370,7 +370,7 @@ impl<'a> OomCase<'a> {
             && row.step <= 0
             && let Some(root) = trained_root.as_ref().filter(may_train)
         {
-            // What FSDP has gathered is not trained; only the shards are.
+            // FSDP's gathered parameters are not trained; only its shards are.
             let is_own = |block: &&Block| {
                 block.owner.category == Category::Parameter
                     && root_of(&replayed.symbols.get(block.owner.module)) == root

@@ -10,8 +10,9 @@ use crate::read::symbols::SymbolTable;
 use crate::state::block::Owner;
 use crate::state::model_facts::{is_module, root_of};
 
-/// Returns the earlier steps with live results of which most belong to a model that step `now` has not called. Counts
-/// only steps with a significant share of the live memory. `live` has the owner and the size of each live block.
+/// Returns the earlier steps whose live results belong mostly to a model that step `now` has not called. A step counts
+/// only if these results are a significant share of the live memory. `live` has the owner and the size of each live
+/// block.
 ///
 /// Such a graph may be needed: a program with two optimizers steps one of them between the forward of a generator and
 /// its backward.

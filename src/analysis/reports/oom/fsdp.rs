@@ -7,6 +7,7 @@ use memtrace_trace::Category;
 use super::cause::Facts;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::{Block, Owner};
+use crate::state::module_layers::is_number;
 
 /// The minimum number of layers whose whole parameters are live together if FSDP does not reshard them after their
 /// forward. If it does, at most three are: the layer that runs, the next one, and one that is being freed.
@@ -32,7 +33,7 @@ pub(super) fn unreduced(
         for name in names {
             let parent = layer.clone();
             layer = format!("{layer}.{name}");
-            if name.bytes().all(|byte| byte.is_ascii_digit()) {
+            if is_number(name) {
                 return Some((parent, layer));
             }
         }
@@ -46,8 +47,14 @@ pub(super) fn unreduced(
             layers.insert(layer);
         }
     }
-    let most = parents.into_values().max_by_key(|(_, layers)| layers.len()).unwrap_or_default();
-    (most.0, most.1.len())
+    most_layers(parents)
+}
+
+/// Returns the bytes and the number of layers of the parent with most layers. `parents` has these layers and their bytes
+/// for each parent.
+fn most_layers<T>(parents: BTreeMap<String, (i64, BTreeSet<T>)>) -> (i64, usize) {
+    let counts = parents.into_values().map(|(bytes, layers)| (bytes, layers.len()));
+    counts.max_by_key(|(_, layers)| *layers).unwrap_or_default()
 }
 
 /// Returns the bytes of the blocks of a category, such as the whole parameters that FSDP has gathered, and the number of
@@ -57,16 +64,14 @@ pub(super) fn modules_of(live: &[Block], category: Category, symbols: &SymbolTab
     let mut parents: BTreeMap<String, (i64, BTreeSet<usize>)> = BTreeMap::new();
     for block in live.iter().filter(|block| block.owner.category == category) {
         let module = symbols.get(block.owner.module);
-        let layer =
-            module.rsplit_once('.').filter(|(_, name)| name.bytes().all(|byte| byte.is_ascii_digit()));
+        let layer = module.rsplit_once('.').filter(|(_, name)| is_number(name));
         if let Some((parent, _)) = layer {
             let (bytes, layers) = parents.entry(parent.to_owned()).or_default();
             *bytes += block.bytes;
             layers.insert(block.owner.module.index());
         }
     }
-    let most = parents.into_values().max_by_key(|(_, layers)| layers.len()).unwrap_or_default();
-    (most.0, most.1.len())
+    most_layers(parents)
 }
 
 impl Facts {
@@ -121,7 +126,7 @@ mod tests {
         let whole = blocks(&linear, Category::UnshardedGradient);
         assert_eq!(unreduced(&whole, None, &symbols), (400, 3));
         assert_eq!(unreduced(&blocks(&["Net.head"], Category::UnshardedGradient), None, &symbols), (0, 0));
-        // What an earlier backward has left.
+        // Gradients of an earlier backward have no category yet.
         let left = blocks(&linear, Category::Temporary);
         assert_eq!(unreduced(&left, Some(left[0].0.phase), &symbols), (400, 3));
         assert_eq!(unreduced(&left, None, &symbols), (0, 0));

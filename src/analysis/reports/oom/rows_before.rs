@@ -1,4 +1,4 @@
-//! What the rows before the OOM show.
+//! The facts that the rows before an OOM show.
 
 use std::collections::BTreeSet;
 
@@ -121,8 +121,8 @@ impl RowsBefore {
     }
 
     /// Returns the bytes of modules' results that were live when an earlier request ran out of memory, in the
-    /// same step, and are still live at `row`. Only results since the last call of a root before that request count:
-    /// earlier forwards, such as those of another model, are no part of the attempt, and their graph may be needed.
+    /// same step, and are still live at `row`. Only results since the last call of a root before that request count.
+    /// Earlier forwards, such as those of another model, do not belong to the attempt: their graph may be needed.
     pub(super) fn left_by_attempt(&self, live: &[Block], row: &Record, symbols: &SymbolTable) -> i64 {
         let is_same = |earlier: &Record| earlier.device == row.device && earlier.step == row.step;
         let Some((earlier, began)) = self.earlier.as_ref().filter(|(earlier, _)| is_same(earlier)) else {

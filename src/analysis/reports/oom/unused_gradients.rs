@@ -13,7 +13,7 @@ use crate::state::model_facts::{is_inside, root_of};
 pub(super) struct UnusedGradients {
     /// The path of the innermost module with all these parameters.
     pub(super) path: String,
-    /// The bytes of the parameters, which are those of their gradients, too.
+    /// The bytes of the parameters. Their gradients take as many.
     pub(super) bytes: i64,
     /// True if an optimizer has other parameters of this model, such as adapters.
     is_partial: bool,

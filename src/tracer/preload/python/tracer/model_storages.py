@@ -91,18 +91,21 @@ class Unused:
         self.parameters: list = []
         # The tables of the optimizer that refer to parameters.
         self.tables: list = []
-        self._state: dict = {}
+        # By the id of a parameter: its state. A parameter's class may have a `__hash__` of its own.
+        self._states: dict[int, object] = {}
 
     def add(self, namespace: dict, in_modules: set[int]) -> None:
         """Adds the parameters of the optimizer with this namespace."""
         state = dict.get(namespace, "state")
-        self._state = state if issubclass(type(state), dict) else {}
+        state = state if issubclass(type(state), dict) else {}
+        self._states = {id(parameter): value for parameter, value in list(dict.items(state))}
         groups = dict.get(namespace, "param_groups")
         groups = list(groups) if type(groups) is list else []
         lists = [dict.get(group, "params") for group in groups if issubclass(type(group), dict)]
-        self.tables = [self._state, *(each for each in lists if type(each) is list)]
-        found = {id(each): each for table in self.tables for each in list(table)}
-        for parameter in found.values():
+        lists = [each for each in lists if type(each) is list]
+        self.tables = [state, *lists]
+        held = [*dict.keys(state), *(parameter for each in lists for parameter in each)]
+        for parameter in {id(each): each for each in held}.values():
             if issubclass(type(parameter), Tensor):
                 pointer = pointer_of(parameter)
                 if pointer and pointer not in in_modules and is_known(pointer):
@@ -117,7 +120,7 @@ class Unused:
         found: set[int] = set()
         for parameter in self.parameters:
             _own(parameter, found)
-            found.update(pointer_of(each) for each in _tensors_below(dict.get(self._state, parameter)))
+            found.update(map(pointer_of, _tensors_below(self._states.get(id(parameter)))))
         return {pointer for pointer in found if pointer and is_known(pointer)}
 
 

@@ -315,7 +315,7 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
             continue
         found, graph = described_as
         if number in births_of_unused and why == "exit" and found["kind"] == "unnamed":
-            # Its program has ended, and the garbage collector has not freed it yet.
+            # The program has ended, and the garbage collector has not freed the optimizer yet.
             continue
         if number in births_of_unused:
             holder = f"{name_of_type(type(things_by_id[number]))} in {found['holder']}"
@@ -472,6 +472,7 @@ def retained_at_exit(*_) -> None:
 
 
 def _have_unused() -> bool:
+    """Returns True if an optimizer has parameters of no module and without a name."""
     if current_step() < 1 or why_not_searchable():
         return False
     try:
