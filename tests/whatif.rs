@@ -208,10 +208,21 @@ fn advise_predicts_optimizers_and_types_of_a_run_under_autocast_and_of_one_in_16
             "gpt --dtype bf16",
             "gpt --autocast --optimizer adafactor",
             "gpt --dtype bf16 --optimizer adafactor",
+            "gpt --autocast --float-loss",
+            "gpt --dtype bf16 --float-loss",
         ];
         let runs = train(torch, &folder.path().join("out"), &names);
-        let [autocast, bf16, autocast_adafactor, bf16_adafactor] = &runs[..] else { panic!("four runs") };
+        let [autocast, bf16, autocast_adafactor, bf16_adafactor, autocast_float, bf16_float] = &runs[..]
+        else {
+            panic!("six runs")
+        };
+        let policies = ["gpt --shard mixed", "gpt --shard fsdp --dtype bf16"];
+        let sharded = train(torch, &folder.path().join("sharded"), &policies);
         for (base, change, changed) in [
+            // The loss is computed in float32 in both types.
+            (autocast_float, ["--dtype", "bf16"], bf16_float),
+            // The type of an unsharded parameter is that of the buffer that gathers it.
+            (&sharded[0], ["--dtype", "bf16"], &sharded[1]),
             (autocast, ["--dtype", "bf16"], bf16),
             (autocast, ["--optimizer", "adafactor"], autocast_adafactor),
             (bf16, ["--optimizer", "adafactor"], bf16_adafactor),

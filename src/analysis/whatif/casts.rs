@@ -66,8 +66,10 @@ fn casts(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable) -> Vec<(u32,
         let other = if life.dtype == DType::Half { DType::Float32 } else { DType::Half };
         if !life.is_older && is_cast(life) {
             let source = latest.get(&(other, key.1)).filter(|from| {
-                let death = step.lives[**from as usize].death;
-                death == ALIVE || death >= life.birth
+                let source = &step.lives[**from as usize];
+                // What the program itself casts to float32, and back, stays in both types.
+                let is_own = rules.is_cast_up(source) || rules.is_cast_up(life);
+                !is_own && (source.death == ALIVE || source.death >= life.birth)
             });
             let is_gradient = life.owner.category == Category::Gradient;
             let weight = || parameters.get(&(other, key.1)).filter(|_| !is_gradient);

@@ -44,6 +44,10 @@ const OTHER_TYPES: [&str; 13] = [
 /// Parts of the names of ops that gather the parameters of a sharded model.
 const GATHERS: [&str; 4] = ["FullyShardedDataParallel", "fsdp::", "all_gather", "allgather"];
 
+/// The minimum size of a tensor that counts as cast to float32 by the program. Of the tensors of this size, all
+/// have a type.
+const LEAST_CAST_UP: i64 = 1 << 20;
+
 /// The rules that determine the new sizes of the blocks of a step.
 pub(super) struct SizeRules<'a> {
     phases: Phases,
@@ -61,6 +65,9 @@ pub(super) struct SizeRules<'a> {
     pub(super) half_modules: Option<&'a FxHashSet<Symbol>>,
     /// True if the run shards its model and gathers parameters in this step.
     has_gathers: bool,
+    /// The module and the number of values of each tensor that the program itself casts to float32, such as
+    /// the logits of a loss. Results of that size in that module stay float32 in a 16-bit model.
+    cast_up: FxHashSet<(Symbol, i64)>,
     /// The highest total of the step, in bytes.
     highest: i64,
     traits: &'a Traits,
@@ -112,20 +119,21 @@ impl<'a> SizeRules<'a> {
         let (parameters, largest) = (FxHashSet::default(), FxHashMap::default());
         let halved = FxHashSet::default();
         let highest = step.allocations.iter().map(|each| each.allocated).max().unwrap_or(0);
-        let (is_half, has_gathers) = (false, false);
         let mut rules = SizeRules {
             phases,
             rounding,
             parameters,
             largest,
             halved,
-            is_half,
+            is_half: false,
             half_modules: None,
-            has_gathers,
+            has_gathers: false,
+            cast_up: FxHashSet::default(),
             highest,
             traits,
         };
         rules.has_gathers = step.lives.iter().any(|life| rules.is_gathered(step, life));
+        rules.cast_up = rules.find_cast_up(step);
         for life in &step.lives {
             if life.owner.category == Category::Parameter {
                 rules.parameters.insert((life.owner.module, life.requested));
@@ -149,6 +157,32 @@ impl<'a> SizeRules<'a> {
     /// Returns true if the block is the result of a cast.
     pub(super) fn is_cast(&self, step: &Step, life: &Life) -> bool {
         self.call_traits(step, life).is_cast || self.traits_of(life.owner.op).is_cast
+    }
+
+    /// Returns the keys of [`SizeRules::cast_up`]. A cast that autocast makes has the op that asked for it around
+    /// it, such as `aten::linear`; the program's own cast has none.
+    fn find_cast_up(&self, step: &Step) -> FxHashSet<(Symbol, i64)> {
+        let mut halves = FxHashSet::default();
+        let mut found = FxHashSet::default();
+        for life in step.lives.iter().filter(|life| life.requested >= LEAST_CAST_UP) {
+            let values = life.requested / life.item();
+            let is_cast = || life.owner.phase == self.phases.forward && self.call_traits(step, life).is_cast;
+            match life.dtype {
+                DType::Half => _ = halves.insert(values),
+                DType::Float32 if halves.contains(&values) && is_cast() => {
+                    found.insert((life.born_in, values));
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// Returns true if the program itself asks for float32 here: see [`SizeRules::cast_up`].
+    pub(super) fn is_cast_up(&self, life: &Life) -> bool {
+        life.dtype == DType::Float32
+            && life.owner.category != Category::Parameter
+            && self.cast_up.contains(&(life.born_in, life.requested / FLOAT))
     }
 
     /// Returns true if the block is temporary memory of the optimizer's step.
@@ -211,7 +245,7 @@ impl<'a> SizeRules<'a> {
         let is_loaded = life.owner.category == Category::Loaded
             || life.owner.category == Category::OptimizerState && life.owner.step < 0;
         let is_of_half = self.half_modules.is_some_and(|half| half.contains(&life.owner.module));
-        let is_other = matches!(life.dtype, DType::Half | DType::Other);
+        let is_other = matches!(life.dtype, DType::Half | DType::Other) || self.is_cast_up(life);
         if life.owner.category == Category::Workspace || is_loaded || is_of_half || is_other {
             return false;
         }

@@ -4,7 +4,7 @@
 //! `death`. Memory can only rise at an allocation, so the peak is at one. The memory that a [`StepRecorder`]
 //! needs grows with the live blocks and with [`StepRecorder::rows`], which its caller limits.
 
-use memtrace_trace::EventName;
+use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
 use super::claims::Claims;
@@ -247,6 +247,9 @@ pub(super) struct StepRecorder {
     phases: Phases,
     module_api: Symbol,
     types: TypeSymbols,
+    /// The type of the latest buffer that gathered parameters. FSDP resizes the storage of an unsharded parameter,
+    /// so that the trace has no type for it.
+    gathered: DType,
     step: i64,
     now: Step,
     /// The live blocks, by id: indices of `now.lives`.
@@ -266,6 +269,7 @@ impl StepRecorder {
             phases,
             module_api,
             types,
+            gathered: DType::Unknown,
             step: i64::MIN,
             now: Step { freed_ns: i64::MIN, ..Step::default() },
             live: FxHashMap::default(),
@@ -400,6 +404,12 @@ impl StepRecorder {
             return;
         }
         let index = self.now.lives.len() as u32;
+        let mut dtype = self.types.of(row.dtype);
+        match (row.category, dtype) {
+            (Category::UnshardedParameter, DType::Unknown) => dtype = self.gathered,
+            (Category::AllGather, DType::Float32 | DType::Half) => self.gathered = dtype,
+            _ => {}
+        }
         let is_older = row.event == EventName::Live;
         self.now.lives.push(Life {
             id: row.alloc_id,
@@ -410,7 +420,7 @@ impl StepRecorder {
             requested: if row.requested_bytes >= 0 { row.requested_bytes } else { row.delta_bytes },
             owner: without_sharding(row),
             born_in: row.module,
-            dtype: self.types.of(row.dtype),
+            dtype,
             shape: row.shape,
             call: NO_CALL,
             freed_by: NO_CALL,

@@ -61,14 +61,15 @@ def perceptron(width: int, inner: int) -> nn.Sequential:
 class LanguageModel(Model):
     """A language model: its head and loss may work on one part of the tokens at a time."""
 
-    length, parts = 512, 1
+    length, parts, float_loss = 512, 1, False
 
     def batch(self, rows, dtype):
         return tokens(rows, self.length), tokens(rows, self.length)
 
     def loss(self, x, target):
         if self.parts == 1:
-            return F.cross_entropy(self.head(x).flatten(0, 1), target.flatten())
+            logits = self.head(x).flatten(0, 1)
+            return F.cross_entropy(logits.float() if self.float_loss else logits, target.flatten())
         x, target = x.flatten(0, 1), target.flatten()
         total = x.new_zeros(())
         for part, wanted in zip(x.chunk(self.parts), target.chunk(self.parts)):

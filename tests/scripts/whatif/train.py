@@ -31,6 +31,9 @@ parser.add_argument("--optimizer", default="")
 parser.add_argument("--dtype", default="float32")
 parser.add_argument("--autocast", action="store_true", help="run the forward under autocast to bfloat16")
 parser.add_argument("--chunk-loss", type=int, default=1)
+parser.add_argument(
+    "--float-loss", action="store_true", help="cast the logits of a language model to float32"
+)
 parser.add_argument("--batch", type=float, default=1, help="times the model's own number of rows")
 parser.add_argument("--offload", action="store_true")
 parser.add_argument("--shard", default="", help="fsdp, optimizer, or mixed: fsdp that computes in bfloat16")
@@ -100,6 +103,7 @@ if options.shard in ("fsdp", "mixed"):
     fully_shard(model, mp_policy=policy)
 if options.chunk_loss > 1:
     model.parts = options.chunk_loss
+model.float_loss = options.float_loss
 
 
 def optimizer_of(parameters):
