@@ -130,14 +130,21 @@ fn types_of_packed_parts_name_the_type_they_stand_for(torch: &Torch) {
     let weight = &found[&("Linear.weight".to_owned(), "parameter".to_owned())];
     let texts: Vec<String> = weight.iter().map(|form| form.join(" ")).collect();
     assert_eq!(texts, ["int8(bfloat16) [512x2048]", "bfloat16 [512]"]);
-    // Few parameters are narrow, so there is no sentence about the others.
-    assert!(!run.report("summary", &[]).contains("float32 has"));
-    // With narrow parameters of a tenth of all, there is one.
-    let run = torch.trace("tensor_types/packed.py", &["4096"]).expect_success();
+    // Few parameters are packed, so the others are what the peak holds.
     let summary = run.report("summary", &[]);
-    let expected = "of this peak, beside 64.00 MiB of parameters in int8(bfloat16): parameter 390.62 MiB; most in \
+    let expected = "of this peak, beside 1.00 MiB of parameters in int8(bfloat16): parameter 390.62 MiB; most in \
                     Embedding. In 16 bits it would have 195.31 MiB less";
     assert!(summary.contains("float32 has 390.62 MiB") && summary.contains(expected), "{summary}");
+    assert!(!summary.contains("parameters in 16 bits"), "{summary}");
+    // Fused experts stay in 16 bits.
+    let run = torch.trace("tensor_types/packed.py", &["512", "128"]).expect_success();
+    let summary = run.report("summary", &[]);
+    let expected = "beside 1.00 MiB in int8(bfloat16): most in Experts. Of these, 128.00 MiB are fused experts: quantizers \
+                    pack nn.Linear layers only. Packed they would have about 64.00 MiB less";
+    assert!(
+        summary.contains("parameters in 16 bits have 128.00 MiB") && summary.contains(expected),
+        "{summary}"
+    );
 }
 
 /// The size of a tensor is an op under `torch.jit.trace`, and a comparison of symbolic sizes is a guard.

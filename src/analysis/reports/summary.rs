@@ -11,7 +11,7 @@ use super::late_buckets::late_buckets;
 use super::ranks::{highest, more_ranks};
 use super::report::{Answer, Report, View, next};
 use super::stats::{STATS, Stats};
-use super::wide_types::wide_types;
+use super::wide_types::{not_quantized, wide_types};
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
@@ -392,7 +392,9 @@ fn categories(
         printer.plain("in live blocks at the peak of allocated memory:");
         printer.table(&table);
     }
-    if let Some(line) = wide_types(&blocks, &replayed.replay, options.units) {
+    for line in
+        [wide_types, not_quantized].iter().filter_map(|of| of(&blocks, &replayed.replay, options.units))
+    {
         printer.plain(line);
     }
 }

@@ -1,5 +1,7 @@
-//! The float32 memory of a program that computes in 16 bits or fewer.
+//! The float32 memory of a program that computes in 16 bits or fewer, and what a quantized model has not quantized.
 
+use memtrace_trace::form::Form;
+use memtrace_trace::text::UNKNOWN;
 use memtrace_trace::units::Unit;
 
 use crate::render::numbers::{percent, share};
@@ -13,25 +15,32 @@ const NOTABLE: f64 = 0.1;
 const MODULES: usize = 3;
 /// The maximum number of shapes in the line.
 const SHAPES: usize = 2;
+/// The bytes of one value in nf4, with its part of the scales (4 bytes for 64 values), to those of one in 16 bits.
+const NF4_SHARE: f64 = 0.5625 / 2.0;
 /// The beginnings of the names of types with 16 bits or fewer. Packed types have a `(` in their names.
 const NARROW: [&str; 6] = ["bfloat16", "float16", "float8", "float4", "int8", "uint8"];
 
 /// Returns a sentence about the float32 tensors among the blocks of a peak, if they have at least a tenth of the
-/// peak, and other parameters have 16 bits or fewer. If few parameters have, as under autocast, only what the
-/// program computes counts. The types of small tensors are not recorded, so the share is a lower bound.
+/// peak, and other parameters are packed or have 16 bits or fewer. If few parameters have, as under autocast, only
+/// what the program computes counts. The types of small tensors are not recorded, so the share is a lower bound.
 pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Option<String> {
     let symbols = &replay.symbols;
     let float32 = symbols.intern("float32");
+    let is_packed = |block: &&Block| symbols.get(block.dtype).contains('(');
     let is_narrow = |block: &&Block| {
         let name = symbols.get(block.dtype);
-        name.contains('(') || NARROW.iter().any(|narrow| name.starts_with(narrow))
+        is_packed(block) || NARROW.iter().any(|narrow| name.starts_with(narrow))
     };
-    let parameters: Vec<Block> =
-        blocks.iter().filter(|block| category(block.owner.category) == "parameter").copied().collect();
-    let narrow: Vec<Block> = parameters.iter().filter(is_narrow).copied().collect();
+    let parameters = parameters(blocks);
+    // Packed parameters are few bytes, so they count for themselves, whatever their share is.
+    let packed: Vec<Block> = parameters.iter().filter(is_packed).copied().collect();
+    let narrow: Vec<Block> = match packed.is_empty() {
+        true => parameters.iter().filter(is_narrow).copied().collect(),
+        false => packed,
+    };
     let wide: Vec<Block> = blocks.iter().filter(|block| block.dtype == float32).copied().collect();
     let bytes = sum(&wide);
-    if share(sum(&narrow), sum(&parameters)) < NOTABLE {
+    if !narrow.iter().any(|block| is_packed(&block)) && share(sum(&narrow), sum(&parameters)) < NOTABLE {
         return wide_results(blocks, &wide, replay, units, &is_narrow);
     }
     if share(bytes, sum(blocks)) < NOTABLE {
@@ -61,6 +70,46 @@ pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Opti
         units.show(narrow_bytes),
         parts.join(", "),
         units.show(bytes / 2),
+    ))
+}
+
+/// Returns a sentence about the 16-bit parameters of a model whose other parameters are packed, if they have at least a
+/// tenth of the peak.
+pub(super) fn not_quantized(blocks: &[Block], replay: &Replay, units: Unit) -> Option<String> {
+    let symbols = &replay.symbols;
+    let parameters = parameters(blocks);
+    let (packed, other): (Vec<Block>, Vec<Block>) =
+        parameters.iter().partition(|block| symbols.get(block.dtype).contains('('));
+    let is_half = |block: &Block| matches!(&*symbols.get(block.dtype), "bfloat16" | "float16");
+    let half: Vec<Block> = other.into_iter().filter(is_half).collect();
+    let bytes = sum(&half);
+    if share(bytes, sum(blocks)) < NOTABLE {
+        return None;
+    }
+    let groups = |key: &Key, blocks: &[Block]| sorted(key.groups(blocks, symbols));
+    let (packed_type, Group { bytes: packed_bytes, .. }) = groups(&Key::DTYPE, &packed).into_iter().next()?;
+    let by_module = groups(&Key::MODULE.joining(&layers_of(replay, blocks)), &half);
+    let large = by_module.into_iter().filter(|(_, group)| share(group.bytes, bytes) >= NOTABLE);
+    let modules: Vec<String> = large.take(MODULES).map(|(name, _)| name).collect();
+    let modules = if modules.is_empty() { "many modules".to_owned() } else { modules.join(", ") };
+    let dims = |block: &Block| Form { dtype: UNKNOWN, shape: &symbols.get(block.shape) }.dims();
+    let fused: Vec<Block> =
+        half.into_iter().filter(|block| dims(block).is_some_and(|dims| dims.len() == 3)).collect();
+    let packed_share = if packed_type.contains("int8") { 0.5 } else { NF4_SHARE };
+    // The experts of transformers 5 are one parameter of three dimensions, and no `nn.Linear`.
+    let fused = match share(sum(&fused), bytes) >= NOTABLE {
+        true => format!(
+            ". Of these, {} are fused experts: quantizers pack nn.Linear layers only. Packed they would have about {} less",
+            units.show(sum(&fused)),
+            units.show((sum(&fused) as f64 * (1.0 - packed_share)) as i64),
+        ),
+        false => String::new(),
+    };
+    Some(format!(
+        "parameters in 16 bits have {} ({}) of this peak, beside {} in {packed_type}: most in {modules}{fused}",
+        units.show(bytes),
+        percent(share(bytes, sum(blocks))),
+        units.show(packed_bytes),
     ))
 }
 
@@ -97,6 +146,11 @@ fn wide_results(
         units.show(narrow_bytes),
         units.show(bytes / 2),
     ))
+}
+
+/// Returns the blocks of parameters.
+fn parameters(blocks: &[Block]) -> Vec<Block> {
+    blocks.iter().filter(|block| category(block.owner.category) == "parameter").copied().collect()
 }
 
 /// Returns the bytes of these blocks.
