@@ -13,7 +13,7 @@ mod harness;
 use harness::{Torch, VERSIONS, built};
 
 const SOURCES: &str =
-    "source,title,address,measured,rounding,note\ns,A source,https://example.org,somebody,,\n";
+    "source,title,address,measured,kind,rounding,note\ns,A source,https://example.org,somebody,,,\n";
 const COLUMNS: &str = "source,card,torch,libraries,case,arguments,label,what,published,unit,cause\n";
 
 fn root() -> &'static Path {
@@ -159,7 +159,7 @@ fn published_refuses_a_figures_file_that_is_empty_or_invalid() {
         (SOURCES, format!("{COLUMNS}{}", row.replace("case", "absent")), "no case"),
         (SOURCES, format!("{COLUMNS}{row}{row}"), "row 3: the same figure as in"),
         (
-            "source,title,address,measured,rounding,note\ns,A source,https://example.org,somebody,up,\n",
+            "source,title,address,measured,kind,rounding,note\ns,A source,https://example.org,somebody,,up,\n",
             format!("{COLUMNS}{row}"),
             "rounding is 'up'; there are float32, down and none",
         ),
@@ -181,7 +181,7 @@ fn published_figures_that_were_rounded_down_are_equal_up_to_the_next_unit() {
     for (rounding, published_number, equal) in
         [("", "5", true), ("", "4", false), ("down", "4", true), ("down", "5", false)]
     {
-        let sources = SOURCES.replace("somebody,,", &format!("somebody,{rounding},"));
+        let sources = SOURCES.replace("somebody,,,", &format!("somebody,,{rounding},"));
         let folder = cases(&sources, &row(published_number), code);
         let output = published(&["--json", "--cases", folder.path().to_str().unwrap()]);
         assert_told(&output, 0, "");

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests/published"
 COLUMNS = ["source", "card", "torch", "libraries", "case", "arguments", "label", "what", "published", "unit"]
 COLUMNS += ["cause"]
-SOURCE_COLUMNS = ["source", "title", "address", "measured", "rounding", "note"]
+SOURCE_COLUMNS = ["source", "title", "address", "measured", "kind", "rounding", "note"]
 # The newest torch that `scripts/env torch` installs for the tests. It is used for figures without a version.
 NEWEST = "2.11.0"
 UNITS = {
@@ -59,6 +59,8 @@ class Source:
     title: str
     address: str
     measured: str
+    # `training` for whole training runs; empty for single layers, forwards and operators.
+    kind: str
     # How the number was rounded before it was printed: empty for decimal digits, `float32`, or `down` if
     # whole units were truncated.
     rounding: str
@@ -130,6 +132,8 @@ def read_sources(folder: Path) -> dict[str, Source]:
     for place, row in read_table(folder / "sources.csv", SOURCE_COLUMNS):
         if row["source"] in sources:
             raise FigureError(f"{place}: a second source {row['source']}")
+        if row["kind"] not in ("", "training"):
+            raise FigureError(f"{place}: kind is {row['kind']!r}; there are training and none")
         if row["rounding"] not in ("", "float32", "down"):
             raise FigureError(f"{place}: rounding is {row['rounding']!r}; there are float32, down and none")
         sources[row["source"]] = Source(**row)

@@ -187,7 +187,7 @@ def models(rows: list[Row]) -> list[str]:
 
 
 def generated(rows: list[Row]) -> str:
-    parts = ["## All figures", distribution(rows)]
+    parts = ["## All figures", distribution(rows), training(rows)]
     parts += ["## By source", by_source(rows)]
     parts += ["## Every difference above 0.5%", differences(rows)]
     return "\n\n".join(parts)
@@ -215,6 +215,21 @@ def distribution(rows: list[Row]) -> str:
         (f"ours differs on torch {NEWEST}", str(sum(bool(row.newest) for row in rows))),
     ]
     return markdown(("", ""), table)
+
+
+def training(rows: list[Row]) -> str:
+    """Returns the errors of whole training runs, by quantity."""
+    own = [row for row in rows if row.figure.source.kind == "training"]
+    lines = []
+    for what, count in Counter(row.figure.what for row in own).most_common():
+        errors = sorted(abs(row.error()) for row in own if row.figure.what == what)
+        parts = (quantile(errors, 0.5), quantile(errors, 0.9), errors[-1])
+        lines.append((what, str(count), *(f"{part:.2%}" for part in parts)))
+    head = ("of whole training runs", "figures", "median error", "90th percentile", "largest error")
+    return (
+        f"{len(own)} of these figures are of whole training runs: full fine-tuning, LoRA, QLoRA, FSDP, tensor "
+        f"parallelism.\n\n{markdown(head, lines)}"
+    )
 
 
 def by_source(rows: list[Row]) -> str:
