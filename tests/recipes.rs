@@ -278,6 +278,23 @@ fn fit_recipe_dpo_writes_a_script_that_trains() {
     trains(&tiny(), "dpo", "--model . --seq 64 --phantom rtx4060");
 }
 
+/// Cards before compute capability 8.0 cannot train in bfloat16.
+#[test]
+fn fit_recipe_dpo_on_an_older_card_asks_for_float16() {
+    let Some(torch) = programs() else { return };
+    let folder = TempDir::new().unwrap();
+    let arguments = "--recipe dpo --model . --seq 64 --phantom t4 --max 1";
+    let output = fit(&torch, folder.path(), &tiny(), arguments);
+    let told = text(&output.stdout) + &text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(
+        told.contains("this card cannot train in bfloat16") && told.contains("--set dtype=float16"),
+        "{told}"
+    );
+    let output = fit(&torch, folder.path(), &tiny(), &format!("{arguments} --set dtype=float16"));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
 #[test]
 #[ignore = "scripts/check --deep runs it"]
 fn fit_recipe_grpo_writes_a_script_that_trains() {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow, bail};
@@ -139,10 +140,31 @@ pub(super) fn run(matches: &ArgMatches, question: Question) -> Result<ExitCode> 
         stdout.write_all(text_of(&answers, server.as_ref()).as_bytes())?;
     }
     stdout.flush()?;
+    if let Some((server, file)) = server.as_ref().zip(matches.get_one::<PathBuf>("write")) {
+        write_script(server, file, &answers)?;
+    }
     let all = answers.iter().all(|answer| answer.figure.is_some());
     // A signal ends the process in `status`, so remove the recipe's temporary files before.
     drop(server);
     Ok(ended.status(if all { ExitCode::SUCCESS } else { ExitCode::from(1) }))
+}
+
+/// Writes the script of a server with the length of the first run that printed its cache's tokens, and the requests that
+/// fill the cache. Writes nothing if no run did.
+fn write_script(server: &recipe::Request, file: &Path, answers: &[Answered]) -> Result<()> {
+    let number = |text: &str| text.parse::<u64>().ok();
+    let first = answers.iter().find_map(|answer| {
+        Some((&answer.trial, number(&answer.trial.candidate)?, number(answer.figure.as_ref()?)?))
+    });
+    let Some((trial, length, tokens)) = first else {
+        terminal::say("--write: nothing was written, because no length fits");
+        return Ok(());
+    };
+    let requests = recipe::requests(tokens, length);
+    server.write(file, &requests.to_string(), length)?;
+    let device = &trial.peak.device;
+    terminal::say(&format!("wrote {}: {requests} requests, {length} tokens, as on {device}", file.display()));
+    Ok(())
 }
 
 /// Returns the options of a server for the length of a run, if the run printed its cache's tokens, or the

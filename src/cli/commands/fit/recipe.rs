@@ -171,11 +171,11 @@ impl Request {
             let value = settings(&self.script).into_iter().find(|(key, _)| *key == name);
             value.map_or("", |(_, value)| value.trim_matches('"')).to_owned()
         };
-        let requests = (tokens / length.max(1)).clamp(1, 256);
         let mut flags = format!(
-            "vllm serve {} --gpu-memory-utilization {} --max-model-len {length} --max-num-seqs {requests}",
+            "vllm serve {} --gpu-memory-utilization {} --max-model-len {length} --max-num-seqs {}",
             self.model,
-            setting("UTILIZATION")
+            setting("UTILIZATION"),
+            requests(tokens, length)
         );
         for (name, option, usual) in [
             ("GPUS", "--tensor-parallel-size", "1"),
@@ -210,6 +210,12 @@ impl Request {
         std::io::Write::write_all(&mut new, script.as_bytes())?;
         Ok(())
     }
+}
+
+/// Returns the number of requests of `length` tokens that a server's cache of `tokens` tokens can hold, at most vLLM's
+/// default.
+pub(super) fn requests(tokens: u64, length: u64) -> u64 {
+    (tokens / length.max(1)).clamp(1, 256)
 }
 
 /// Returns the folder of a pipeline of diffusers that has this configuration, or an empty text for other

@@ -38,8 +38,9 @@ parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--data", help="a file with lines of JSON")
 parser.add_argument("--random", action="store_true")
 args = parser.parse_args()
-device = "cuda" if torch.cuda.is_available() else "cpu"
-dtype = getattr(torch, DTYPE)
+device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)
+if device == "cuda" and DTYPE == "bfloat16" and torch.cuda.get_device_capability() < (8, 0):
+    raise SystemExit("this card cannot train in bfloat16: choose DTYPE = float16 (--set dtype=float16)")
 auto, trust = transformers.AutoModelForCausalLM, TRUST_REMOTE_CODE
 config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=trust)
 options = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION, "device_map": {"": device}}
@@ -71,12 +72,15 @@ if args.data:
     rows = datasets.load_dataset("json", data_files=args.data, split="train")
 else:
     text = lambda count: " ".join(str(random.randrange(1, len(tokenizer))) for _ in range(count))
+    # [dpo]
     # DPO adds a token at the end of each answer.
+    # []
     lengths = {"prompt": args.seq - answer, "chosen": answer - 1, "rejected": answer - 1}
     rows = datasets.Dataset.from_list([{name: " " + text(lengths[name]) for name in lengths}] * args.batch)
 own |= {"output_dir": "." if args.random else "trained", "save_strategy": "no", "report_to": "none"}
 own |= {"logging_steps": 1, "max_steps": args.steps, "learning_rate": LEARNING_RATE, "optim": OPTIMIZER}
 own |= {"gradient_checkpointing": CHECKPOINTING, "use_cpu": device == "cpu"}
+own |= {"bf16": DTYPE == "bfloat16", "fp16": DTYPE == "float16"}
 # [dpo]
 trainer = trl.DPOTrainer(
     model, None, trl.DPOConfig(**own), train_dataset=rows, processing_class=tokenizer, peft_config=adapters
