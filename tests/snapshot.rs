@@ -310,6 +310,66 @@ fn a_folder_of_snapshots_has_a_rank_for_each_file() {
 }
 
 #[test]
+fn a_compressed_snapshot_has_the_answers_of_the_plain_one() {
+    let folder = TempDir::new().unwrap();
+    let plain = folder.path().join("rank3.pickle");
+    exported("gpt", &plain);
+    let bytes = fs::read(&plain).unwrap();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&bytes).unwrap();
+    let packed = [("gz", gzip.finish().unwrap()), ("zst", zstd::encode_all(&bytes[..], 1).unwrap())];
+    let answers = |place: &Path| {
+        [&["summary"][..], &["peak", "--by", "op"]].map(|report| {
+            let mut answer = json(report, place);
+            answer.as_object_mut().unwrap().remove("next");
+            answer.to_string().replace(place.to_str().unwrap(), "FILE")
+        })
+    };
+    let wanted = answers(&plain);
+    for (ending, bytes) in packed {
+        let file = folder.path().join(format!("rank3.pickle.{ending}"));
+        fs::write(&file, &bytes).unwrap();
+        assert_eq!(answers(&file), wanted, "{ending}");
+        // A folder has the plain file once.
+        let ranks = json(&["ranks"], folder.path());
+        assert_eq!(ranks.to_string().matches("\"rank\":3").count(), 1, "{ranks}");
+        fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+        let output = memtrace(&["summary"], &file);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+        // Half of a short zstd file has no complete block, so nothing shows that it is a snapshot.
+        assert!(said.contains("it is cut off") || said.contains("incomplete frame"), "{said}");
+        fs::remove_file(&file).unwrap();
+    }
+}
+
+/// Each line must say what the file is and what to use in its place.
+#[test]
+fn a_file_of_another_program_is_refused_in_one_line() {
+    let folder = TempDir::new().unwrap();
+    let mut sqlite = b"SQLite format 3\0\x10\0\x01\x01\0@  ".to_vec();
+    sqlite.resize(8192, 0);
+    let files: [(&str, &[u8], &str); 6] = [
+        ("nsys.sqlite", &sqlite, "an export of Nsight Systems"),
+        ("report.nsys-rep", &[7; 4096], "a report of Nsight Systems"),
+        ("saved.pt", b"PK\x03\x04\0\0\x08\x08", "torch.cuda.memory._dump_snapshot()"),
+        ("viz.html", b"<!DOCTYPE html>\n<html>", "the pickle that it was made from"),
+        ("snapshot.json", b"{\"segments\": [], \"device_traces\": []}", "memtrace reads the pickle"),
+        ("old.pickle", b"(dp0\nVsegments\np1\n", "protocol 0 or 1"),
+    ];
+    for (name, bytes, wanted) in files {
+        let file = folder.path().join(name);
+        fs::write(&file, bytes).unwrap();
+        for report in ["summary", "peak", "oom", "check", "report"] {
+            let output = memtrace(&[report], &file);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{name} {report}: {said}");
+            assert!(said.contains(wanted), "{name} {report}: {said}");
+        }
+    }
+}
+
+#[test]
 fn a_snapshot_that_is_cut_off_anywhere_is_refused() {
     let folder = TempDir::new().unwrap();
     let whole = folder.path().join("whole.pickle");

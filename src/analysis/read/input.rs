@@ -172,6 +172,7 @@ pub(crate) fn trace_files(folder: &Path) -> Result<Vec<PathBuf>> {
 fn snapshot_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = children(folder)?;
     files.retain(|file| snapshot::is_snapshot_name(file) && file.is_file());
+    files.retain(|file| !names::uncompressed(file).is_some_and(|plain| plain.exists()));
     files.sort();
     Ok(files)
 }

@@ -1,6 +1,7 @@
 //! Reads the files of a run: finds them, parses their rows into records in order, and interns their texts.
 
 mod blocks;
+mod foreign;
 pub mod input;
 mod ordered_pool;
 mod profiler;

@@ -1,9 +1,9 @@
-//! Opens trace files, plain or compressed with gzip or zstd, PyTorch's memory snapshots, and the Chrome traces of
-//! its profiler.
+//! Opens trace files, PyTorch's memory snapshots, and the Chrome traces of its profiler: plain, or compressed with
+//! gzip or zstd.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_trace::config::Compression;
 use memtrace_trace::files;
 
-use super::{profiler, snapshot};
+use super::{foreign, profiler, snapshot};
 
 /// The size in bytes of the buffer for compressed data.
 const BUFFER: usize = 256 << 10;
@@ -25,6 +25,15 @@ pub(crate) fn bytes(path: &Path) -> io::Result<Box<dyn Read + Send>> {
         Source::Plain(file) => Box::new(file),
         Source::Packed(bytes, _) => bytes,
     })
+}
+
+/// The identity of a file's content: device, inode, size, and the time of the last change in seconds and
+/// nanoseconds.
+pub(super) type FileKey = (u64, u64, u64, i64, i64);
+
+/// Returns the identity of a file's content.
+pub(super) fn file_key(about: &Metadata) -> FileKey {
+    (about.dev(), about.ino(), about.size(), about.mtime(), about.mtime_nsec())
 }
 
 /// An open trace file.
@@ -62,8 +71,7 @@ pub(crate) fn open_file(path: &Path) -> io::Result<File> {
 }
 
 /// Opens a trace and returns it with its path. If the recorder has replaced the file at `path` by a
-/// compressed copy, the returned path is the path of the copy. The first bytes determine whether the file is
-/// plain, gzip, zstd, a snapshot or a Chrome trace.
+/// compressed copy, the returned path is the path of the copy. The first bytes determine what the file is.
 ///
 /// # Errors
 /// When the file cannot be opened or read.
@@ -81,48 +89,80 @@ pub(super) fn open(path: &Path) -> io::Result<(Source, PathBuf)> {
 }
 
 fn recognized(file: File, path: &Path) -> io::Result<Source> {
-    let mut magic = [0; 64];
-    let mut got = 0;
-    while got < magic.len() {
-        match file.read_at(&mut magic[got..], got as u64)? {
-            0 => break,
-            n => got += n,
-        }
-    }
-    if snapshot::is_pickle(&magic) {
-        let size = file.metadata()?.len();
+    let (compression, start) = start(&file)?;
+    let size = file.metadata()?.len();
+    if snapshot::is_pickle(&start) {
         return Ok(Source::Packed(Box::new(snapshot::rows(file, path)?), Arc::new(AtomicU64::new(size))));
     }
-    if profiler::is_chrome_trace(&magic[..got]) {
-        let size = file.metadata()?.len();
-        return Ok(Source::Packed(Box::new(profiler::rows(file)?), Arc::new(AtomicU64::new(size))));
-    }
-    let zstd = magic.starts_with(&[0x28, 0xB5, 0x2F, 0xFD]);
-    if !zstd && !magic.starts_with(&[0x1F, 0x8B]) {
-        return Ok(Source::Plain(file));
-    }
-    if !zstd && profiler::is_chrome_trace(&unpacked_start(&file)) {
-        let size = file.metadata()?.len();
-        let rows = profiler::rows(flate2::read::MultiGzDecoder::new(file))?;
+    foreign::refuse(&start, path)?;
+    if profiler::is_chrome_trace(&start) {
+        let key = file_key(&file.metadata()?);
+        let rows = profiler::rows(key, unpacked(file, compression)?)?;
         return Ok(Source::Packed(Box::new(rows), Arc::new(AtomicU64::new(size))));
     }
+    if compression == Compression::Off {
+        return Ok(Source::Plain(file));
+    }
     let count = Arc::new(AtomicU64::new(0));
-    let source = io::BufReader::with_capacity(BUFFER, Counted { file, count: Arc::clone(&count) });
-    let bytes: Box<dyn Read + Send> = if zstd {
-        // This decoder reads all frames in sequence, and rejects a frame that needs more than 128 MiB of
-        // memory.
-        Box::new(zstd::stream::read::Decoder::with_buffer(source)?)
-    } else {
-        Box::new(flate2::bufread::MultiGzDecoder::new(source))
-    };
+    let bytes = unpacked(Counted { file, count: Arc::clone(&count) }, compression)?;
     Ok(Source::Packed(bytes, count))
 }
 
-/// Returns the first decompressed bytes of a gzip file; empty if they cannot be read.
-fn unpacked_start(file: &File) -> Vec<u8> {
-    let (mut packed, mut start) = ([0; 4096], vec![0; 64]);
-    let got = file.read_at(&mut packed, 0).unwrap_or(0);
-    let got = flate2::read::GzDecoder::new(&packed[..got]).read(&mut start).unwrap_or(0);
-    start.truncate(got);
-    start
+/// Returns the decompressed bytes of a file.
+fn unpacked(file: impl Read + Send + 'static, compression: Compression) -> io::Result<Box<dyn Read + Send>> {
+    let buffered = |file| io::BufReader::with_capacity(BUFFER, file);
+    Ok(match compression {
+        Compression::Off => Box::new(file),
+        // This decoder reads all frames in sequence, and rejects a frame that needs more than 128 MiB of
+        // memory.
+        Compression::Zst => Box::new(zstd::stream::read::Decoder::with_buffer(buffered(file))?),
+        Compression::Gz => Box::new(flate2::bufread::MultiGzDecoder::new(buffered(file))),
+    })
+}
+
+/// Opens a snapshot, plain or compressed, and returns its bytes, or `None` if the file is not a pickle.
+///
+/// # Errors
+/// When the file cannot be read.
+pub(super) fn pickle(file: File) -> io::Result<Option<Box<dyn Read + Send>>> {
+    let (compression, start) = start(&file)?;
+    snapshot::is_pickle(&start).then(|| unpacked(file, compression)).transpose()
+}
+
+/// Returns the compression of a file, and its first decompressed bytes. Leaves the position in the file unchanged.
+fn start(file: &File) -> io::Result<(Compression, Vec<u8>)> {
+    const ENOUGH: u64 = 64;
+    let from_start = FromStart { file, at: 0 };
+    let mut start = Vec::new();
+    from_start.take(ENOUGH).read_to_end(&mut start)?;
+    let compression = match start[..] {
+        [0x28, 0xB5, 0x2F, 0xFD, ..] => Compression::Zst,
+        [0x1F, 0x8B, ..] => Compression::Gz,
+        _ => return Ok((Compression::Off, start)),
+    };
+    start.clear();
+    let unpacked: io::Result<Box<dyn Read>> = match compression {
+        Compression::Zst => {
+            zstd::stream::read::Decoder::new(from_start).map(|bytes| Box::new(bytes) as Box<dyn Read>)
+        }
+        _ => Ok(Box::new(flate2::read::MultiGzDecoder::new(from_start))),
+    };
+    // A damaged file fails where it is read as a whole.
+    let _ = unpacked.and_then(|bytes| bytes.take(ENOUGH).read_to_end(&mut start));
+    Ok((compression, start))
+}
+
+/// Reads a file from its start, without the file's own position.
+#[derive(Clone, Copy)]
+struct FromStart<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for FromStart<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let got = self.file.read_at(buffer, self.at)?;
+        self.at += got as u64;
+        Ok(got)
+    }
 }

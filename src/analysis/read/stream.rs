@@ -19,6 +19,7 @@ use crate::read::ordered_pool::in_order;
 use crate::read::record::{Record, Wanted};
 use crate::read::removed_parts::{self, LivePieces, OpeningRows};
 use crate::read::scan::{Fault, MOST_FAULTS, Scanner};
+use crate::read::snapshot;
 use crate::read::source::{self, Source};
 use crate::read::symbols::SymbolTable;
 
@@ -154,6 +155,10 @@ impl TraceFile {
     #[must_use]
     pub fn ending(&self) -> Option<String> {
         let last = self.later.last().unwrap_or(self);
+        // The rows of a snapshot would have to be made again.
+        if let Some(known) = snapshot::ending(&last.path) {
+            return Some(known);
+        }
         let tail = last.tail().ok()?;
         let lines = tail.strip_suffix(b"\n")?;
         let start = lines.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);

@@ -9,6 +9,7 @@ mod events;
 mod tests;
 
 use std::io::{self, BufReader, Cursor, Read};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memtrace_trace::SCHEMA_VERSION;
 use memtrace_trace::columns::MAX_BYTES;
@@ -20,6 +21,7 @@ use memtrace_trace::units::Unit;
 use memtrace_trace::{EventName, Row};
 use rustc_hash::FxHashMap;
 
+use super::source::FileKey;
 use events::{ChromeTrace, Events, MemoryEvent, Range, RangeKind};
 
 /// The `source` of the rows, which is the library with PyTorch's allocator.
@@ -37,12 +39,32 @@ pub(super) fn is_chrome_trace(start: &[u8]) -> bool {
     start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{')
 }
 
-/// Returns the rows of a Chrome trace, in CSV.
+/// The rows of a Chrome trace, in CSV.
+#[derive(Clone)]
+pub(super) struct Rows(Arc<Vec<u8>>);
+
+impl AsRef<[u8]> for Rows {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// The rows of the file that was read last. A command reads its file several times.
+static KEPT: Mutex<Option<(FileKey, Rows)>> = Mutex::new(None);
+
+/// Returns the rows of a Chrome trace. `key` is the identity of the file.
 ///
 /// # Errors
 /// When the file cannot be read or has no memory events.
-pub(super) fn rows(source: impl Read) -> io::Result<Cursor<Vec<u8>>> {
-    rows_of(BufReader::with_capacity(1 << 20, source)).map(Cursor::new)
+pub(super) fn rows(key: FileKey, source: impl Read) -> io::Result<Cursor<Rows>> {
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, rows)) = kept.as_ref().filter(|(known, _)| *known == key) {
+        return Ok(Cursor::new(rows.clone()));
+    }
+    *kept = None;
+    let rows = Rows(Arc::new(rows_of(BufReader::with_capacity(1 << 20, source))?));
+    *kept = Some((key, rows.clone()));
+    Ok(Cursor::new(rows))
 }
 
 fn rows_of(source: impl io::BufRead) -> io::Result<Vec<u8>> {
@@ -137,7 +159,7 @@ struct DeviceState {
 /// Writes the rows.
 fn write(trace: &ChromeTrace, sink: &mut Vec<u8>) -> io::Result<()> {
     let events = &trace.events;
-    let mut rows = Rows { writer: RowWriter::new(sink), seq: 0, anomalies: Anomalies::default() };
+    let mut rows = RowMaker { writer: RowWriter::new(sink), seq: 0, anomalies: Anomalies::default() };
     let earlier = memory_at_start(events);
     let meta = meta(trace, &earlier).to_json().map_err(io::Error::other)?;
     rows.add(Row { event: EventName::Meta, api: "memtrace", name: &meta, ..Row::default() })?;
@@ -187,13 +209,13 @@ fn write(trace: &ChromeTrace, sink: &mut Vec<u8>) -> io::Result<()> {
     rows.writer.flush()
 }
 
-struct Rows<'a> {
+struct RowMaker<'a> {
     writer: RowWriter<&'a mut Vec<u8>>,
     seq: i64,
     anomalies: Anomalies,
 }
 
-impl Rows<'_> {
+impl RowMaker<'_> {
     /// Adds a row with the next `seq`. A negative `alloc_id` becomes this `seq`.
     fn add(&mut self, row: Row<'_>) -> io::Result<()> {
         self.seq += 1;

@@ -15,17 +15,18 @@ mod tests;
 
 use std::fs::File;
 use std::io::{self, Cursor, Read, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use memtrace_trace::SCHEMA_VERSION;
 use memtrace_trace::counts::counted;
+use memtrace_trace::files;
 use memtrace_trace::meta::{Allocator, Meta, SNAPSHOT_RUN};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::units::Unit;
 
+use super::source::{self, FileKey, file_key};
 use history::Beginning;
 use model::Model;
 
@@ -42,13 +43,11 @@ struct Snapshot {
     start_us: i64,
     /// The memory of each device at that time.
     beginnings: Vec<(i32, Beginning)>,
+    /// The text of the `end` row, once the rows have been written to their end.
+    ending: OnceLock<String>,
 }
 
-/// The identity of a file's content: device, inode, size, and the time of the last change in seconds and
-/// nanoseconds.
-type Key = (u64, u64, u64, i64, i64);
-
-static KEPT: Mutex<Vec<(Key, Arc<Snapshot>)>> = Mutex::new(Vec::new());
+static KEPT: Mutex<Vec<(FileKey, Arc<Snapshot>)>> = Mutex::new(Vec::new());
 
 /// Returns true if a file begins like a pickle of protocol 2 to 5.
 pub(super) fn is_pickle(start: &[u8]) -> bool {
@@ -72,26 +71,33 @@ pub(super) fn rows(file: File, path: &Path) -> io::Result<impl Read + Send + use
 /// Returns the stacks of a snapshot, in the form of a `.stacks` file, or `None` if the file is not a
 /// snapshot.
 pub(crate) fn stacks(path: &Path) -> Option<impl Read + use<>> {
-    let file = super::source::open_file(path).ok()?;
-    let mut start = [0; 2];
-    file.read_exact_at(&mut start, 0).ok()?;
-    let snapshot = is_pickle(&start).then(|| snapshot(file, path).ok()).flatten()?;
+    let file = source::open_file(path).ok()?;
+    let snapshot = snapshot(file, path).ok()?;
     snapshot.model.owners.stacks_file().ok().map(Cursor::new)
 }
 
-/// Returns true if a file in a folder counts as a snapshot by its name: `*.pickle` or `*.pkl`.
+/// Returns the text of the `end` row of a snapshot whose rows have already been read to their end, or `None`.
+pub(super) fn ending(path: &Path) -> Option<String> {
+    let key = file_key(&std::fs::metadata(path).ok()?);
+    let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.iter().find(|(known, _)| *known == key)?.1.ending.get().cloned()
+}
+
+/// Returns true if a file in a folder counts as a snapshot by its name: `*.pickle` or `*.pkl`, or a compressed one.
 pub(super) fn is_snapshot_name(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "pickle" || extension == "pkl")
+    let plain = files::uncompressed(path);
+    let extension = plain.as_deref().unwrap_or(path).extension();
+    extension.is_some_and(|extension| extension == "pickle" || extension == "pkl")
 }
 
 fn snapshot(file: File, path: &Path) -> io::Result<Arc<Snapshot>> {
-    let about = file.metadata()?;
-    let key = (about.dev(), about.ino(), about.size(), about.mtime(), about.mtime_nsec());
+    let key = file_key(&file.metadata()?);
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, snapshot)) = kept.iter().find(|(known, _)| *known == key) {
         return Ok(Arc::clone(snapshot));
     }
-    let model = Model::read(file).map_err(|why| {
+    let bytes = source::pickle(file)?.ok_or(io::ErrorKind::InvalidData)?;
+    let model = Model::read(bytes).map_err(|why| {
         let what = format!("not a memory snapshot of PyTorch that memtrace can read: {why}");
         io::Error::new(io::ErrorKind::InvalidData, what)
     })?;
@@ -128,7 +134,7 @@ impl Snapshot {
             degraded: notes(&model, &beginnings),
             ..Meta::default()
         };
-        Snapshot { model, meta, start_us, beginnings }
+        Snapshot { model, meta, start_us, beginnings, ending: OnceLock::new() }
     }
 
     fn rounding(&self) -> Rounding {

@@ -116,8 +116,10 @@ impl Model {
         let (top, values) = pickle::read(BufReader::with_capacity(1 << 20, file), &mut folder)?;
         let list = |what| values.get(top, what).and_then(|value| values.list(value));
         let needed = |what| list(what).ok_or_else(|| format!("it has no list {what:?}"));
+        // The value of `torch.cuda.memory_snapshot()` is the list of segments alone.
+        let alone = values.list(top).filter(|segments| !segments.is_empty());
         let mut segments = Vec::new();
-        for segment in needed("segments")? {
+        for segment in alone.map_or_else(|| needed("segments"), Ok)? {
             let number =
                 Values::folded(*segment, Folded::Segment).ok_or("a segment has no size or blocks")?;
             let segment = folder.segments.get_mut(number as usize).and_then(Option::take);
@@ -129,7 +131,7 @@ impl Model {
             return Err(format!("its segments at {:#x} and {:#x} overlap", pair[0].addr, pair[1].addr));
         }
         let mut by_device = Vec::new();
-        let traces = needed("device_traces")?;
+        let traces = if alone.is_some() { &[] } else { needed("device_traces")? };
         if traces.len() > MAX_DEVICE as usize {
             return Err(format!("it has {} devices", traces.len()));
         }
@@ -334,6 +336,8 @@ struct Folder {
     events: Vec<Event>,
     owners: Owners,
     pools: Vec<(i64, i64)>,
+    /// A buffer for the frames of one stack.
+    frames: Vec<u32>,
 }
 
 impl Folder {
@@ -366,8 +370,11 @@ impl Folder {
         }
         let frame =
             |frame: &Value| Values::folded(*frame, Folded::Frame).ok_or("a frame has no file or line");
-        let frames = list.iter().map(frame).collect::<Result<Vec<u32>, _>>()?;
-        let stack = self.owners.stack(&frames);
+        self.frames.clear();
+        for value in list {
+            self.frames.push(frame(value)?);
+        }
+        let stack = self.owners.stack(&self.frames);
         values.replace(value, Folded::Stack, stack.0);
         Ok(stack)
     }

@@ -7,6 +7,9 @@ use rustc_hash::FxHashMap;
 
 use super::modules::{Modules, Place};
 
+/// The maximum number of frames of all stacks in [`Owners::by_frames`] together.
+const MOST_KNOWN: usize = 4 << 20;
+
 /// The index of a stack; 0 means no stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct StackId(pub(super) u32);
@@ -63,6 +66,10 @@ pub(super) struct Owners {
     frames: Vec<KnownFrame>,
     by_text: FxHashMap<(FrameKind, Box<str>), u32>,
     stacks: Vec<Owner>,
+    /// The stacks by their frames. A file repeats the stacks of a training loop in every step.
+    by_frames: FxHashMap<Box<[u32]>, StackId>,
+    /// The number of frames of these stacks together.
+    known_frames: usize,
     /// The stacks of the rows, each stored as its parent stack and its innermost frame.
     nodes: Vec<(u32, u32)>,
     by_node: FxHashMap<(u32, u32), u32>,
@@ -82,6 +89,8 @@ impl Default for Owners {
             frames: PLAIN.map(plain).to_vec(),
             by_text: FxHashMap::default(),
             stacks: vec![Owner::default()],
+            by_frames: FxHashMap::default(),
+            known_frames: 0,
             nodes: vec![(0, 0)],
             by_node: FxHashMap::default(),
             modules: Modules::default(),
@@ -117,8 +126,20 @@ impl Owners {
         })
     }
 
-    /// Returns the index of the stack with these frames, innermost first.
+    /// Returns the index of the stack with these frames, innermost first, after adding the stack if it is new.
     pub(super) fn stack(&mut self, frames: &[u32]) -> StackId {
+        if let Some(known) = self.by_frames.get(frames) {
+            return *known;
+        }
+        let stack = self.add_stack(frames);
+        if self.known_frames + frames.len() <= MOST_KNOWN {
+            self.known_frames += frames.len();
+            self.by_frames.insert(frames.into(), stack);
+        }
+        stack
+    }
+
+    fn add_stack(&mut self, frames: &[u32]) -> StackId {
         let known = |frame: &u32| &self.frames[*frame as usize];
         let is_op = |frame: &&u32| known(frame).kind == Some(FrameKind::Op);
         let phase = frames.iter().filter_map(|frame| known(frame).phase).max();

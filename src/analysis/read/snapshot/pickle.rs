@@ -37,7 +37,7 @@ pub(super) enum Value {
 /// A value that a pickle may refer to again. A `Ref` is half as large as a [`Value`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ref {
-    /// `None`, or a number of a type that no known field has.
+    /// `None`, or a number of a type or size that no known field has.
     Nothing,
     /// The index of a text.
     Text(u32),
@@ -180,29 +180,27 @@ impl Values {
     }
 
     /// Adds values to the list at `index`.
-    fn extend(&mut self, index: u32, values: impl ExactSizeIterator<Item = Value>) -> Result<(), String> {
-        let no_list = || "it appends to a value that is not a list or is already complete".to_owned();
-        let slot = self.nodes.get_mut(index as usize).ok_or_else(no_list)?;
-        for value in values {
-            match &mut slot.node {
-                Node::List(list) if list.is_empty() => match value {
-                    Value::Ref(Ref::Folded(Folded::Event, first)) => {
-                        slot.node = Node::Events(first..first + 1);
-                    }
-                    value => list.push(value),
-                },
-                Node::List(list) => list.push(value),
-                Node::Events(events) => match value {
-                    Value::Ref(Ref::Folded(Folded::Event, next)) if next == events.end => events.end += 1,
-                    _ => {
-                        return Err(
-                            "a list of events contains a value that is not an event, or repeats an event"
-                                .to_owned(),
-                        );
-                    }
-                },
-                Node::Dict(_) => return Err(no_list()),
+    fn extend(&mut self, index: u32, values: &[Value]) -> Result<(), String> {
+        const NO_LIST: &str = "it appends to a value that is not a list or is already complete";
+        let slot = self.nodes.get_mut(index as usize).ok_or(NO_LIST)?;
+        if let Node::List(list) = &mut slot.node {
+            match values.first() {
+                Some(Value::Ref(Ref::Folded(Folded::Event, first))) if list.is_empty() => {
+                    slot.node = Node::Events(*first..*first);
+                }
+                _ => {
+                    list.extend_from_slice(values);
+                    return Ok(());
+                }
             }
+        }
+        let Node::Events(events) = &mut slot.node else { return Err(NO_LIST.to_owned()) };
+        for value in values {
+            if *value != Value::Ref(Ref::Folded(Folded::Event, events.end)) {
+                let wrong = "a list of events contains a value that is not an event, or repeats an event";
+                return Err(wrong.to_owned());
+            }
+            events.end += 1;
         }
         Ok(())
     }
@@ -321,7 +319,9 @@ impl<R: BufRead> Reader<R> {
         let Some(Value::Ref(Ref::Node(list))) = self.below(from) else {
             return Err("it appends to a value that is not a list".to_owned());
         };
-        self.values.extend(list, self.stack.drain(from..))
+        self.values.extend(list, &self.stack[from..])?;
+        self.stack.truncate(from);
+        Ok(())
     }
 
     fn set_items(&mut self, from: usize, fold: &mut impl Fold) -> Result<(), String> {
@@ -469,15 +469,15 @@ impl<R: BufRead> Reader<R> {
         Ok(None)
     }
 
-    /// Executes LONG1: pushes a number of at most 8 bytes, the size of an address. The opcode allows 255
-    /// bytes.
+    /// Executes LONG1: pushes a number of at most 255 bytes. No field that is read has more than 8 bytes, but the
+    /// line of a frame without one may be 2^64 - 1.
     fn long(&mut self) -> Result<(), String> {
         let [length] = self.bytes()?;
         let mut bytes = [0; 255];
         let bytes = &mut bytes[..usize::from(length)];
         self.source.read_exact(bytes).map_err(|error| ended(&error))?;
         if bytes.len() > 8 {
-            return Err(format!("it has a number of {length} bytes"));
+            return self.push(Value::Ref(Ref::Nothing));
         }
         let sign = if bytes.last().is_some_and(|last| last & 0x80 != 0) { 0xFF } else { 0 };
         let mut number = [sign; 8];

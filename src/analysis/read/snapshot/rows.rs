@@ -58,8 +58,13 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
         for (addr, reserved) in &beginning.memory.reserved {
             rows.reserve(&mut at, *addr, *reserved, LIVE)?;
         }
-        for (addr, held) in &beginning.memory.blocks {
-            rows.alloc(&mut at, *addr, *held, None)?;
+        // A block whose free is pending is allocated and freed at once. Before all others, it adds nothing to the
+        // peak of allocated memory.
+        for is_pending in [true, false] {
+            for (addr, held) in beginning.memory.blocks.iter().filter(|(_, held)| held.pending == is_pending)
+            {
+                rows.alloc(&mut at, *addr, *held, None)?;
+            }
         }
         devices.push(at);
     }
@@ -86,8 +91,8 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
     let steps = format!("steps={}", snapshot.model.step_ends.len());
     let end =
         EndText { ending: Ending::Exit, more: &steps, lost: 0, anomalies: rows.anomalies, formulas: None };
-    let end = end.to_string();
-    rows.add(Row { event: EventName::End, api: "memtrace", source: SOURCE, name: &end, ..Row::default() })?;
+    let end = snapshot.ending.get_or_init(|| end.to_string());
+    rows.add(Row { event: EventName::End, api: "memtrace", source: SOURCE, name: end, ..Row::default() })?;
     rows.writer.flush()
 }
 

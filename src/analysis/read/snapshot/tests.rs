@@ -148,9 +148,10 @@ fn a_history_that_begins_in_the_middle_opens_with_what_was_there() {
     let expected = [
         "segment_alloc 4096 2097152 0 0 2097152",
         "segment_alloc 1073741824 4194304 0 0 6291456",
-        "live 4096 512 512 512 6291456",
-        "live 5120 512 1024 1024 6291456",
-        "free 5120 -512 512 1024 6291456",
+        // The block whose free is pending comes first, and is no part of the allocated memory after it.
+        "live 5120 512 512 512 6291456",
+        "free 5120 -512 0 512 6291456",
+        "live 4096 512 512 1024 6291456",
         "free 4096 -512 0 512 6291456",
         "segment_free 1073741824 -4194304 0 512 2097152",
         "alloc 4096 1024 1024 1536 2097152",
@@ -299,6 +300,45 @@ fn a_segment_whose_totals_differ_from_its_blocks_is_noted() {
     assert!(!is_noted(512, 1024));
     assert!(is_noted(1024, 1024));
     assert!(is_noted(512, 512));
+}
+
+#[test]
+fn a_frame_whose_line_is_the_largest_number_has_no_line() {
+    // PyTorch writes 2^64 - 1 for the line of some frames.
+    let largest = [&[0x8A, 9][..], &[0xFF; 8], &[0]].concat();
+    let unknown = dict(&with(frame(), "line", largest.clone()));
+    let alloc = with(event("alloc", 4096, 2 * MIB, 1), "frames", list(&[unknown]));
+    let segments = [segment(4096, 2 * MIB, &[block(4096, 2 * MIB, "active_allocated")])];
+    let model = Model::read(file(&segments, &[alloc]).as_slice()).unwrap();
+    let stacks = String::from_utf8(model.owners.stacks_file().unwrap()).unwrap();
+    assert!(stacks.contains("a.py:0 f"), "{stacks}");
+    let why = rows_of(&file(&segments, &[with(event("alloc", 0, 1, 1), "addr", largest)])).unwrap_err();
+    assert!(why.contains("\"addr\" is not a number"), "{why}");
+}
+
+#[test]
+fn a_block_whose_free_is_pending_when_the_history_begins_adds_nothing_to_the_peak() {
+    let blocks = [block(4096, 512, "active_allocated"), block(4608, 2 * MIB - 512, "inactive")];
+    let events = [event("free_completed", 4608, 512, 1)];
+    let rows = memory(&file(&[segment(4096, 2 * MIB, &blocks)], &events));
+    let wanted = [
+        "segment_alloc 4096 2097152 0 0 2097152",
+        "live 4608 512 512 512 2097152",
+        "free 4608 -512 0 512 2097152",
+        "live 4096 512 512 1024 2097152",
+        "free_completed 4608 -512 512 512 2097152",
+    ];
+    assert_eq!(rows, wanted);
+}
+
+#[test]
+fn a_list_of_segments_alone_is_a_snapshot_without_history() {
+    let blocks = [block(4096, 2 * MIB, "active_allocated")];
+    let rows = rows_of(&whole(&list(&[dict(&segment(4096, 2 * MIB, &blocks))]))).unwrap();
+    assert_eq!(rows[2][6], "live");
+    for wrong in [list(&[]), list(&[int(1)]), list(&[dict(&blocks[0])])] {
+        assert!(rows_of(&whole(&wrong)).is_err());
+    }
 }
 
 #[test]
