@@ -1,5 +1,5 @@
-//! `scripts/published`: the comparison with figures that others measured on real GPUs. A fixed eighteenth of the
-//! cases runs here, a third in `scripts/check --deep`; `scripts/published` alone runs them all.
+//! `scripts/published`: the comparison with figures that others measured on real GPUs. A fixed eighteenth of
+//! the cases runs here, a third in `scripts/check --deep`; `scripts/published` alone runs them all.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -42,8 +42,8 @@ fn assert_told(output: &Output, status: i32, message: &str) {
     assert!(!stderr.contains("Traceback"), "{stderr}");
 }
 
-/// Runs a fixed part of the cases, such as `5/18`, and checks its figures. The part must have at least `least`
-/// figures.
+/// Runs a fixed part of the cases, such as `5/18`, and checks its figures. The part must have at least
+/// `least` figures.
 fn figures_are_met(part: &str, least: usize) {
     built("libmemtrace.so");
     if VERSIONS.iter().any(|version| Torch::installed(version).is_none()) {

@@ -191,8 +191,8 @@ fn agrees_with_python(torch: &Torch, file: &Path) {
     assert!(String::from_utf8_lossy(&output.stdout).ends_with("1 snapshots agree\n"));
 }
 
-/// The memory timeline of `torch.profiler` must have the peak that PyTorch counted and the allocations that the
-/// trace of the same run has in that time.
+/// The memory timeline of `torch.profiler` must have the peak that PyTorch counted and the allocations that
+/// the trace of the same run has in that time.
 fn a_memory_timeline_of_the_profiler_has_the_peak_of_pytorch(torch: &Torch) {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("profile.json");

@@ -28,8 +28,8 @@ struct Trained {
     allocated: i64,
 }
 
-/// Trains on a simulated GPU for each of `runs`, such as `gpt --checkpoint`, with the traces in `out`. The runs
-/// are forked children of one process.
+/// Trains on a simulated GPU for each of `runs`, such as `gpt --checkpoint`, with the traces in `out`. The
+/// runs are forked children of one process.
 fn train(torch: &Torch, out: &Path, runs: &[&str]) -> Vec<Trained> {
     // With `--shard`: rank 0 of eight; the other ranks are stand-ins.
     let ranks: &[&dyn AsRef<OsStr>] =
@@ -197,8 +197,8 @@ fn advise_predicts_autocast_of_a_language_model_and_of_convolutions() {
     });
 }
 
-/// The trace has the types of blocks, so changes of optimizers and types are predicted of a run that computes in
-/// 16 bits, too.
+/// The trace has the types of blocks, so changes of optimizers and types are predicted of a run that computes
+/// in 16 bits, too.
 #[test]
 fn advise_predicts_optimizers_and_types_of_a_run_under_autocast_and_of_one_in_16_bits() {
     Torch::run("2.11.0", |torch| {
@@ -489,8 +489,8 @@ fn of_calls(modules: &[&str]) -> Vec<u8> {
     of_calls_before(modules, Category::Activation, Row::default())
 }
 
-/// Does the same as [`of_calls`]. The calls keep a block of `category` each, and `request` has the owner of the
-/// request.
+/// Does the same as [`of_calls`]. The calls keep a block of `category` each, and `request` has the owner of
+/// the request.
 fn of_calls_before(modules: &[&str], category: Category, request: Row<'_>) -> Vec<u8> {
     let devices = vec![Device { ordinal: 0, name: "card".to_owned(), total_bytes: 1 << 30 }];
     let mut trace = TraceBuilder::new(Meta { devices, ..Meta::default() });

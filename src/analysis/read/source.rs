@@ -1,5 +1,5 @@
-//! Opens trace files, PyTorch's memory snapshots, and the Chrome traces of its profiler: plain, or compressed with
-//! gzip or zstd.
+//! Opens trace files, PyTorch's memory snapshots, and the Chrome traces of its profiler: plain, or compressed
+//! with gzip or zstd.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -40,7 +40,8 @@ pub(super) fn file_key(about: &Metadata) -> FileKey {
 pub(super) enum Source {
     /// An uncompressed file.
     Plain(File),
-    /// A compressed file, a snapshot or a Chrome trace: the bytes of the CSV, and the number of bytes read from the file.
+    /// A compressed file, a snapshot or a Chrome trace: the bytes of the CSV, and the number of bytes read
+    /// from the file.
     Packed(Box<dyn Read + Send>, Arc<AtomicU64>),
 }
 
@@ -129,7 +130,8 @@ pub(super) fn pickle(file: File) -> io::Result<Option<Box<dyn Read + Send>>> {
     snapshot::is_pickle(&start).then(|| unpacked(file, compression)).transpose()
 }
 
-/// Returns the compression of a file, and its first decompressed bytes. Leaves the position in the file unchanged.
+/// Returns the compression of a file, and its first decompressed bytes. Leaves the position in the file
+/// unchanged.
 fn start(file: &File) -> io::Result<(Compression, Vec<u8>)> {
     const ENOUGH: u64 = 64;
     let from_start = FromStart { file, at: 0 };

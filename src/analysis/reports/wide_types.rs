@@ -1,4 +1,5 @@
-//! The float32 memory of a program that computes in 16 bits or fewer, and what a quantized model has not quantized.
+//! The float32 memory of a program that computes in 16 bits or fewer, and what a quantized model has not
+//! quantized.
 
 use memtrace_trace::form::Form;
 use memtrace_trace::text::UNKNOWN;
@@ -8,21 +9,23 @@ use crate::render::numbers::{percent, share};
 use crate::state::group::{Group, Key, category, layers_of, sorted};
 use crate::state::replay::{Block, Replay};
 
-/// The minimum share of the peak that float32 must have for a line, and the minimum share of the parameters, or of
-/// what is computed, that narrower types must have.
+/// The minimum share of the peak that float32 must have for a line, and the minimum share of the parameters,
+/// or of what is computed, that narrower types must have.
 const NOTABLE: f64 = 0.1;
 /// The maximum number of modules in the line.
 const MODULES: usize = 3;
 /// The maximum number of shapes in the line.
 const SHAPES: usize = 2;
-/// The bytes of one value in nf4, with its part of the scales (4 bytes for 64 values), to those of one in 16 bits.
+/// The bytes of one value in nf4, with its part of the scales (4 bytes for 64 values), to those of one in 16
+/// bits.
 const NF4_SHARE: f64 = 0.5625 / 2.0;
 /// The beginnings of the names of types with 16 bits or fewer. Packed types have a `(` in their names.
 const NARROW: [&str; 6] = ["bfloat16", "float16", "float8", "float4", "int8", "uint8"];
 
-/// Returns a sentence about the float32 tensors among the blocks of a peak, if they have at least a tenth of the
-/// peak, and other parameters are packed or have 16 bits or fewer. If few parameters have, as under autocast, only
-/// what the program computes counts. The types of small tensors are not recorded, so the share is a lower bound.
+/// Returns a sentence about the float32 tensors among the blocks of a peak, if they have at least a tenth of
+/// the peak, and other parameters are packed or have 16 bits or fewer. If few parameters have, as under
+/// autocast, only what the program computes counts. The types of small tensors are not recorded, so the share
+/// is a lower bound.
 pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Option<String> {
     let symbols = &replay.symbols;
     let float32 = symbols.intern("float32");
@@ -73,8 +76,8 @@ pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Opti
     ))
 }
 
-/// Returns a sentence about the 16-bit parameters of a model whose other parameters are packed, if they have at least a
-/// tenth of the peak.
+/// Returns a sentence about the 16-bit parameters of a model whose other parameters are packed, if they have
+/// at least a tenth of the peak.
 pub(super) fn not_quantized(blocks: &[Block], replay: &Replay, units: Unit) -> Option<String> {
     let symbols = &replay.symbols;
     let parameters = parameters(blocks);
@@ -113,8 +116,8 @@ pub(super) fn not_quantized(blocks: &[Block], replay: &Replay, units: Unit) -> O
     ))
 }
 
-/// Returns a sentence about the float32 tensors that a program computes, if few of its parameters are narrower and
-/// other results have 16 bits.
+/// Returns a sentence about the float32 tensors that a program computes, if few of its parameters are
+/// narrower and other results have 16 bits.
 fn wide_results(
     blocks: &[Block],
     wide: &[Block],

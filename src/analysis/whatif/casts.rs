@@ -12,7 +12,8 @@ use super::sizes::SizeRules;
 use super::step::{ALIVE, DType, Life, Step};
 use crate::read::symbols::{Symbol, SymbolTable};
 
-/// The op that allocates the result of a cast. Only the outermost op is recorded around it, such as `aten::linear`.
+/// The op that allocates the result of a cast. Only the outermost op is recorded around it, such as
+/// `aten::linear`.
 const COPY: &str = "aten::empty_strided";
 
 /// Replaces each tensor and its copies by one block, in a step whose sizes are those in 16 bits already.
@@ -22,8 +23,8 @@ pub(super) fn apply(curve: &mut Curve<'_>, step: &Step, rules: &SizeRules<'_>, s
     for (from, copies) in casts(step, rules, symbols) {
         let (source, first) = (life(from), life(copies[0]).birth);
         let last = copies.iter().copied().max_by_key(|copy| life(*copy).death).unwrap_or(from);
-        // The one block lives as long as the tensor and all its copies. A gradient stays, whatever it was copied
-        // from.
+        // The one block lives as long as the tensor and all its copies. A gradient stays, whatever it was
+        // copied from.
         let stays = life(last).death > source.death || is_gradient(&last);
         for copy in copies.iter().filter(|copy| !(is_gradient(copy) || stays && **copy == last)) {
             curve.set_lives(*copy, &[]);
@@ -35,8 +36,8 @@ pub(super) fn apply(curve: &mut Curve<'_>, step: &Step, rules: &SizeRules<'_>, s
     }
 }
 
-/// Returns the tensors of a step that have copies in the other type, each with its copies in order. All are indices
-/// of [`Step::lives`].
+/// Returns the tensors of a step that have copies in the other type, each with its copies in order. All are
+/// indices of [`Step::lives`].
 fn casts(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable) -> Vec<(u32, Vec<u32>)> {
     let made_by = symbols.intern(COPY);
     let mut casting: FxHashMap<Symbol, bool> = FxHashMap::default();

@@ -44,8 +44,8 @@ const OTHER_TYPES: [&str; 13] = [
 /// Parts of the names of ops that gather the parameters of a sharded model.
 const GATHERS: [&str; 4] = ["FullyShardedDataParallel", "fsdp::", "all_gather", "allgather"];
 
-/// The minimum size of a tensor that counts as cast to float32 by the program. Of the tensors of this size, all
-/// have a type.
+/// The minimum size of a tensor that counts as cast to float32 by the program. Of the tensors of this size,
+/// all have a type.
 const LEAST_CAST_UP: i64 = 1 << 20;
 
 /// The rules that determine the new sizes of the blocks of a step.
@@ -159,8 +159,8 @@ impl<'a> SizeRules<'a> {
         self.call_traits(step, life).is_cast || self.traits_of(life.owner.op).is_cast
     }
 
-    /// Returns the keys of [`SizeRules::cast_up`]. A cast that autocast makes has the op that asked for it around
-    /// it, such as `aten::linear`; the program's own cast has none.
+    /// Returns the keys of [`SizeRules::cast_up`]. A cast that autocast makes has the op that asked for it
+    /// around it, such as `aten::linear`; the program's own cast has none.
     fn find_cast_up(&self, step: &Step) -> FxHashSet<(Symbol, i64)> {
         let mut halves = FxHashSet::default();
         let mut found = FxHashSet::default();
@@ -383,8 +383,9 @@ impl<'a> SizeRules<'a> {
     }
 }
 
-/// Returns true for a tensor that the script makes outside of the model and of autograd, such as `torch.zeros` for
-/// the outputs of many windows. Its type is the script's choice: `model.bfloat16()` does not change it.
+/// Returns true for a tensor that the script makes outside of the model and of autograd, such as
+/// `torch.zeros` for the outputs of many windows. Its type is the script's choice: `model.bfloat16()` does
+/// not change it.
 fn is_of_script(life: &Life) -> bool {
     // A request that ran out of memory has no category.
     let is_outside = life.owner.phase == Symbol::NONE && life.owner.module == Symbol::SCRIPT;
@@ -421,8 +422,9 @@ fn largest_share(step: &Step, ranks: i64) -> f64 {
     if all > 0.0 { most as f64 / all } else { 1.0 / ranks as f64 }
 }
 
-/// Returns the number of values of Adafactor's state for a parameter of `elements` values: of m rows and n columns,
-/// m + n, and of one dimension, as many as the parameter. Without the shape, uses the lower bound of m + n.
+/// Returns the number of values of Adafactor's state for a parameter of `elements` values: of m rows and n
+/// columns, m + n, and of one dimension, as many as the parameter. Without the shape, uses the lower bound of
+/// m + n.
 fn factored(shape: &str, elements: i64) -> i64 {
     let dims = Form { dtype: UNKNOWN, shape }.dims();
     match dims.as_deref() {

@@ -111,8 +111,8 @@ pub(super) struct Life {
 }
 
 impl Life {
-    /// Returns the bytes of one value. An unknown type counts as float32, and a type that is neither float32 nor
-    /// 16-bit as one byte, as in 8-bit state.
+    /// Returns the bytes of one value. An unknown type counts as float32, and a type that is neither float32
+    /// nor 16-bit as one byte, as in 8-bit state.
     pub(super) fn item(&self) -> i64 {
         match self.dtype {
             DType::Unknown | DType::Float32 => FLOAT,
@@ -247,8 +247,8 @@ pub(super) struct StepRecorder {
     phases: Phases,
     module_api: Symbol,
     types: TypeSymbols,
-    /// The type of the latest buffer that gathered parameters. FSDP resizes the storage of an unsharded parameter,
-    /// so that the trace has no type for it.
+    /// The type of the latest buffer that gathered parameters. FSDP resizes the storage of an unsharded
+    /// parameter, so that the trace has no type for it.
     gathered: DType,
     step: i64,
     now: Step,

@@ -1,8 +1,8 @@
 //! Reads the Chrome trace of `torch.profiler` as a trace.
 //!
-//! With `profile_memory=True`, it has an event for each allocation and free of a block, with the device's totals
-//! of allocated and reserved memory after it. Segments are not in it: rows of segments without an address make
-//! up the changes of the reserved total.
+//! With `profile_memory=True`, it has an event for each allocation and free of a block, with the device's
+//! totals of allocated and reserved memory after it. Segments are not in it: rows of segments without an
+//! address make up the changes of the reserved total.
 
 mod events;
 #[cfg(test)]
@@ -129,8 +129,8 @@ fn owner(events: &Events, open: &[&Range]) -> Owner {
     }
 }
 
-/// Returns the times at which steps begin, and the number of steps. A step is the profiler's own, or else it ends
-/// with the optimizer's step.
+/// Returns the times at which steps begin, and the number of steps. A step is the profiler's own, or else it
+/// ends with the optimizer's step.
 fn step_starts(events: &Events) -> (Vec<i64>, usize) {
     let of = |kind| events.ranges.iter().filter(move |range| range.kind == kind);
     let mut starts: Vec<i64> = of(RangeKind::Step).map(|range| range.start_ns).collect();

@@ -83,7 +83,8 @@ pub(super) fn ending(path: &Path) -> Option<String> {
     kept.iter().find(|(known, _)| *known == key)?.1.ending.get().cloned()
 }
 
-/// Returns true if a file in a folder counts as a snapshot by its name: `*.pickle` or `*.pkl`, or a compressed one.
+/// Returns true if a file in a folder counts as a snapshot by its name: `*.pickle` or `*.pkl`, or a
+/// compressed one.
 pub(super) fn is_snapshot_name(path: &Path) -> bool {
     let plain = files::uncompressed(path);
     let extension = plain.as_deref().unwrap_or(path).extension();

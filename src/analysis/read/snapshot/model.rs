@@ -181,8 +181,8 @@ impl Model {
         Ok(model)
     }
 
-    /// Returns the times of the last allocations of each optimizer step, for a file without annotations. A step
-    /// ends when a forward or a backward follows the optimizer.
+    /// Returns the times of the last allocations of each optimizer step, for a file without annotations. A
+    /// step ends when a forward or a backward follows the optimizer.
     fn ends_of_optimizers(&self) -> Vec<i64> {
         let devices = self.devices();
         let Some(most) = devices.into_iter().max_by_key(|device| self.events(*device).len()) else {

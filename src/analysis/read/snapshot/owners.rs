@@ -78,8 +78,8 @@ pub(super) struct Owners {
     has_ops: bool,
 }
 
-/// The first frames of the table: the phase, and whether cuBLAS allocates a workspace. They have neither a line
-/// nor an op. Frame 0 names nothing.
+/// The first frames of the table: the phase, and whether cuBLAS allocates a workspace. They have neither a
+/// line nor an op. Frame 0 names nothing.
 const PLAIN: [(Option<Phase>, bool); 3] = [(None, false), (Some(Phase::Backward), false), (None, true)];
 
 impl Default for Owners {
@@ -126,7 +126,8 @@ impl Owners {
         })
     }
 
-    /// Returns the index of the stack with these frames, innermost first, after adding the stack if it is new.
+    /// Returns the index of the stack with these frames, innermost first, after adding the stack if it is
+    /// new.
     pub(super) fn stack(&mut self, frames: &[u32]) -> StackId {
         if let Some(known) = self.by_frames.get(frames) {
             return *known;

@@ -469,8 +469,8 @@ impl<R: BufRead> Reader<R> {
         Ok(None)
     }
 
-    /// Executes LONG1: pushes a number of at most 255 bytes. No field that is read has more than 8 bytes, but the
-    /// line of a frame without one may be 2^64 - 1.
+    /// Executes LONG1: pushes a number of at most 255 bytes. No field that is read has more than 8 bytes, but
+    /// the line of a frame without one may be 2^64 - 1.
     fn long(&mut self) -> Result<(), String> {
         let [length] = self.bytes()?;
         let mut bytes = [0; 255];

@@ -149,8 +149,8 @@ pub(super) fn run(matches: &ArgMatches, question: Question) -> Result<ExitCode> 
     Ok(ended.status(if all { ExitCode::SUCCESS } else { ExitCode::from(1) }))
 }
 
-/// Writes the script of a server with the length of the first run that printed its cache's tokens, and the requests that
-/// fill the cache. Writes nothing if no run did.
+/// Writes the script of a server with the length of the first run that printed its cache's tokens, and the
+/// requests that fill the cache. Writes nothing if no run did.
 fn write_script(server: &recipe::Request, file: &Path, answers: &[Answered]) -> Result<()> {
     let number = |text: &str| text.parse::<u64>().ok();
     let first = answers.iter().find_map(|answer| {

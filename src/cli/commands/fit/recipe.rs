@@ -212,8 +212,8 @@ impl Request {
     }
 }
 
-/// Returns the number of requests of `length` tokens that a server's cache of `tokens` tokens can hold, at most vLLM's
-/// default.
+/// Returns the number of requests of `length` tokens that a server's cache of `tokens` tokens can hold, at
+/// most vLLM's default.
 pub(super) fn requests(tokens: u64, length: u64) -> u64 {
     (tokens / length.max(1)).clamp(1, 256)
 }
