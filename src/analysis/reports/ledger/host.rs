@@ -65,8 +65,9 @@ const PARTS: &[(&str, &str, &str)] = &[
     (
         HEAP,
         "malloc",
-        "small objects of Python and C, and what glibc keeps: MALLOC_TRIM_THRESHOLD_=65536 returns what glibc \
-         keeps, and memray run --native names who allocated the rest",
+        "objects of Python and C, NumPy arrays of up to 32 MiB, and what glibc keeps: \
+         MALLOC_TRIM_THRESHOLD_=65536 returns what glibc keeps, and memray run --native names who allocated the \
+         rest",
     ),
     (
         ANONYMOUS,
