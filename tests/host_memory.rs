@@ -95,12 +95,12 @@ fn host_memory_outside_a_control_group_has_no_container() {
 fn host_memory_of_a_control_group_has_the_lowest_limit_in_both_versions() {
     let v2 = "mkdir -p G/pod/box && echo 900000000 >G/pod/memory.current && echo 1000000000 >G/pod/memory.max && \
               printf 'low 0\\nhigh 0\\nmax 4\\noom 1\\noom_kill 3\\n' >G/pod/memory.events && \
-              printf 'anon 500000000\\nfile 300000000\\n' >G/pod/memory.stat && echo 5 >G/pod/memory.swap.current && \
+              printf 'anon 500000000\\nfile 350000000\\nshmem 50000000\\n' >G/pod/memory.stat && echo 5 >G/pod/memory.swap.current && \
               echo 800000000 >G/pod/box/memory.current && echo max >G/pod/box/memory.max && echo 0::/pod/box >G/own";
     let v1 = "mkdir -p G/memory/pod/box && echo 900000000 >G/memory/pod/memory.usage_in_bytes && \
               echo 1000000000 >G/memory/pod/memory.limit_in_bytes && \
               printf 'oom_kill_disable 0\\nunder_oom 0\\noom_kill 3\\n' >G/memory/pod/memory.oom_control && \
-              printf 'cache 1\\ntotal_cache 300000000\\ntotal_swap 5\\n' >G/memory/pod/memory.stat && \
+              printf 'cache 1\\ntotal_cache 350000000\\ntotal_shmem 50000000\\ntotal_swap 5\\n' >G/memory/pod/memory.stat && \
               echo 800000000 >G/memory/pod/box/memory.usage_in_bytes && \
               echo 9223372036854771712 >G/memory/pod/box/memory.limit_in_bytes && echo 4:memory:/pod/box >G/own";
     for files in [v2, v1] {

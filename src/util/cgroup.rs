@@ -26,8 +26,7 @@ pub fn left_in_group(current: i64, limit: i64, file: i64) -> i64 {
 pub fn left(proc: &Path, root: &Path, pid: &str) -> Option<(i64, i64)> {
     let in_group = Cgroup::find(proc, root, pid).and_then(|group| match group.values() {
         [Some(current), Some(limit), file, ..] => {
-            let file = file.unwrap_or(0) - group.shared().unwrap_or(0);
-            Some((left_in_group(current, limit, file.max(0)), limit))
+            Some((left_in_group(current, limit, file.unwrap_or(0)), limit))
         }
         _ => None,
     });
@@ -103,36 +102,36 @@ impl Cgroup {
     /// Returns the number of processes of the cgroup that the kernel has killed for lack of memory.
     #[must_use]
     pub fn kills(&self) -> Option<i64> {
-        self.value(if self.is_v1 { "memory.oom_control" } else { "memory.events" }, "oom_kill")
+        value(&self.text(if self.is_v1 { "memory.oom_control" } else { "memory.events" })?, "oom_kill")
     }
 
-    /// Returns the bytes of shared memory, which the page cache counts but the kernel cannot reclaim.
-    fn shared(&self) -> Option<i64> {
-        self.value("memory.stat", if self.is_v1 { "total_shmem" } else { "shmem" })
-    }
-
-    /// Returns the memory in use, the limit, the page cache and the swap in bytes, and the number of kills.
+    /// Returns the memory in use, the limit, the page cache and the swap in bytes, and the number of kills. The
+    /// page cache is without shared memory, which the kernel counts as cached but cannot reclaim.
     #[must_use]
     pub fn values(&self) -> [Option<i64>; 5] {
-        let (file, swap) = if self.is_v1 {
-            (self.value("memory.stat", "total_cache"), self.value("memory.stat", "total_swap"))
+        let stat = self.text("memory.stat").unwrap_or_default();
+        let (cached, shared, swap) = if self.is_v1 {
+            (value(&stat, "total_cache"), value(&stat, "total_shmem"), value(&stat, "total_swap"))
         } else {
-            (self.value("memory.stat", "file"), self.number("memory.swap.current"))
+            (value(&stat, "file"), value(&stat, "shmem"), self.number("memory.swap.current"))
         };
+        let file = cached.map(|cached| (cached - shared.unwrap_or(0)).max(0));
         [self.current(), self.limit(), file, swap, self.kills()]
+    }
+
+    fn text(&self, file: &str) -> Option<String> {
+        fs::read_to_string(self.folder.join(file)).ok()
     }
 
     /// Reads a file that contains a single number. Returns `None` for `max`.
     fn number(&self, file: &str) -> Option<i64> {
-        let text = fs::read_to_string(self.folder.join(file)).ok()?;
-        text.trim().parse().ok()
+        self.text(file)?.trim().parse().ok()
     }
+}
 
-    /// Returns the number after `key` at the start of a line.
-    fn value(&self, file: &str, key: &str) -> Option<i64> {
-        let text = fs::read_to_string(self.folder.join(file)).ok()?;
-        text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
-    }
+/// Returns the number after `key` at the start of a line.
+fn value(text: &str, key: &str) -> Option<i64> {
+    text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 #[cfg(test)]
@@ -162,7 +161,7 @@ mod tests {
         write(&folder, "cg/pod/memory.current", "900\n");
         write(&folder, "cg/pod/memory.max", "1000\n");
         write(&folder, "cg/pod/memory.events", "low 0\noom 3\noom_kill 2\n");
-        write(&folder, "cg/pod/memory.stat", "anon 5\nfile 400\nfile_mapped 9\n");
+        write(&folder, "cg/pod/memory.stat", "anon 5\nfile 500\nshmem 100\nfile_mapped 9\n");
         write(&folder, "cg/pod/box/memory.current", "800\n");
         write(&folder, "cg/pod/box/memory.max", "max\n");
         assert_eq!(find(&folder), Some([Some(900), Some(1000), Some(400), None, Some(2)]));
@@ -178,7 +177,11 @@ mod tests {
         write(&folder, "cg/memory/memory.usage_in_bytes", "70\n");
         write(&folder, "cg/memory/memory.limit_in_bytes", "9223372036854771712\n");
         write(&folder, "cg/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
-        write(&folder, "cg/memory/memory.stat", "cache 1\ntotal_cache 30\ntotal_swap 4\n");
+        write(
+            &folder,
+            "cg/memory/memory.stat",
+            "cache 1\nshmem 1\ntotal_cache 50\ntotal_shmem 20\ntotal_swap 4\n",
+        );
         assert_eq!(find(&folder), Some([Some(70), None, Some(30), Some(4), Some(1)]));
         for path in ["/../..", "", "nonsense"] {
             write(&folder, "proc/self/cgroup", &format!("5:memory:{path}\n"));

@@ -24,6 +24,9 @@ const LAST_NS: i64 = 5_000_000_000;
 const NEARLY_FULL: i64 = 20;
 /// Advice about children that grow, and about the workers of a DataLoader.
 pub(in crate::reports) const WORKERS: &str = "fewer DataLoader workers; give them arrays instead of Python objects, which each copies when it reads them";
+/// The phase in which a program saves its state, and the advice if memory runs out in it.
+const CHECKPOINT: &str = "checkpoint";
+const SAVE_LESS: &str = "save the checkpoint on one rank only (rank0_only=True) or sharded (torch.distributed.checkpoint), and without a second copy on the host";
 /// Growth of less than this many bytes is not reported.
 const LEAST_GROWTH: i64 = 16 << 20;
 
@@ -311,6 +314,7 @@ impl<'a> Killed<'a> {
         }
         let children = self.memory.children_near(last.when.ts_ns).map_or(0, ChildrenSample::bytes);
         let advice = match grown {
+            _ if self.memory.symbols.or_dash(end.phase) == CHECKPOINT => Some(SAVE_LESS.to_owned()),
             _ if children > last.rss => Some(format!("child processes: {WORKERS}")),
             Some(("child processes", ..)) => Some(format!("child processes: {WORKERS}")),
             Some(("shared memory", ..)) => Some(format!("shared memory: {}", part_about("shared", false).1)),

@@ -33,7 +33,24 @@ const NO_TENSORS: &str = "not CPU tensors, which have their own rows: NumPy arra
 
 /// For each prefix of a part's name: its group, and the advice.
 const PARTS: &[(&str, &str, &str)] = &[
-    (CPU_TENSORS, "tensors", "memtrace peak --device cpu --by op, or --by module, names them"),
+    (
+        "CPU tensors parameter",
+        "tensors",
+        "weights on the host: delete a model that can be loaded again instead of offloading it; \
+         memtrace peak --device cpu --by module names them",
+    ),
+    (
+        "CPU tensors optimizer_state",
+        "tensors",
+        "the optimizer's state on the host: adapters (LoRA) or an 8-bit optimizer need less; \
+         memtrace peak --device cpu --by module names it",
+    ),
+    (
+        CPU_TENSORS,
+        "tensors",
+        "models offloaded with .cpu(), copies of a state, kept batches: memtrace peak --device cpu --by op, or \
+         --by module, names them",
+    ),
     ("pinned: rounding", "pinned", PINNED_ROUNDING),
     ("pinned: cached", "pinned", "torch keeps it for later requests: torch._C._host_emptyCache() returns it"),
     ("pinned", "pinned", "memtrace peak --device -1 --by op shows who asked for it"),
@@ -48,7 +65,9 @@ const PARTS: &[(&str, &str, &str)] = &[
     (
         HEAP,
         "malloc",
-        "small objects of Python and C, and what glibc keeps: MALLOC_TRIM_THRESHOLD_=65536 returns it",
+        "objects of Python and C, NumPy arrays of up to 32 MiB, and what glibc keeps: \
+         MALLOC_TRIM_THRESHOLD_=65536 returns what glibc keeps, and memray run --native names who allocated the \
+         rest",
     ),
     (
         ANONYMOUS,

@@ -38,6 +38,9 @@ const SHARES_SHARE: u32 = 5000;
 /// the second case, the process may soon be killed, so this sample may be the last one.
 const FULL_SHARE: u32 = 2500;
 const TIGHT_SHARE: u32 = 20;
+/// The share of full samples at a new high of resident memory. In a long run they cost nothing, because the high
+/// rises by at least a quarter each time.
+const HIGH_SHARE: u32 = 100;
 /// The processor time that full samples at the start of a program may take in addition to their share.
 const CREDIT: Duration = Duration::from_millis(100);
 /// The maximum processor time for reading the proportional memory of the children in one sample. After that,
@@ -54,6 +57,8 @@ const LEAST_CHANGE: (i64, i64) = (8 << 20, 32);
 const LEAST_FULL_CHANGE: (i64, i64) = (32 << 20, 6);
 /// The minimum change that triggers a full sample when little memory is left.
 const LEAST_TIGHT_CHANGE: (i64, i64) = (32 << 20, 12);
+/// The minimum rise above the resident memory of every earlier full sample that is a new high.
+const LEAST_HIGH: (i64, i64) = (32 << 20, 4);
 /// The longest time between two full samples of a process that changes little.
 const LONGEST_FULL: Duration = Duration::from_secs(10);
 /// The maximum number of children that are read and named one by one.
@@ -105,12 +110,15 @@ pub(crate) struct HostSampler {
     is_simulated: bool,
     quick: Budget,
     full: Budget,
+    /// Limits the full samples at a new high of resident memory, so that they delay no other full sample.
+    highs: Budget,
     children: Budget,
     shares: Budget,
     polled: Option<Instant>,
-    /// Resident memory at the last quick and the last full sample.
+    /// Resident memory at the last quick and the last full sample, and the highest of all full samples.
     rss: i64,
     full_rss: i64,
+    high_rss: i64,
     step: i32,
     /// True if little memory was left at the last quick sample.
     is_tight: bool,
@@ -119,6 +127,11 @@ pub(crate) struct HostSampler {
 fn has_changed(now: i64, then: i64, (bytes, part): (i64, i64)) -> bool {
     let change = (now - then).abs();
     change >= bytes && change >= then / part
+}
+
+/// Returns true if `rss` is far enough above `high`, the resident memory of every earlier full sample.
+fn is_new_high(rss: i64, high: i64) -> bool {
+    rss > high && has_changed(rss, high, LEAST_HIGH)
 }
 
 /// Returns the time at which the next sample is due. `due` is the time at which the last sample was due, or
@@ -155,11 +168,13 @@ impl HostSampler {
             is_simulated,
             quick: Budget::new(Duration::ZERO),
             full: Budget::new(CREDIT),
+            highs: Budget::new(Duration::ZERO),
             children: Budget::new(Duration::ZERO),
             shares: Budget::new(Duration::ZERO),
             polled: None,
             rss: 0,
             full_rss: 0,
+            high_rss: 0,
             step: -1,
             is_tight: false,
         }
@@ -194,12 +209,18 @@ impl HostSampler {
         let full = is_last_look
             || self.full.elapsed() >= LONGEST_FULL
             || has_changed(rss, self.full_rss, LEAST_FULL_CHANGE);
-        if full && self.full.is_affordable(share) {
+        let is_in_share = full && self.full.is_affordable(share);
+        if is_in_share || is_new_high(rss, self.high_rss) && self.highs.is_affordable(HIGH_SHARE) {
             // A full sample comes with a quick sample of the same moment, so that both show the same memory.
             if !due {
                 self.quick(queue, rss);
             }
-            self.full(queue, encoder, rss);
+            let price = self.full(queue, encoder, rss);
+            if is_in_share {
+                self.full.pay(price, FULL_SHARE);
+            } else {
+                self.highs.pay(price, HIGH_SHARE);
+            }
         }
         if self.children.elapsed() >= self.every && self.children.is_affordable(CHILDREN_SHARE) {
             self.children(queue);
@@ -214,7 +235,8 @@ impl HostSampler {
             self.children(queue);
             let rss = self.files.resident("self").unwrap_or(0);
             self.quick(queue, rss);
-            self.full(queue, encoder, rss);
+            let price = self.full(queue, encoder, rss);
+            self.full.pay(price, FULL_SHARE);
         }
     }
 
@@ -242,9 +264,11 @@ impl HostSampler {
         self.quick.pay(thread_time().saturating_sub(start), SHARE);
     }
 
-    fn full(&mut self, queue: &'static EventQueue, encoder: &Encoder, rss: i64) {
+    /// Takes a full sample, and returns its processor time.
+    fn full(&mut self, queue: &'static EventQueue, encoder: &Encoder, rss: i64) -> Duration {
         let start = thread_time();
         self.full_rss = rss;
+        self.high_rss = self.high_rss.max(rss);
         let mut known = known_memory(encoder, self.is_simulated);
         let smaps = File::open(self.files.path("self", "smaps"));
         let parts = smaps.and_then(|file| smaps::parts(BufReader::with_capacity(64 << 10, file), &mut known));
@@ -254,7 +278,7 @@ impl HostSampler {
         {
             record_parts(queue, &parts);
         }
-        self.full.pay(thread_time().saturating_sub(start), FULL_SHARE);
+        thread_time().saturating_sub(start)
     }
 
     fn children(&mut self, queue: &'static EventQueue) {
@@ -438,6 +462,20 @@ mod tests {
         assert_eq!(parts(300..332), [(300, 332, PINNED)]);
         assert_eq!(parts(332..364), [(332, 333, PINNED), (333, 364, PINNED_ROUNDING)]);
         assert_eq!((parts(0..50), parts(7..7)), (vec![(0, 50, PINNED)], vec![]));
+    }
+
+    #[test]
+    fn new_highs_of_the_host_are_few_and_do_not_delay_other_samples() {
+        assert!(is_new_high(5 << 30, 4 << 30) && !is_new_high((5 << 30) - 1, 4 << 30));
+        assert!(!is_new_high(1 << 30, 4 << 30) && !is_new_high(31 << 20, 0) && is_new_high(32 << 20, 0));
+        // From 1 GiB to 1 TiB in steps of 64 MiB.
+        let (mut highs, mut high) = (0, 1 << 30);
+        for rss in (0..1 << 40).step_by(64 << 20) {
+            if is_new_high(rss, high) {
+                (highs, high) = (highs + 1, rss);
+            }
+        }
+        assert!((25..=32).contains(&highs), "{highs}");
     }
 
     #[test]
