@@ -36,6 +36,7 @@
 //! This crate neither prints nor parses arguments. The only unsafe code is in `read/scan/cpu.rs`, for
 //! instructions without a safe equivalent, and in [`allocator`], whose trait is unsafe.
 #![deny(unsafe_code)]
+#![warn(clippy::too_many_lines)]
 
 pub mod allocator;
 pub mod error;

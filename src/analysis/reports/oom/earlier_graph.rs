@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::Category;
 
-use super::cause::MATERIAL;
-use super::idle::ModuleCalls;
+use super::evidence::MATERIAL;
+use super::module_calls::ModuleCalls;
 use crate::read::symbols::SymbolTable;
 use crate::state::block::Owner;
 use crate::state::model_facts::{is_module, root_of};

@@ -1,11 +1,11 @@
-//! Recognizes a forward in evaluation mode, in which dropout and batch norms allocate less than in training.
+//! A forward in evaluation mode that keeps a graph.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::FxHashMap;
 
-use super::idle::ModuleCalls;
+use super::module_calls::ModuleCalls;
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
@@ -19,7 +19,8 @@ struct ModuleWork {
     blocks: u64,
 }
 
-/// The work of the modules in the current forward, and in the forwards before the latest backwards.
+/// Recognizes a forward in evaluation mode, in which dropout and batch norms allocate less than in training,
+/// by the work of the modules in the current forward, and in the forwards before the latest backwards.
 #[derive(Default)]
 pub(super) struct ForwardModes {
     now: FxHashMap<Symbol, ModuleWork>,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use memtrace_trace::EventName;
 use memtrace_trace::model_fact::ModelFact;
 
-use super::cause::StateToCome;
+use super::evidence::StateToCome;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::symbols::SymbolTable;
 use crate::read::together::RowReader;
@@ -85,6 +85,7 @@ impl FoundAtOom {
         let held = (trained - without).max(0);
         let known = self.optimizers.get(root).and_then(|class| Some((class, halves_per_parameter(class)?)));
         StateToCome {
+            root: root.to_owned(),
             bytes: held / 2 * known.map_or(4, |(_, halves)| halves),
             gradients: trained,
             temporaries: known.filter(|(class, _)| is_foreach_adam(class)).map_or(0, |_| held),

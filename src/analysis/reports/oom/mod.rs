@@ -1,33 +1,32 @@
 //! `memtrace oom`: the reason why a request ran out of memory, the evidence, and the remedies.
+//!
+//! [`trace_to_oom`] reads a trace up to its last OOM, [`gather`] turns it into [`evidence`] by topic, and the
+//! [`findings`] judge the evidence. [`findings`] says how to add one. [`case`] prints the result.
 
+mod advised;
 mod attention;
-mod because;
 mod case;
-mod cause;
 mod cycles;
 mod earlier_graph;
 mod eval_mode;
+mod evidence;
+mod finding;
+mod findings;
 mod forwards;
 mod found_at_oom;
-mod fsdp;
-mod idle;
-mod kept;
-mod kept_remedies;
-mod kv_cache;
+mod gather;
+mod grown_model;
+mod holders;
+mod kept_reasons;
 mod layers_left;
-mod model_growth;
+mod module_calls;
 mod optimizer_step;
-mod recomputed;
-mod remarks;
-mod remedies;
 mod rows_before;
 mod server_limit;
 mod step_groups;
-mod step_growth;
 #[cfg(test)]
-mod test_facts;
-mod unoptimized;
-mod unused_gradients;
+mod test_evidence;
+mod trace_to_oom;
 
 use serde_json::{Value, json};
 
@@ -37,16 +36,11 @@ use super::group_table::print_groups;
 use super::growth::growth_lines;
 use super::killed::Killed;
 use super::leaks_holders::print_retained;
-use super::ledger;
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
-use crate::profile::flow_categories;
 use crate::read::input::Input;
-use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::SymbolTable;
-use crate::read::together::read_together;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::upper_first;
@@ -54,19 +48,14 @@ use crate::render::printer::{Cell, Printer, Style};
 use crate::state::detail::DetailedSteps;
 use crate::state::group::{Key, sorted};
 use crate::state::host_memory::HostMemory;
-use crate::state::layout::{self, Layout};
-use crate::state::levels::Levels;
-use crate::state::moment::{NamedMoment, replay_to_moment};
 use crate::state::replay::Block;
 use crate::state::replay_trace::Replayed;
 use crate::state::retained::{RetainedSearch, RetainedSearches};
 use crate::state::step_inputs::LargestInput;
-use case::OomCase;
-use cause::Cause;
-use kept::Kept;
-use kept_remedies::remedy;
-use rows_before::RowsBefore;
-use server_limit::{Refused, ServerMarks};
+use finding::{GROWS, KEPT, OomCase};
+use kept_reasons::{Kept, remedy};
+use server_limit::Refused;
+use trace_to_oom::TraceToOom;
 
 /// The maximum number of changes of `memtrace advise` that are shown.
 const MOST_ADVISED: usize = 5;
@@ -98,27 +87,27 @@ impl Report for Oom {
         let mut footer = Footer::new(input);
         let mut cases = Vec::new();
         for trace in &input.traces {
-            let Some(FoundCase { mut case, replayed, levels, searches }) = find_case(trace, options)? else {
-                continue;
-            };
-            let row = case.row;
-            if case.facts.others > 0 {
+            let Some(at) = TraceToOom::read(trace, options)? else { continue };
+            let (row, replayed) = (&at.row, &at.replayed);
+            let mut case = OomCase::new(&at);
+            let others = case.evidence.device.others;
+            if others > 0 {
                 let users = device_users::read_users(input, options)?;
-                let here = OthersAt { device: row.device, ts_ns: row.ts_ns, bytes: case.facts.others };
+                let here = OthersAt { device: row.device, ts_ns: row.ts_ns, bytes: others };
                 case.neighbours = device_users::neighbours(&users, trace, &here, options);
             }
-            let search = searches.at_oom();
+            let search = at.search();
             if cases.is_empty() {
                 heading(&mut printer, input, &trace.meta);
             }
             printer.gap();
             let (advised, why_not) = helps(&case, options);
             case.print(&mut printer, &advised, options);
-            let grown = growth_lines(&levels, &trace.meta, options.units);
+            let grown = growth_lines(&at.levels, &trace.meta, options.units);
             for line in &grown {
                 printer.plain(line);
             }
-            let largest = levels.largest_input(&replayed.symbols);
+            let largest = at.levels.largest_input(&replayed.symbols);
             if let Some(line) = largest.as_ref().and_then(LargestInput::line) {
                 printer.plain(line);
             }
@@ -129,15 +118,15 @@ impl Report for Oom {
             if let Some(text) = detail.about(row.step, &trace.meta) {
                 printer.plain(text);
             }
-            holders(&mut printer, &replayed, row.device, options);
+            holders(&mut printer, replayed, row.device, options);
             print_retained(&mut printer, search, options);
-            footer.note_inference(&replayed);
-            footer.add_reading(trace, &replayed);
+            footer.note_inference(replayed);
+            footer.add_reading(trace, replayed);
             footer.note_detail(trace, &detail);
-            footer.add_share(&replayed, row.device);
+            footer.add_share(replayed, row.device);
             let advised: Vec<String> =
                 advised.iter().map(|advice| case.advised_line(advice, options.units)).collect();
-            let mut value = case.json(&replayed);
+            let mut value = case.json();
             value["retained"] = search.map(RetainedSearch::json).into();
             value["growth"] = grown.into();
             value["largest_input"] = largest.as_ref().map(LargestInput::json).into();
@@ -203,57 +192,6 @@ impl Report for Oom {
     }
 }
 
-/// A process that ran out of memory.
-struct FoundCase<'a> {
-    case: OomCase<'a>,
-    /// The replay up to the request.
-    replayed: Replayed,
-    levels: Levels,
-    searches: RetainedSearches,
-}
-
-/// Judges the last OOM of a trace. Returns `None` if it has no OOM.
-fn find_case<'a>(trace: &'a TraceFile, options: &Options) -> Result<Option<FoundCase<'a>>> {
-    let mut layout = Layout::default();
-    let mut seen = RowsBefore::default();
-    let mut levels = Levels::new(options.device);
-    let columns = layout::COLUMNS.and(step_groups::COLUMNS).and(Columns::of(&[
-        "api",
-        "device_free_bytes",
-        "dtype",
-        "name",
-        "shape",
-        "stack_id",
-    ]));
-    let replayed = replay_to_moment(
-        trace,
-        &NamedMoment::Oom,
-        columns,
-        options,
-        flow_categories(trace, options)?,
-        |row, replay| {
-            layout.feed(row);
-            levels.feed(row, replay);
-            seen.feed(row, replay, trace);
-        },
-    )?;
-    let (Some(replayed), Some(row)) = (replayed, seen.oom) else { return Ok(None) };
-    if seen.shares_host(row.device)
-        && let Some(host) = ledger::host_at(trace, options, &row)?
-    {
-        seen.host_grew(row.device, host);
-    }
-    let (mut searches, mut server) = (RetainedSearches::default(), ServerMarks::default());
-    read_together(
-        trace,
-        options,
-        &SymbolTable::default(),
-        &mut [&mut searches, &mut server, &mut seen.found],
-    )?;
-    let case = OomCase::new(trace, &replayed, &layout, &row, &seen, searches.at_oom(), server.part());
-    Ok(Some(FoundCase { case, replayed, levels, searches }))
-}
-
 /// Memory that a program keeps without need. Freeing it comes before any other change.
 pub(super) struct KeptMemory {
     /// The verdict of `memtrace oom`.
@@ -276,11 +214,12 @@ impl KeptMemory {
         options: &Options,
     ) -> Result<Option<KeptMemory>> {
         if ended_in_oom {
-            let found = find_case(trace, options)?;
-            return Ok(found.filter(|found| found.case.is_kept()).map(|found| KeptMemory {
-                verdict: found.case.cause.name(),
-                because: found.case.because(options.units),
-                tries: found.case.tries(options.units),
+            let Some(at) = TraceToOom::read(trace, options)? else { return Ok(None) };
+            let case = OomCase::new(&at);
+            return Ok(case.is_kept().then(|| KeptMemory {
+                verdict: case.verdict(),
+                because: case.because(options.units),
+                tries: case.tries(options.units),
             }));
         }
         let searches = RetainedSearches::read(trace, options)?;
@@ -294,7 +233,7 @@ impl KeptMemory {
             };
             let (reason, tries) = remedy(why);
             KeptMemory {
-                verdict: if why == Kept::Grows { Cause::Grows.name() } else { Cause::Kept.name() },
+                verdict: if why == Kept::Grows { GROWS } else { KEPT },
                 because: format!("{}: {reason}", holder.line(options.units)),
                 tries: tries.iter().map(|text| (*text).to_owned()).collect(),
             }
@@ -332,13 +271,14 @@ impl KeptMemory {
 /// # Errors
 /// When the trace cannot be read.
 pub fn oom_for_page(trace: &TraceFile, options: &Options) -> Result<Value> {
-    let Some(FoundCase { case, .. }) = find_case(trace, options)? else { return Ok(Value::Null) };
+    let Some(at) = TraceToOom::read(trace, options)? else { return Ok(Value::Null) };
+    let case = OomCase::new(&at);
     let advised = helps(&case, options).0;
     let mut tries = case.all_tries(&advised, options.units);
     tries.truncate(MOST_ON_PAGE);
     Ok(json!({
-        "device": case.row.device,
-        "verdict": case.cause.name(),
+        "device": at.row.device,
+        "verdict": case.verdict(),
         "because": case.after_verdict(options.units),
         "try": tries,
     }))
@@ -349,7 +289,7 @@ fn helps(case: &OomCase<'_>, options: &Options) -> (Vec<FirstAdvice>, Option<Str
     if !case.is_need() {
         return (Vec::new(), None);
     }
-    match Advised::new(case.trace, options, false) {
+    match Advised::new(case.at.trace, options, false) {
         Ok(advised) => {
             let first = advised.first(MOST_ADVISED);
             (first.into_iter().filter_map(|advice| case.suited(advice)).collect(), None)

@@ -8,11 +8,10 @@ use memtrace_trace::{Category, EventName};
 use super::attention::AttentionFinder;
 use super::cycles::Cycles;
 use super::eval_mode::ForwardModes;
+use super::evidence::StepTotals;
 use super::forwards::Forwards;
-use super::found_at_oom::FoundAtOom;
-use super::idle::ModuleCalls;
+use super::module_calls::ModuleCalls;
 use super::step_groups::StepGroups;
-use super::step_growth::StepTotals;
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
@@ -47,8 +46,6 @@ pub(super) struct RowsBefore {
     pub(super) attention: AttentionFinder,
     pub(super) calls: ModuleCalls,
     pub(super) facts: ModelFacts,
-    /// The optimizers and models that were found after the OOM.
-    pub(super) found: FoundAtOom,
     /// The roots that were called in evaluation mode after calls in training mode.
     pub(super) evaluated: BTreeSet<String>,
 }

@@ -3,14 +3,26 @@
 use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 
+use super::super::finding::OomCase;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::numbers::counted;
 use crate::state::block::is_unknown_form;
 
+/// A server sets its pool aside, and a forward in training keeps its keys and values for the backward.
+pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
+    if case.at.server.is_some() || case.evidence.forwards.has_autograd {
+        return None;
+    }
+    let blocks = case.at.replayed.replay.live_on(case.at.row.device, false);
+    let forms = blocks.iter().map(|block| (block.owner.category, block.bytes, block.dtype, block.shape));
+    let cache = KeyValueCache::of(forms, case.at.symbols());
+    case.evidence.is_material(cache.bytes).then(|| cache.line(units))
+}
+
 /// The live blocks of a cache of keys and values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct KeyValueCache {
-    pub(super) bytes: i64,
+struct KeyValueCache {
+    bytes: i64,
     tensors: u64,
     /// The type and the shape of the largest tensor, such as `float32[96x8x512x64]`; empty if they are unknown.
     largest: String,
@@ -18,7 +30,7 @@ pub(super) struct KeyValueCache {
 
 impl KeyValueCache {
     /// `live` has the category, the bytes, the type and the shape of each live block.
-    pub(super) fn of(
+    fn of(
         live: impl Iterator<Item = (Category, i64, Symbol, Symbol)>,
         symbols: &SymbolTable,
     ) -> KeyValueCache {
@@ -36,7 +48,7 @@ impl KeyValueCache {
     }
 
     /// Returns the remedies, with the size of the cache.
-    pub(super) fn line(&self, units: Unit) -> String {
+    fn line(&self, units: Unit) -> String {
         let KeyValueCache { bytes, tensors, largest } = self;
         let form = if largest.is_empty() { String::new() } else { format!(", the largest {largest}") };
         format!(

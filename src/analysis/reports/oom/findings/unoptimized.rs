@@ -4,23 +4,39 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::Category;
+use memtrace_trace::units::Unit;
 
-use super::found_at_oom::FoundAtOom;
-use super::idle::ModuleCalls;
+use super::super::finding::{OomCase, UNSURE};
+use super::super::found_at_oom::FoundAtOom;
+use super::super::module_calls::ModuleCalls;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::model_facts::{ModelFacts, is_inside, is_module, root_of};
+
+pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
+    let (at, has_autograd) = (case.at, case.evidence.forwards.has_autograd);
+    let (calls, facts) = (&at.seen.calls, &at.seen.facts);
+    let UnoptimizedGraph { path, bytes } =
+        UnoptimizedGraph::find(&case.live, at.row.step, calls, facts, &at.found, has_autograd, at.symbols())
+            .filter(|graph| case.evidence.is_material(graph.bytes))?;
+    Some(format!(
+        "torch.no_grad() around the forward of {path}, if nothing trains through it: no optimizer has its parameters, and it keeps \
+         a graph for a backward: {} of activations{}",
+        units.show(bytes),
+        if case.is_too_little(bytes) { UNSURE } else { "" }
+    ))
+}
 
 /// A module has the results of its parent if it has at least this share of them.
 const MOST_RESULTS: f64 = 0.9;
 
 /// A model without an optimizer, whose results are live.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct UnoptimizedGraph {
+struct UnoptimizedGraph {
     /// The path of the innermost module that has most of the results.
-    pub(super) path: String,
+    path: String,
     /// The bytes of the results.
-    pub(super) bytes: i64,
+    bytes: i64,
 }
 
 /// The live blocks of a model.
@@ -42,7 +58,7 @@ impl UnoptimizedGraph {
     ///
     /// Parts of a model are not judged: whether an optimizer has their parameters is known only by its state, which
     /// a part without a first update, or under an optimizer without state, does not have.
-    pub(super) fn find(
+    fn find(
         live: &[(Owner, i64)],
         step: i64,
         calls: &ModuleCalls,

@@ -3,18 +3,30 @@
 use std::collections::BTreeSet;
 
 use memtrace_trace::Category;
+use memtrace_trace::units::Unit;
 use rustc_hash::FxHashMap;
 
+use super::super::finding::OomCase;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::module_layers::Layers;
+
+pub(super) fn remedy(case: &OomCase<'_>, _units: Unit) -> Option<String> {
+    let replay = &case.at.replayed.replay;
+    let layers = replay.classes.layers([], case.at.symbols());
+    let bytes = recomputed(case.live.iter().copied(), replay.phases.backward, case.at.symbols(), &layers);
+    (4 * bytes >= case.evidence.torch.allocated.max(1)).then(|| {
+        "checkpoint each layer by itself: a checkpoint around several recomputes all of them at once"
+            .to_owned()
+    })
+}
 
 /// Returns the live bytes that one checkpoint around several repeated layers has recomputed; 0 if each layer
 /// has its own checkpoint.
 ///
 /// `live` has the owner and the size of each block. A checkpoint runs its forward inside the backward, so its
 /// activations belong to the backward phase.
-pub(super) fn recomputed(
+fn recomputed(
     live: impl Iterator<Item = (Owner, i64)>,
     backward: Symbol,
     symbols: &SymbolTable,

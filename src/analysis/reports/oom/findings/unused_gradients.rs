@@ -3,18 +3,26 @@
 use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 
-use super::found_at_oom::FoundAtOom;
+use super::super::finding::{OomCase, UNSURE};
+use super::super::found_at_oom::FoundAtOom;
 use crate::read::symbols::SymbolTable;
 use crate::state::block::Owner;
 use crate::state::model_facts::{is_inside, root_of};
 
+pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
+    let (at, evidence) = (case.at, &case.evidence);
+    let unused = UnusedGradients::find(&case.live, at.row.step, &at.found, at.symbols())
+        .filter(|unused| evidence.forwards.has_autograd && evidence.is_material(unused.cost()))?;
+    Some(unused.line(units, if case.is_too_little(unused.bytes) { UNSURE } else { "" }))
+}
+
 /// Parameters without an optimizer, and what they make the step keep; sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct UnusedGradients {
+struct UnusedGradients {
     /// The path of the innermost module with all these parameters.
-    pub(super) path: String,
+    path: String,
     /// The bytes of the parameters. Their gradients take as many.
-    pub(super) bytes: i64,
+    bytes: i64,
     /// True if an optimizer has other parameters of this model, such as adapters.
     is_partial: bool,
     /// The live results of the module in this step, if no optimizer has any part of the model.
@@ -24,7 +32,7 @@ pub(super) struct UnusedGradients {
 impl UnusedGradients {
     /// Returns the module whose parameters without an optimizer cost most. `live` has the owner and the size of each
     /// live block.
-    pub(super) fn find(
+    fn find(
         live: &[(Owner, i64)],
         step: i64,
         found: &FoundAtOom,
@@ -54,12 +62,12 @@ impl UnusedGradients {
     }
 
     /// Returns an upper bound of the bytes that freezing the parameters saves.
-    pub(super) fn cost(&self) -> i64 {
+    fn cost(&self) -> i64 {
         self.bytes.saturating_add(self.results)
     }
 
     /// Returns the remedy. `unsure` is the text after a saving that may not be enough.
-    pub(super) fn line(&self, units: Unit, unsure: &str) -> String {
+    fn line(&self, units: Unit, unsure: &str) -> String {
         let UnusedGradients { path, bytes, is_partial, results } = self;
         let (gradients, results) = (units.show(*bytes), units.show(*results));
         if *is_partial {

@@ -1,6 +1,35 @@
-//! Why a holder keeps memory that is not needed, and what to write instead.
+//! The reasons why a holder keeps memory that is not needed, and what to write instead.
 
-use super::kept::Kept;
+/// The reason why a holder keeps memory that is not needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// The holder grows in each step.
+    Grows,
+    /// Copies of the model, made in several steps.
+    Copies,
+    /// An exception's traceback holds the variables of an attempt that failed.
+    Traceback,
+    /// The graph of an earlier step, in addition to the graph of this step.
+    EarlierGraph,
+    /// The graphs of several forwards without a backward.
+    Graphs,
+    /// Results that a holder gathers on the GPU.
+    Gathered,
+    /// The results so far, to which each new result is joined.
+    Joined,
+    /// The full state of a sharded model, gathered to be saved.
+    FullState,
+    /// A checkpoint that `torch.load` is loading while the model is already in memory.
+    Loading,
+    /// Tensors from before training, about the size of the parameters.
+    Loaded,
+    /// The result of an earlier step.
+    EarlierResult,
+    /// Parameters that only an optimizer has, with their gradients and state.
+    Unused,
+    /// The results of a notebook's latest cells, which the shell keeps under names of its own.
+    ShellHistory,
+}
 
 /// Returns the reason why a holder keeps memory, and the remedies.
 pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
@@ -84,10 +113,3 @@ pub(super) fn remedy(why: Kept) -> (&'static str, &'static [&'static str]) {
         ),
     }
 }
-
-/// The remedies for the graph of a failed attempt whose holder is unknown.
-pub(super) const FAILED_ATTEMPT: [&str; 2] = [
-    "in a notebook, sys.last_traceback keeps the variables of the last error: before the next attempt, \
-     sys.last_exc = sys.last_value = sys.last_traceback = None and gc.collect(), or restart the kernel",
-    "in a script, retry after the except block, not inside it, and del a variable that holds the exception",
-];

@@ -1,0 +1,53 @@
+//! A forward in evaluation mode that keeps a graph.
+
+use memtrace_trace::units::Unit;
+
+use super::super::eval_mode::EvaluationGraph;
+use super::super::evidence::Evidence;
+use super::super::finding::OomCase;
+use super::{other_graph, unoptimized};
+
+/// The remedy for an evaluation that keeps graphs, if it is unknown whether the program evaluates.
+const EVALUATES: &str = "if this is an evaluation: torch.no_grad() or torch.inference_mode()";
+
+pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
+    let Evidence { live, forwards, evaluation, .. } = &case.evidence;
+    if evaluation.is_now && forwards.has_autograd && case.evidence.is_material(live.activations) {
+        return Some(format!(
+            "torch.no_grad() around this forward: it runs in evaluation mode (model.eval()), in which nothing is trained, and keeps a \
+             graph for a backward: {} of activations",
+            units.show(live.activations)
+        ));
+    }
+    if let Some(EvaluationGraph { root, bytes }) = &evaluation.graph {
+        return Some(format!(
+            "torch.no_grad() around the forward of {root}, if nothing trains through it: it runs in evaluation mode (model.eval()) and \
+             keeps a graph for a backward: {} of activations",
+            units.show(*bytes)
+        ));
+    }
+    unoptimized::remedy(case, units)
+        .or_else(|| (may_evaluate(case) && is_larger(case)).then(|| EVALUATES.to_owned()))
+}
+
+/// A model in training mode may be evaluated, too, but a long input is more common.
+pub(super) fn remedy_if(case: &OomCase<'_>, _units: Unit) -> Option<String> {
+    let evaluation = &case.evidence.evaluation;
+    let is_named = evaluation.is_now || evaluation.graph.is_some();
+    (may_evaluate(case) && !is_named && !is_larger(case)).then(|| EVALUATES.to_owned())
+}
+
+/// Returns true if the request's model evaluates, in a step that is larger than earlier ones.
+fn is_larger(case: &OomCase<'_>) -> bool {
+    case.evidence.is_larger_than_before() && case.at.evaluates()
+}
+
+/// Returns true if the request may be of an evaluation: no backward has run yet, or the step is larger
+/// than earlier ones, so that it may do another kind of work.
+fn may_evaluate(case: &OomCase<'_>) -> bool {
+    // An optimizer that waits for its first step shows that the program trains.
+    let is_training = case.evidence.to_come.of_optimizer.class.is_some() && !case.at.evaluates();
+    let may = case.at.is_untrained() && !is_training
+        || case.at.is_in_forward() && case.evidence.is_larger_than_before();
+    case.needs_less() && may && case.evidence.forwards.has_autograd && other_graph::find(case).is_none()
+}

@@ -1,0 +1,90 @@
+//! A model whose trained parameters grow in some steps, as in Gaussian splatting.
+
+use memtrace_trace::units::Unit;
+
+use super::super::evidence::Evidence;
+use super::super::finding::{Blame, Cause, GROWS, Help};
+use super::super::grown_model::GrownModel;
+use super::growth::has_growing_holder;
+use crate::render::numbers::counted;
+
+/// A step that makes larger parameters needs more memory than its share of them: it holds old and new ones.
+const HIGHER: f64 = 1.5;
+
+pub(super) static CAUSE: Cause = Cause {
+    verdict: GROWS,
+    find: |evidence| (has_model_grown(evidence) && !has_growing_holder(evidence)).then(|| Blame::of(&CAUSE)),
+    because: |case, units| {
+        case.evidence.steps.grown_model.map(|grown| line(grown, units)).unwrap_or_default()
+    },
+    tries: |_| {
+        vec![
+            "a limit for what the program adds to its parameters: stop adding earlier, add only where the loss needs it, and remove more \
+             (for Gaussian splatting: a smaller densify_until_iter, a higher densify_grad_threshold, a maximum number of Gaussians)",
+        ]
+    },
+    help: Help::FreeKept,
+    ..Cause::DEFAULT
+};
+
+/// Returns a sentence without a full stop.
+fn line(grown: GrownModel, units: Unit) -> String {
+    format!(
+        "the trained parameters grow: from {} to {}, in {}. Their gradients, the optimizer's state and the results \
+             of a step grow with them",
+        units.show(grown.from),
+        units.show(grown.to),
+        counted(grown.times as u64, "step")
+    )
+}
+
+/// Returns true if the growth of the trained parameters is the cause: steps with fewer parameters did fit, and
+/// this step needs no more than its share of the growth.
+fn has_model_grown(evidence: &Evidence) -> bool {
+    evidence.steps.grown_model.is_some_and(|grown| {
+        let factor = grown.to as f64 / grown.from as f64;
+        evidence.taken_by_step() as f64 <= HIGHER * factor * grown.usual as f64
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::test_evidence::{GIB, full};
+    use super::*;
+    use crate::reports::oom::evidence::{Copies, StepTotals};
+
+    #[test]
+    fn oom_names_parameters_that_grow_in_jumps() {
+        let step = |parameters: i64| StepTotals {
+            began: 4 * parameters,
+            ended: 4 * parameters,
+            peak: 8 * parameters,
+            peak_before_update: 8 * parameters,
+            parameters,
+        };
+        let steps: Vec<StepTotals> = [1, 1, 1, 2, 2, 2, 3].map(|parameters| step(parameters * GIB)).to_vec();
+        let late = |bytes: i64, steps: usize| Copies { bytes, steps };
+        let grown = GrownModel::of(&steps, 3 * GIB, late(3 * GIB, 1));
+        let expected = GrownModel { from: GIB, to: 3 * GIB, times: 2, usual: 4 * GIB };
+        assert_eq!(grown, Some(expected));
+        assert_eq!(
+            line(expected, Unit::default()),
+            "the trained parameters grow: from 1.00 GiB to 3.00 GiB, in 2 steps. Their gradients, the optimizer's state \
+             and the results of a step grow with them"
+        );
+        let facts = full().with(|e| {
+            e.steps.grown_model = grown;
+            e.steps.began = 12 * GIB;
+            e.steps.finished = steps;
+        });
+        assert_eq!((facts.verdict(), facts.judge().kept), ("memory grows", None));
+        // This step needs far more than its share.
+        assert_ne!(facts.with(|e| e.steps.began = 0).verdict(), "memory grows");
+        // Copies of the model in a list; parameters from before training; too few steps; no growth.
+        let of = |steps: &[StepTotals], late| GrownModel::of(steps, 3 * GIB, late);
+        assert_eq!(of(&facts.steps.finished, late(3 * GIB, 2)), None);
+        assert_eq!(of(&facts.steps.finished, late(GIB, 1)), None);
+        assert_eq!(of(&facts.steps.finished[..2], late(3 * GIB, 1)), None);
+        assert_eq!(of(&facts.steps.finished[6..], late(3 * GIB, 1)), None);
+    }
+}

@@ -1,0 +1,107 @@
+//! The calls of modules before an OOM.
+
+use std::collections::BTreeSet;
+
+use memtrace_trace::{Api, EventName};
+use rustc_hash::FxHashMap;
+
+use crate::read::record::Record;
+use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::model_facts::{is_inside, root_of};
+use crate::state::replay::Replay;
+
+/// The minimum number of modules with live results that show a graph. Without one, a model with skip
+/// connections keeps a few results, too.
+const FEWEST_HOLDING: usize = 8;
+
+/// For each called module: the number of its calls, the step of the last one, and the `seq` of the first and the last
+/// one in this step.
+#[derive(Default)]
+pub(super) struct ModuleCalls {
+    of: FxHashMap<Symbol, (u64, i64, i64, i64)>,
+    module_api: Option<Symbol>,
+    /// The `seq` of the last call of a root.
+    pub(super) last_root: i64,
+}
+
+impl ModuleCalls {
+    /// Processes a row that the replay has already processed.
+    pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
+        if row.event != EventName::RangeBegin {
+            return;
+        }
+        let module_api = *self.module_api.get_or_insert_with(|| replay.symbols.intern(Api::Module.as_str()));
+        if row.api == module_api {
+            let (calls, step, first, last) = self.of.entry(row.name).or_insert((0, i64::MIN, 0, 0));
+            if *step != replay.step {
+                (*step, *first) = (replay.step, row.seq);
+            }
+            *last = row.seq;
+            *calls += 1;
+            if !replay.symbols.get(row.name).contains('.') {
+                self.last_root = row.seq;
+            }
+        }
+    }
+
+    /// Returns true if so many of the modules that a step has called still hold results of their own that a
+    /// graph must keep them: without a graph, the next module's results replace them. `holding` has the modules
+    /// of the live results of the step.
+    pub(super) fn keep_graph(&self, step: i64, holding: &BTreeSet<Symbol>) -> bool {
+        self.keep_graph_among(step, holding, |_| true)
+    }
+
+    /// Does the same as [`ModuleCalls::keep_graph`], but counts only the called modules that `counts` selects.
+    pub(super) fn keep_graph_among(
+        &self,
+        step: i64,
+        holding: &BTreeSet<Symbol>,
+        counts: impl Fn(Symbol) -> bool,
+    ) -> bool {
+        let called = self.of.iter().filter(|(name, (_, last, ..))| *last == step && counts(**name)).count();
+        let hold =
+            holding.iter().filter(|module| self.of.get(module).is_some_and(|(_, last, ..)| *last == step));
+        let hold = hold.count();
+        hold >= FEWEST_HOLDING && 3 * hold >= called
+    }
+
+    /// Returns the number of calls of a module.
+    pub(super) fn of_module(&self, path: &str, symbols: &SymbolTable) -> u64 {
+        self.of.iter().find(|(name, _)| *symbols.get(**name) == *path).map_or(0, |(_, (calls, ..))| *calls)
+    }
+
+    /// Returns the `seq` of the first and the last call of the module at `path`, or of a module inside it, in a step.
+    pub(super) fn calls_of(&self, path: &str, step: i64, symbols: &SymbolTable) -> Option<(i64, i64)> {
+        let is_of_path = |name: Symbol| is_inside(&symbols.get(name), path);
+        let called = self.of.iter().filter(|(name, (_, last, ..))| *last == step && is_of_path(**name));
+        called
+            .map(|(_, (.., first, last))| (*first, *last))
+            .reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)))
+    }
+
+    /// Returns the step of the last call of a module of a root; `None` if none was called.
+    pub(super) fn last_step(&self, root: &str, symbols: &SymbolTable) -> Option<i64> {
+        let of_root = self.of.iter().filter(|(name, _)| root_of(&symbols.get(**name)) == root);
+        of_root.map(|(_, (_, step, ..))| *step).max()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oom_sees_a_graph_in_the_results_that_most_modules_keep() {
+        let symbols = SymbolTable::default();
+        let modules: Vec<Symbol> = (0..24).map(|index| symbols.intern(&format!("Net.{index}"))).collect();
+        let of = modules.iter().map(|module| (*module, (2, 3, 0, 0))).collect();
+        let calls = ModuleCalls { of, ..ModuleCalls::default() };
+        let first = |count: usize| modules[..count].iter().copied().collect();
+        assert!(calls.keep_graph(3, &first(16)));
+        // Without a graph, skip connections keep the results of a few modules. Modules of earlier steps do
+        // not count.
+        assert!(!calls.keep_graph(3, &first(7)));
+        assert!(!calls.keep_graph(4, &first(16)));
+        assert!(!calls.keep_graph(3, &BTreeSet::new()));
+    }
+}

@@ -1,0 +1,144 @@
+//! A trace, read up to its last OOM.
+
+use super::super::ledger;
+use super::found_at_oom::FoundAtOom;
+use super::rows_before::RowsBefore;
+use super::server_limit::{ServerMarks, ServerPart};
+use super::step_groups;
+use crate::error::Result;
+use crate::options::Options;
+use crate::profile::flow_categories;
+use crate::read::record::{Columns, Record};
+use crate::read::stream::TraceFile;
+use crate::read::symbols::SymbolTable;
+use crate::read::together::read_together;
+use crate::state::layout::{self, Layout};
+use crate::state::levels::Levels;
+use crate::state::model_facts::is_module;
+use crate::state::moment::{NamedMoment, replay_to_moment};
+use crate::state::replay_trace::Replayed;
+use crate::state::retained::{RetainedSearch, RetainedSearches};
+
+/// The ops that copy a tensor from the CPU to the GPU.
+const COPIES: [&str; 2] = ["aten::empty_strided", "aten::_to_copy"];
+
+/// What a trace shows about its last OOM.
+pub(super) struct TraceToOom<'a> {
+    pub(super) trace: &'a TraceFile,
+    /// The request.
+    pub(super) row: Record,
+    /// The replay up to the request.
+    pub(super) replayed: Replayed,
+    pub(super) layout: Layout,
+    pub(super) levels: Levels,
+    pub(super) seen: RowsBefore,
+    /// The optimizers and models that were found after the OOM.
+    pub(super) found: FoundAtOom,
+    /// The share of the card to which a server (vLLM) limits itself, if the trace records it.
+    pub(super) server: Option<ServerPart>,
+    searches: RetainedSearches,
+}
+
+impl<'a> TraceToOom<'a> {
+    /// Returns `None` if the trace has no OOM.
+    pub(super) fn read(trace: &'a TraceFile, options: &Options) -> Result<Option<Self>> {
+        let mut layout = Layout::default();
+        let mut seen = RowsBefore::default();
+        let mut levels = Levels::new(options.device);
+        let columns = layout::COLUMNS.and(step_groups::COLUMNS).and(Columns::of(&[
+            "api",
+            "device_free_bytes",
+            "dtype",
+            "name",
+            "shape",
+            "stack_id",
+        ]));
+        let replayed = replay_to_moment(
+            trace,
+            &NamedMoment::Oom,
+            columns,
+            options,
+            flow_categories(trace, options)?,
+            |row, replay| {
+                layout.feed(row);
+                levels.feed(row, replay);
+                seen.feed(row, replay, trace);
+            },
+        )?;
+        let (Some(replayed), Some(row)) = (replayed, seen.oom) else { return Ok(None) };
+        if seen.shares_host(row.device)
+            && let Some(host) = ledger::host_at(trace, options, &row)?
+        {
+            seen.host_grew(row.device, host);
+        }
+        let (mut searches, mut server) = (RetainedSearches::default(), ServerMarks::default());
+        let mut found = FoundAtOom::default();
+        read_together(
+            trace,
+            options,
+            &SymbolTable::default(),
+            &mut [&mut searches, &mut server, &mut found],
+        )?;
+        let server = server.part();
+        Ok(Some(TraceToOom { trace, row, replayed, layout, levels, seen, found, server, searches }))
+    }
+
+    /// Returns the search for kept memory at the OOM, if there was one.
+    pub(super) fn search(&self) -> Option<&RetainedSearch> {
+        self.searches.at_oom()
+    }
+
+    pub(super) fn symbols(&self) -> &SymbolTable {
+        &self.replayed.symbols
+    }
+
+    /// Returns the op of the request.
+    pub(super) fn op(&self) -> String {
+        self.symbols().get(self.row.op).to_string()
+    }
+
+    /// Returns the path of the request's module.
+    pub(super) fn module(&self) -> String {
+        self.symbols().get(self.row.module).to_string()
+    }
+
+    /// Returns the phase of the request.
+    pub(super) fn phase(&self) -> String {
+        self.symbols().get(self.row.phase).to_string()
+    }
+
+    pub(super) fn is_in_forward(&self) -> bool {
+        self.phase() == "forward"
+    }
+
+    /// Returns true if the request is outside of all modules.
+    pub(super) fn is_outside_modules(&self) -> bool {
+        !is_module(&self.symbols().or_dash(self.row.module))
+    }
+
+    /// Returns true if the request was made outside of all modules after the first step had begun.
+    pub(super) fn is_in_script(&self) -> bool {
+        self.is_outside_modules() && self.row.step >= 0
+    }
+
+    /// Returns true if the request copies a tensor from the CPU to the GPU outside of all modules.
+    pub(super) fn is_copy(&self) -> bool {
+        COPIES.contains(&&*self.op()) && self.is_outside_modules()
+    }
+
+    /// Returns true if the request is in a forward and no backward has run so far.
+    pub(super) fn is_untrained(&self) -> bool {
+        self.is_in_forward() && !self.seen.forwards.has_backward
+    }
+
+    /// Returns true if the latest call of the request's model was in evaluation mode.
+    pub(super) fn evaluates(&self) -> bool {
+        self.seen.facts.of(&self.module()).evaluates
+    }
+
+    /// Returns the model whose parameters the program moves to the GPU, and the bytes that are still on the
+    /// CPU.
+    pub(super) fn being_moved(&self) -> Option<(&str, i64)> {
+        self.found.being_moved().filter(|_| self.is_copy() && self.row.step < 0)
+    }
+}
