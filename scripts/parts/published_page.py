@@ -227,8 +227,8 @@ def training(rows: list[Row]) -> str:
         lines.append((what, str(count), *(f"{part:.2%}" for part in parts)))
     head = ("of whole training runs", "figures", "median error", "90th percentile", "largest error")
     return (
-        f"{len(own)} of these figures are of whole training runs: full fine-tuning, LoRA, QLoRA, FSDP, tensor "
-        f"parallelism.\n\n{markdown(head, lines)}"
+        f"{len(own)} of these figures are of whole training runs: full fine-tuning, LoRA, QLoRA, FSDP, "
+        f"tensor parallelism.\n\n{markdown(head, lines)}"
     )
 
 

@@ -4,6 +4,7 @@ mod blocks;
 mod foreign;
 pub mod input;
 mod ordered_pool;
+pub(crate) mod packed_file;
 mod profiler;
 pub mod record;
 mod removed_parts;

@@ -6,8 +6,8 @@ use memtrace_trace::stacks::{self, FrameKind, StackRow};
 use memtrace_trace::text::{MAX_TEXT, cut};
 use rustc_hash::FxHashMap;
 
+use crate::read::packed_file::open_file;
 use crate::read::snapshot;
-use crate::read::source::open_file;
 use crate::read::stream::TraceFile;
 
 /// A frame of a stack.

@@ -1,7 +1,7 @@
 """Runs a layer whose weight is a tensor subclass, and a table in float32: packed.py [ROWS [EXPERTS]].
 
-The weight has int8 values and a scale for each of its ROWS rows (default: 512). EXPERTS is the number of fused
-experts in bfloat16, of 1 MiB each (default: 0).
+The weight has int8 values and a scale for each of its ROWS rows (default: 512). EXPERTS is the number of
+fused experts in bfloat16, of 1 MiB each (default: 0).
 """
 
 import sys

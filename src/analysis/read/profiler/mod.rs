@@ -21,7 +21,7 @@ use memtrace_trace::units::Unit;
 use memtrace_trace::{EventName, Row};
 use rustc_hash::FxHashMap;
 
-use super::source::FileKey;
+use super::packed_file::FileKey;
 use events::{ChromeTrace, Events, MemoryEvent, Range, RangeKind};
 
 /// The `source` of the rows, which is the library with PyTorch's allocator.

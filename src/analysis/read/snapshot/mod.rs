@@ -26,7 +26,7 @@ use memtrace_trace::meta::{Allocator, Meta, SNAPSHOT_RUN};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::units::Unit;
 
-use super::source::{self, FileKey, file_key};
+use super::packed_file::{FileKey, file_key, open_file, start, unpacked};
 use history::Beginning;
 use model::Model;
 
@@ -71,7 +71,7 @@ pub(super) fn rows(file: File, path: &Path) -> io::Result<impl Read + Send + use
 /// Returns the stacks of a snapshot, in the form of a `.stacks` file, or `None` if the file is not a
 /// snapshot.
 pub(crate) fn stacks(path: &Path) -> Option<impl Read + use<>> {
-    let file = source::open_file(path).ok()?;
+    let file = open_file(path).ok()?;
     let snapshot = snapshot(file, path).ok()?;
     snapshot.model.owners.stacks_file().ok().map(Cursor::new)
 }
@@ -97,7 +97,11 @@ fn snapshot(file: File, path: &Path) -> io::Result<Arc<Snapshot>> {
     if let Some((_, snapshot)) = kept.iter().find(|(known, _)| *known == key) {
         return Ok(Arc::clone(snapshot));
     }
-    let bytes = source::pickle(file)?.ok_or(io::ErrorKind::InvalidData)?;
+    let (compression, start) = start(&file)?;
+    if !is_pickle(&start) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let bytes = unpacked(file, compression)?;
     let model = Model::read(bytes).map_err(|why| {
         let what = format!("not a memory snapshot of PyTorch that memtrace can read: {why}");
         io::Error::new(io::ErrorKind::InvalidData, what)
