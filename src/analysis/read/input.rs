@@ -174,6 +174,8 @@ fn snapshot_files(folder: &Path) -> Result<Vec<PathBuf>> {
     files.retain(|file| snapshot::is_snapshot_name(file) && file.is_file());
     files.retain(|file| !names::uncompressed(file).is_some_and(|plain| plain.exists()));
     files.sort();
+    // Of a snapshot that was compressed twice, one counts.
+    files.dedup_by_key(|file| names::uncompressed(file).unwrap_or_else(|| file.clone()));
     Ok(files)
 }
 

@@ -26,7 +26,7 @@ const NEARLY_FULL: i64 = 20;
 pub(in crate::reports) const WORKERS: &str = "fewer DataLoader workers; give them arrays instead of Python objects, which each copies when it reads them";
 /// The phase in which a program saves its state, and the advice if memory runs out in it.
 const CHECKPOINT: &str = "checkpoint";
-const SAVE_LESS: &str = "save the checkpoint on one rank only (rank0_only=True) or sharded (torch.distributed.checkpoint), and without a second copy on the host";
+const SAVE_LESS: &str = "save the checkpoint without a second copy on the host; with several ranks on one rank only (rank0_only=True), or sharded (torch.distributed.checkpoint)";
 /// Growth of less than this many bytes is not reported.
 const LEAST_GROWTH: i64 = 16 << 20;
 
@@ -42,7 +42,8 @@ pub(super) enum Killer {
     MachineOom,
     /// Probably the kernel: memory was nearly full at the last sample, and no counter can be read.
     ProbablyOom,
-    /// A launcher, after the kernel had killed another rank. The fields are that rank and its resident memory.
+    /// A launcher, after the kernel had killed another rank. The fields are that rank and its resident
+    /// memory.
     AfterRank(i64, i64),
     /// Another process sent SIGKILL: no counter of the kernel has risen, so the kernel did not. The field is
     /// the signal that asked the program to end before, or `None` if there was no such signal.
@@ -314,10 +315,12 @@ impl<'a> Killed<'a> {
         }
         let children = self.memory.children_near(last.when.ts_ns).map_or(0, ChildrenSample::bytes);
         let advice = match grown {
-            _ if self.memory.symbols.or_dash(end.phase) == CHECKPOINT => Some(SAVE_LESS.to_owned()),
             _ if children > last.rss => Some(format!("child processes: {WORKERS}")),
             Some(("child processes", ..)) => Some(format!("child processes: {WORKERS}")),
             Some(("shared memory", ..)) => Some(format!("shared memory: {}", part_about("shared", false).1)),
+            Some(("memory without a file", ..)) if self.memory.symbols.or_dash(end.phase) == CHECKPOINT => {
+                Some(SAVE_LESS.to_owned())
+            }
             _ => {
                 let grown = parts.as_ref().map(|grown| grown.parts[0].0);
                 let can_shrink = |line: &&&LedgerLine| {

@@ -4,7 +4,9 @@
 use memtrace_trace::form::Form;
 use memtrace_trace::text::UNKNOWN;
 use memtrace_trace::units::Unit;
+use rustc_hash::FxHashSet;
 
+use crate::read::symbols::Symbol;
 use crate::render::numbers::{percent, share};
 use crate::state::group::{Group, Key, category, layers_of, sorted};
 use crate::state::replay::{Block, Replay};
@@ -19,6 +21,8 @@ const SHAPES: usize = 2;
 /// The bytes of one value in nf4, with its part of the scales (4 bytes for 64 values), to those of one in 16
 /// bits.
 const NF4_SHARE: f64 = 0.5625 / 2.0;
+/// The types of 16 bits.
+const HALF: [&str; 2] = ["bfloat16", "float16"];
 /// The beginnings of the names of types with 16 bits or fewer. Packed types have a `(` in their names.
 const NARROW: [&str; 6] = ["bfloat16", "float16", "float8", "float4", "int8", "uint8"];
 
@@ -29,7 +33,7 @@ const NARROW: [&str; 6] = ["bfloat16", "float16", "float8", "float4", "int8", "u
 pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Option<String> {
     let symbols = &replay.symbols;
     let float32 = symbols.intern("float32");
-    let is_packed = |block: &&Block| symbols.get(block.dtype).contains('(');
+    let is_packed = |block: &&Block| is_packed(&symbols.get(block.dtype));
     let is_narrow = |block: &&Block| {
         let name = symbols.get(block.dtype);
         is_packed(block) || NARROW.iter().any(|narrow| name.starts_with(narrow))
@@ -77,14 +81,17 @@ pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Opti
 }
 
 /// Returns a sentence about the 16-bit parameters of a model whose other parameters are packed, if they have
-/// at least a tenth of the peak.
+/// at least a tenth of the peak. The scales of a packed weight are parameters of its module, so the modules
+/// with packed parameters do not count.
 pub(super) fn not_quantized(blocks: &[Block], replay: &Replay, units: Unit) -> Option<String> {
     let symbols = &replay.symbols;
     let parameters = parameters(blocks);
     let (packed, other): (Vec<Block>, Vec<Block>) =
-        parameters.iter().partition(|block| symbols.get(block.dtype).contains('('));
-    let is_half = |block: &Block| matches!(&*symbols.get(block.dtype), "bfloat16" | "float16");
-    let half: Vec<Block> = other.into_iter().filter(is_half).collect();
+        parameters.iter().partition(|block| is_packed(&symbols.get(block.dtype)));
+    let quantized: FxHashSet<Symbol> = packed.iter().map(|block| block.owner.module).collect();
+    let is_half = |block: &Block| HALF.contains(&&*symbols.get(block.dtype));
+    let is_whole = |block: &Block| is_half(block) && !quantized.contains(&block.owner.module);
+    let half: Vec<Block> = other.into_iter().filter(is_whole).collect();
     let bytes = sum(&half);
     if share(bytes, sum(blocks)) < NOTABLE {
         return None;
@@ -95,25 +102,46 @@ pub(super) fn not_quantized(blocks: &[Block], replay: &Replay, units: Unit) -> O
     let large = by_module.into_iter().filter(|(_, group)| share(group.bytes, bytes) >= NOTABLE);
     let modules: Vec<String> = large.take(MODULES).map(|(name, _)| name).collect();
     let modules = if modules.is_empty() { "many modules".to_owned() } else { modules.join(", ") };
-    let dims = |block: &Block| Form { dtype: UNKNOWN, shape: &symbols.get(block.shape) }.dims();
-    let fused: Vec<Block> =
-        half.into_iter().filter(|block| dims(block).is_some_and(|dims| dims.len() == 3)).collect();
-    let packed_share = if packed_type.contains("int8") { 0.5 } else { NF4_SHARE };
-    // The experts of transformers 5 are one parameter of three dimensions, and no `nn.Linear`.
-    let fused = match share(sum(&fused), bytes) >= NOTABLE {
-        true => format!(
-            ". Of these, {} are fused experts: quantizers pack nn.Linear layers only. Packed they would have about {} less",
-            units.show(sum(&fused)),
-            units.show((sum(&fused) as f64 * (1.0 - packed_share)) as i64),
-        ),
-        false => String::new(),
+    // The experts of transformers 5 are one parameter of three dimensions, and no `nn.Linear`. The weights of
+    // one-dimensional convolutions have three dimensions, too.
+    let is_fused = |block: &Block| {
+        let dims = Form { dtype: UNKNOWN, shape: &symbols.get(block.shape) }.dims();
+        dims.is_some_and(|dims| dims.len() == 3)
+            && symbols.get(block.owner.module).to_lowercase().contains("expert")
     };
+    let fused = sum(&half.into_iter().filter(is_fused).collect::<Vec<_>>());
+    let mut experts = String::new();
+    if share(fused, bytes) >= NOTABLE {
+        experts = format!(
+            ". Of these, {} are fused experts: quantizers pack nn.Linear layers only",
+            units.show(fused)
+        );
+        if let Some(saved) = saved_by_packing(&packed_type) {
+            let saved = units.show((fused as f64 * saved) as i64);
+            experts.push_str(&format!(". Packed they would have about {saved} less"));
+        }
+    }
     Some(format!(
-        "parameters in 16 bits have {} ({}) of this peak, beside {} in {packed_type}: most in {modules}{fused}",
+        "parameters in 16 bits have {} ({}) of this peak, beside {} in {packed_type}: most in {modules}{experts}",
         units.show(bytes),
         percent(share(bytes, sum(blocks))),
         units.show(packed_bytes),
     ))
+}
+
+/// Returns the share of the bytes of 16-bit values that packing in this type saves, if the type is known.
+fn saved_by_packing(packed_type: &str) -> Option<f64> {
+    match packed_type.split('(').next()? {
+        "nf4" | "fp4" => Some(1.0 - NF4_SHARE),
+        "int8" | "qint8" => Some(0.5),
+        stored if stored.starts_with("float8") => Some(0.5),
+        _ => None,
+    }
+}
+
+/// Returns true for a type such as `nf4(bfloat16)`, whose values are stored in less than 16 bits.
+fn is_packed(dtype: &str) -> bool {
+    dtype.split_once('(').is_some_and(|(stored, _)| !HALF.contains(&stored))
 }
 
 /// Returns a sentence about the float32 tensors that a program computes, if few of its parameters are

@@ -162,14 +162,16 @@ impl<'a> SizeRules<'a> {
     /// Returns the keys of [`SizeRules::cast_up`]. A cast that autocast makes has the op that asked for it
     /// around it, such as `aten::linear`; the program's own cast has none.
     fn find_cast_up(&self, step: &Step) -> FxHashSet<(Symbol, i64)> {
-        let mut halves = FxHashSet::default();
+        let mut halves = FxHashMap::default();
         let mut found = FxHashSet::default();
         for life in step.lives.iter().filter(|life| life.requested >= LEAST_CAST_UP) {
             let values = life.requested / life.item();
             let is_cast = || life.owner.phase == self.phases.forward && self.call_traits(step, life).is_cast;
             match life.dtype {
-                DType::Half => _ = halves.insert(values),
-                DType::Float32 if halves.contains(&values) && is_cast() => {
+                DType::Half => _ = halves.insert(values, life.death),
+                DType::Float32
+                    if halves.get(&values).is_some_and(|death| *death >= life.birth) && is_cast() =>
+                {
                     found.insert((life.born_in, values));
                 }
                 _ => {}

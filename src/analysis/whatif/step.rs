@@ -408,6 +408,8 @@ impl StepRecorder {
         match (row.category, dtype) {
             (Category::UnshardedParameter, DType::Unknown) => dtype = self.gathered,
             (Category::AllGather, DType::Float32 | DType::Half) => self.gathered = dtype,
+            // Parameters of several types are gathered as bytes.
+            (Category::AllGather, DType::Other) => self.gathered = DType::Unknown,
             _ => {}
         }
         let is_older = row.event == EventName::Live;

@@ -10,6 +10,8 @@ use super::pickle::{self, Fold, Folded, Value, Values};
 
 /// The maximum number of frames of one stack.
 const DEEPEST_STACK: usize = 10_000;
+/// The maximum number of events. A compressed file may be small and have any number of them.
+const MOST_EVENTS: usize = 1 << 26;
 
 /// A snapshot.
 #[derive(Debug, Default)]
@@ -405,6 +407,9 @@ impl Folder {
             time_us: fields.number_or(Key::TimeUs, MAX_NUMBER / 1000, Some(0))?,
             stack: self.stack(fields, values)?,
         };
+        if self.events.len() == MOST_EVENTS {
+            return Err(format!("it has more than {MOST_EVENTS} events"));
+        }
         self.events.push(event);
         Ok(self.events.len() as u32 - 1)
     }

@@ -58,8 +58,8 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
         for (addr, reserved) in &beginning.memory.reserved {
             rows.reserve(&mut at, *addr, *reserved, LIVE)?;
         }
-        // A block whose free is pending is allocated and freed at once. Before all others, it adds nothing to
-        // the peak of allocated memory.
+        // A block whose free is pending is allocated and freed at once. Before all others, such blocks add at
+        // most the largest of them to the peak of allocated memory.
         for is_pending in [true, false] {
             for (addr, held) in beginning.memory.blocks.iter().filter(|(_, held)| held.pending == is_pending)
             {

@@ -147,8 +147,8 @@ pub(in crate::reports) struct HostState<'a> {
     children: Option<&'a ChildrenSample>,
 }
 
-/// The first full sample that reaches this share of the peak is shown as the peak, because its parts are
-/// exact. A later one may be of the script's end, when torch has cached what the peak held.
+/// If the largest full sample reaches at least this share of the peak, it is shown as the peak, because its
+/// parts are exact.
 const NEAR_PEAK: f64 = 0.97;
 
 impl<'a> HostState<'a> {
@@ -159,15 +159,11 @@ impl<'a> HostState<'a> {
         if matches!(at, NamedMoment::Oom) && quick.is_none() {
             return None;
         }
-        let least = memory.peak_rss() as f64 * NEAR_PEAK;
-        let near = memory.whole().find(|full| full.total.rss as f64 >= least);
-        let near = near.filter(|_| matches!(at, NamedMoment::Peak(_)));
+        let is_peak = matches!(at, NamedMoment::Peak(_))
+            && highest.total.rss as f64 >= memory.peak_rss() as f64 * NEAR_PEAK;
         let (full, quick, when) = match quick {
-            Some(quick) if near.is_none() => (memory.full_with(quick)?, Some(quick), quick.when),
-            _ => {
-                let full = near.unwrap_or(highest);
-                (full, memory.quick_near(full.when.ts_ns), full.when)
-            }
+            Some(quick) if !is_peak => (memory.full_with(quick)?, Some(quick), quick.when),
+            _ => (highest, memory.quick_near(highest.when.ts_ns), highest.when),
         };
         let mut state = HostState {
             when,

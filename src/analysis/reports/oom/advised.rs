@@ -32,9 +32,9 @@ impl OomCase<'_> {
         }
     }
 
-    /// Returns true if a change that saves this many bytes may be too little.
-    pub(super) fn is_too_little(&self, saved: i64) -> bool {
-        self.is_too_little_with(saved, saved)
+    /// Returns the text that follows a saving of this many bytes: [`UNSURE`] if it may be too little.
+    pub(super) fn unsure(&self, saved: i64) -> &'static str {
+        if self.is_too_little_with(saved, saved) { UNSURE } else { "" }
     }
 
     /// Returns true if a change may be too little that saves `saved` bytes of the held memory, and `in_all`

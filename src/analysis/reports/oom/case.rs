@@ -1,6 +1,7 @@
 //! One request that ran out of memory: the verdict, the advice and the figures, as text and as JSON.
 
 use memtrace_trace::form::Form;
+use memtrace_trace::stacks::FrameKind;
 use memtrace_trace::text::UNKNOWN;
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
@@ -19,6 +20,8 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::block::Owner;
 use crate::state::stacks::Stacks;
 
+/// The text in the names of ops that work on a list of tensors.
+const FOREACH: &str = "_foreach_";
 /// The maximum number of the request's Python lines that are shown.
 const LINES: usize = 5;
 
@@ -49,13 +52,18 @@ impl<'a> OomCase<'a> {
         let blocks = at.replayed.replay.live_on(at.row.device, false);
         let live: Vec<(Owner, i64)> = blocks.iter().map(|block| (block.owner, block.bytes)).collect();
         let evidence = Evidence::gather(at, &blocks);
+        let stacks = Stacks::read(at.trace);
+        // The row's own op is the innermost one, such as `aten::empty_strided` in `aten::_foreach_sqrt`.
+        let mut outer = stacks.of(at.row.stack_id).filter(|frame| frame.kind == FrameKind::Op);
+        let is_in_foreach = at.op().contains(FOREACH) || outer.any(|frame| frame.text.contains(FOREACH));
         OomCase {
             at,
             live,
             blame: evidence.judge(),
             evidence,
             neighbours: None,
-            lines: Stacks::read(at.trace).lines(at.row.stack_id).into_iter().map(str::to_owned).collect(),
+            lines: stacks.lines(at.row.stack_id).into_iter().map(str::to_owned).collect(),
+            is_in_foreach,
         }
     }
 

@@ -31,7 +31,10 @@ impl ForwardModes {
     /// Processes a row that the replay has already processed.
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
         if replay.phase == replay.phases.backward {
-            self.trained.extend(self.now.drain());
+            // Most rows of a backward find the table empty. Draining an empty table would still clear it.
+            if !self.now.is_empty() {
+                self.trained.extend(self.now.drain());
+            }
         } else if row.event == EventName::RangeBegin && *replay.symbols.get(row.api) == *Api::Module.as_str()
         {
             if !replay.symbols.get(row.name).contains('.') {

@@ -1,7 +1,7 @@
-//! What is known about an OOM, by topic. All sizes are in bytes.
+//! What the causes are judged by. Remedies may also read the replay through `OomCase::at`. All sizes
+//! are in bytes.
 //!
-//! The evidence is gathered once (`gather.rs`). The findings judge it, and so do their unit tests, which need
-//! no trace.
+//! The evidence is gathered once (`gather.rs`), so unit tests of the causes need no trace.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,7 @@ pub(super) struct Evidence {
     pub(super) forwards: ForwardHistory,
     pub(super) evaluation: Evaluation,
     pub(super) to_come: ToCome,
-    /// The holders that the search at the OOM found, largest first.
+    /// The holders that the search at the OOM found: retained holders first.
     pub(super) holders: Vec<Holder>,
 }
 
@@ -198,7 +198,7 @@ pub(super) struct ToCome {
 pub(super) struct StateToCome {
     /// The root whose parameters it trains.
     pub(super) root: String,
-    /// The bytes. If the optimizer is unknown, they are those of Adam.
+    /// The bytes. For an unknown optimizer, Adam's bytes.
     pub(super) bytes: i64,
     /// The bytes of the gradients of all parameters that it trains.
     pub(super) gradients: i64,
@@ -240,11 +240,6 @@ impl DeviceUse {
     /// Returns the measured need of the run, if it exceeds the card.
     pub(super) fn needed_too_much(&self) -> Option<i64> {
         self.needed.filter(|needed| *needed > self.capacity)
-    }
-
-    /// Returns true if this many bytes are at least one part in `parts` of the card.
-    pub(super) fn is_part(&self, bytes: i64, parts: i64) -> bool {
-        parts * bytes >= self.capacity.max(1)
     }
 }
 
@@ -333,6 +328,12 @@ impl Evidence {
             .saturating_sub(self.device.capacity)
             .max(self.lacking() - self.torch.cached())
             .max(1)
+    }
+
+    /// Returns true if this many bytes are at least one part in `parts` of the card. If its size is unknown,
+    /// the reserved memory counts instead, as in [`Evidence::is_material`].
+    pub(super) fn is_part(&self, bytes: i64, parts: i64) -> bool {
+        parts * bytes >= self.device.capacity.max(self.torch.reserved).max(1)
     }
 
     pub(super) fn is_material(&self, bytes: i64) -> bool {

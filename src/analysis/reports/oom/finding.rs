@@ -96,6 +96,8 @@ pub(super) struct OomCase<'a> {
     pub(super) neighbours: Option<Neighbours>,
     /// The program's own lines of Python that made the request, innermost first.
     pub(super) lines: Vec<String>,
+    /// True if a `_foreach_` op, which works on all parameters at once, made the request.
+    pub(super) is_in_foreach: bool,
 }
 
 impl OomCase<'_> {
@@ -111,7 +113,7 @@ impl OomCase<'_> {
         self.blame.cause.help == Help::LowerNeed
     }
 
-    /// Returns true if the verdict is that of a cause.
+    /// Whether the verdict has the same name as this cause's (several causes share `memory grows`).
     pub(super) fn is_caused_by(&self, cause: &Cause) -> bool {
         self.blame.cause.verdict == cause.verdict
     }

@@ -40,11 +40,15 @@ impl Forwards {
     /// Processes a row that the replay has already processed.
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
         if replay.phase == replay.phases.backward {
+            self.has_backward = true;
+            // Most rows of a backward find the table empty. Draining an empty table would still clear it.
+            if self.begun.is_empty() {
+                return;
+            }
             for (range, begun) in self.begun.drain() {
                 let most = self.before_backward.entry(range).or_default();
                 *most = (*most).max(begun.count);
             }
-            self.has_backward = true;
         } else if row.event == EventName::RangeBegin {
             let last: i64 = replay.devices().iter().map(|device| device.totals.allocated).sum();
             let begun =
@@ -60,20 +64,23 @@ impl Forwards {
 
     /// Returns the forwards of the outermost module that was called most often since the last backward.
     pub(super) fn since_backward(&self, symbols: &SymbolTable) -> Begun {
-        let most = outermost(&self.begun, symbols).max_by_key(|begun| begun.count);
-        most.copied().unwrap_or_default()
+        let name = |range: &Range| symbols.get(range.1).to_string();
+        let most = outermost(&self.begun, symbols)
+            .into_iter()
+            .max_by_key(|(range, begun)| (begun.count, begun.left(), name(range)));
+        most.map(|(_, begun)| *begun).unwrap_or_default()
     }
 
     /// Returns the maximum number of forwards of an outermost module before a backward; 0 if no backward ran.
     pub(super) fn usual(&self, symbols: &SymbolTable) -> u64 {
-        outermost(&self.before_backward, symbols).copied().max().unwrap_or(0)
+        outermost(&self.before_backward, symbols).into_iter().map(|(_, count)| *count).max().unwrap_or(0)
     }
 }
 
 /// Returns what belongs to the roots and, for each root that was not called, its outermost called modules with parts: a
 /// script may call methods of a model other than its forward. A module without parts, such as a recurrent cell, runs
 /// many times in one forward.
-fn outermost<'a, T>(of: &'a FxHashMap<Range, T>, symbols: &SymbolTable) -> impl Iterator<Item = &'a T> {
+fn outermost<'a, T>(of: &'a FxHashMap<Range, T>, symbols: &SymbolTable) -> Vec<(&'a Range, &'a T)> {
     let is_module = |range: &Range| *symbols.get(range.0) == *Api::Module.as_str();
     let called: FxHashSet<String> =
         of.keys().filter(|range| is_module(range)).map(|range| symbols.get(range.1).to_string()).collect();
@@ -82,12 +89,7 @@ fn outermost<'a, T>(of: &'a FxHashMap<Range, T>, symbols: &SymbolTable) -> impl 
         let is_inside = path.match_indices('.').any(|(dot, _)| called.contains(&path[..dot]));
         !is_inside && (!path.contains('.') || parents.contains(path))
     };
-    let chosen: Vec<&T> = of
-        .iter()
-        .filter(|(range, _)| is_module(range) && is_outermost(&symbols.get(range.1)))
-        .map(|(_, value)| value)
-        .collect();
-    chosen.into_iter()
+    of.iter().filter(|(range, _)| is_module(range) && is_outermost(&symbols.get(range.1))).collect()
 }
 
 fn is_root((api, name): &Range, symbols: &SymbolTable) -> bool {

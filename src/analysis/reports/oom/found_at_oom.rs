@@ -65,6 +65,12 @@ impl FoundAtOom {
         self.optimizers.contains_key(root)
     }
 
+    /// Returns true if an optimizer is an Adam of torch whose step makes temporary results for all
+    /// parameters at once.
+    pub(super) fn has_foreach_adam(&self) -> bool {
+        self.optimizers.values().any(|class| is_foreach_adam(class))
+    }
+
     /// Returns the model with the most parameters that were still on the CPU while others were on a GPU, and
     /// the bytes of these parameters.
     pub(super) fn being_moved(&self) -> Option<(&str, i64)> {

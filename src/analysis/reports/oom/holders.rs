@@ -5,12 +5,26 @@ use crate::state::retained::Holder;
 /// The minimum number of tensors that count as gathered. A container with fewer tensors is a group of
 /// ordinary variables.
 pub(super) const FEWEST_GATHERED: i64 = 3;
+
 /// Returns true if a holder belongs to a running forward: a local variable of a forward function, or tensors
 /// that torch itself keeps for the backward.
 pub(super) fn is_of_forward(holder: &Holder) -> bool {
     let is_variable =
         holder.text("kind") == "local" && holder.text("owner").to_lowercase().contains("forward");
-    is_variable || holder.text("file").contains("/torch/")
+    is_variable || is_of_torch(holder)
+}
+
+/// Returns true if the code of torch itself holds the memory. A user's folder may be called `torch`, so only
+/// an installed torch counts.
+pub(super) fn is_of_torch(holder: &Holder) -> bool {
+    let is_inside = |folder: &str| holder.text("file").contains(folder);
+    ["/site-packages/torch/", "/dist-packages/torch/"].into_iter().any(is_inside)
+}
+
+/// Returns true if one of torch's `state_dict` functions holds the memory.
+pub(super) fn is_of_state_dict(holder: &Holder) -> bool {
+    let file = holder.text("file");
+    file.contains("torch/distributed/") && file.contains("state_dict")
 }
 
 /// Returns the holders, but without the holders of the inputs that torch's checkpoints keep for their
@@ -41,6 +55,15 @@ mod tests {
 
     use super::super::test_evidence::{GIB, holder};
     use super::*;
+
+    #[test]
+    fn oom_takes_no_folder_of_the_user_for_torch() {
+        let is_torch = |file: &str| is_of_torch(&holder(json!({ "file": file })));
+        assert!(is_torch("/usr/lib/python3.12/site-packages/torch/utils/checkpoint.py"));
+        assert!(is_torch("/usr/local/lib/python3.12/dist-packages/torch/_tensor.py"));
+        assert!(!is_torch("/home/me/torch/train.py"));
+        assert!(!is_torch("/usr/lib/python3.12/site-packages/transformers/cache_utils.py"));
+    }
 
     #[test]
     fn oom_counts_inputs_of_checkpoints_to_the_graph_that_waits_for_them() {

@@ -44,9 +44,8 @@ impl ModuleCalls {
         }
     }
 
-    /// Returns true if so many of the modules that a step has called still hold results of their own that a
-    /// graph must keep them: without a graph, the next module's results replace them. `holding` has the modules
-    /// of the live results of the step.
+    /// Whether at least 8 of the called modules, and a third of them, still hold results. Only a graph keeps
+    /// so many. `holding` has the modules of the live results of the step.
     pub(super) fn keep_graph(&self, step: i64, holding: &BTreeSet<Symbol>) -> bool {
         self.keep_graph_among(step, holding, |_| true)
     }

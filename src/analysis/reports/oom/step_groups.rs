@@ -34,9 +34,9 @@ struct Peaks {
 }
 
 impl Peaks {
-    fn next_step(&mut self, is_first: bool) {
+    fn next_step(&mut self, is_loading: bool) {
         let most = std::mem::take(&mut self.most);
-        if !is_first {
+        if !is_loading {
             self.steps.push_back(most);
         }
         if self.steps.len() > MOST_STEPS {
@@ -47,7 +47,7 @@ impl Peaks {
     }
 
     fn add(&mut self, group: Group, bytes: i64) {
-        if self.now.len() > MOST_GROUPS {
+        if !self.now.contains_key(&group) && self.now.len() >= MOST_GROUPS {
             return;
         }
         let now = self.now.entry(group).or_default();
@@ -65,8 +65,8 @@ impl Peaks {
 }
 
 /// The memory that ops and modules held in the steps of a device.
-#[derive(Default)]
 pub(super) struct StepGroups {
+    /// The current step; -1 before the first.
     step: i64,
     all: Peaks,
     /// Inputs, and other tensors of the script outside of modules.
@@ -93,6 +93,12 @@ impl Difference {
 
     pub(super) fn json(&self) -> Value {
         json!({ "op": self.op, "module": self.module, "bytes": self.bytes, "usual_bytes": self.usual })
+    }
+}
+
+impl Default for StepGroups {
+    fn default() -> Self {
+        StepGroups { step: -1, all: Peaks::default(), inputs: Peaks::default() }
     }
 }
 
@@ -153,7 +159,8 @@ impl StepGroups {
         let is_new =
             |each: &Difference| all.iter().all(|one| (&one.op, &one.module) != (&each.op, &each.module));
         let grown = inputs.filter(|each| each.usual > 0 && 2 * each.bytes > 3 * each.usual && is_new(each));
-        let most = grown.max_by_key(|each| (100 * each.bytes / each.usual, each.op.clone()));
+        let most =
+            grown.max_by_key(|each| (100 * each.bytes / each.usual, each.op.clone(), each.module.clone()));
         all.extend(most);
         all
     }

@@ -157,7 +157,7 @@ fn write_script(server: &recipe::Request, file: &Path, answers: &[Answered]) -> 
         Some((&answer.trial, number(&answer.trial.candidate)?, number(answer.figure.as_ref()?)?))
     });
     let Some((trial, length, tokens)) = first else {
-        terminal::say("--write: nothing was written, because no length fits");
+        terminal::say("--write: nothing was written, because no run printed its KV cache");
         return Ok(());
     };
     let requests = recipe::requests(tokens, length);

@@ -3,7 +3,7 @@
 use memtrace_trace::units::Unit;
 
 use super::super::attention::names_attention;
-use super::super::finding::{OomCase, UNSURE};
+use super::super::finding::OomCase;
 
 /// Attention that writes its scores to memory runs ops with these texts in their names.
 const SCORES: [&str; 6] = ["softmax", "bmm", "matmul", "masked_fill", "::where", "dropout"];
@@ -14,7 +14,7 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
     }
     let scores = scores(case);
     let takes = if scores > 0 { format!(": they take {} now", units.show(scores)) } else { String::new() };
-    let unsure = if case.is_too_little(scores) { UNSURE } else { "" };
+    let unsure = case.unsure(scores);
     Some(format!(
         "torch.nn.functional.scaled_dot_product_attention (attn_implementation=\"sdpa\" in transformers, need_weights=False for nn.MultiheadAttention), which never \
          holds all scores at once{takes}{unsure}"

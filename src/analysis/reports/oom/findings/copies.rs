@@ -10,7 +10,7 @@ use crate::render::numbers::{counted, upper_first};
 use crate::state::retained::Holder;
 
 /// The minimum number of tensors in a copy of a model's weights.
-const FEWEST_OF_STATE: i64 = 8;
+pub(super) const FEWEST_OF_STATE: i64 = 8;
 
 pub(super) static CAUSE: Cause = Cause {
     verdict: GROWS,

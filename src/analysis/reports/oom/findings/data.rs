@@ -4,6 +4,7 @@ use memtrace_trace::units::Unit;
 
 use super::super::finding::OomCase;
 use super::super::holders::is_of_forward;
+use super::copies::FEWEST_OF_STATE;
 use crate::state::retained::Holder;
 
 pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
@@ -11,7 +12,7 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
     // than a copy.
     let is_it = |holder: &&Holder| {
         let parameters = case.evidence.live.parameters;
-        let least = if holder.tensors < 8 { parameters } else { 2 * parameters };
+        let least = if holder.tensors < FEWEST_OF_STATE { parameters } else { 2 * parameters };
         holder.graphs == 0
             && holder.last_step.is_some_and(|last| last < 0)
             && holder.tensors > 0

@@ -97,7 +97,7 @@ pub(super) fn remark(case: &OomCase<'_>, units: Unit) -> Option<String> {
     let Evidence { request, device, torch, .. } = &case.evidence;
     let cached = torch.cached() - torch.private;
     let is_moot = [&CAUSE, &injected::CAUSE, &limit::CAUSE].iter().any(|cause| case.is_caused_by(cause));
-    if is_moot || !device.is_part(cached, 50) {
+    if is_moot || !case.evidence.is_part(cached, 50) {
         return None;
     }
     let would = match cached + device.room >= request.bytes {
@@ -116,7 +116,7 @@ pub(super) fn remark(case: &OomCase<'_>, units: Unit) -> Option<String> {
 
 pub(super) fn remark_on_private_pools(case: &OomCase<'_>, units: Unit) -> Option<String> {
     let private = case.evidence.torch.private;
-    (!case.is_caused_by(&CAUSE) && case.evidence.device.is_part(private, 20)).then(|| {
+    (!case.is_caused_by(&CAUSE) && case.evidence.is_part(private, 20)).then(|| {
         format!(
             "{} is free in private pools (CUDA graphs, torch.cuda.MemPool), where this request may not use it",
             units.show(private)

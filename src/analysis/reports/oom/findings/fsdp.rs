@@ -6,7 +6,7 @@ use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 
 use super::super::evidence::Evidence;
-use super::super::finding::{OomCase, UNSURE};
+use super::super::finding::OomCase;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::module_layers::is_number;
@@ -48,11 +48,11 @@ fn unreduced(live: &[(Owner, i64)], earlier: Option<Symbol>, symbols: &SymbolTab
     most_layers(parents)
 }
 
-/// Returns the bytes and the number of layers of the parent with most layers. `parents` has these layers and their bytes
-/// for each parent.
+/// Returns the bytes and the number of layers of the parent with most layers, then most bytes. `parents` has
+/// these layers and their bytes for each parent.
 fn most_layers<T>(parents: BTreeMap<String, (i64, BTreeSet<T>)>) -> (i64, usize) {
     let counts = parents.into_values().map(|(bytes, layers)| (bytes, layers.len()));
-    counts.max_by_key(|(_, layers)| *layers).unwrap_or_default()
+    counts.max_by_key(|(bytes, layers)| (*layers, *bytes)).unwrap_or_default()
 }
 
 /// Returns the bytes of the blocks of a category, such as the whole parameters that FSDP has gathered, and the number of
@@ -95,7 +95,7 @@ fn is_whole(evidence: &Evidence, largest: i64, shards: i64, ranks: i32) -> bool 
     is_most && evidence.is_material(largest)
 }
 
-/// Returns `of`, bytes and the number of their layers, if both are more than a sharded model needs at once.
+/// Returns the bytes and the layer count if both exceed what a sharded model needs at once.
 fn many_layers(evidence: &Evidence, of: (i64, usize)) -> Option<(i64, usize)> {
     Some(of).filter(|(bytes, layers)| *layers >= FEWEST_GATHERED_MODULES && evidence.is_material(*bytes))
 }
@@ -118,7 +118,7 @@ pub(super) fn remedy_for_gathered_modules(case: &OomCase<'_>, units: Unit) -> Op
         "reshard_after_forward=True for fully_shard(layer) (FullyShardedDataParallel: ShardingStrategy.FULL_SHARD): the whole \
          parameters of {modules} modules are live at once now, {}{}",
         units.show(bytes),
-        if case.is_too_little(saved) { UNSURE } else { "" }
+        case.unsure(saved)
     ))
 }
 

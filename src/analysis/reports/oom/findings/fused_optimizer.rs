@@ -6,6 +6,12 @@ use super::super::finding::{OomCase, UNSURE};
 
 pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
     let to_come = &case.evidence.to_come;
+    // Other optimizers, such as Muon, have no fused step. While Adam still allocates state, its temporary
+    // results are to come.
+    let is_to_come = to_come.bytes > 0 && case.at.found.has_foreach_adam();
+    if !case.is_in_foreach && !is_to_come {
+        return None;
+    }
     let temporaries = Some(to_come.step_temporaries).filter(|bytes| case.evidence.is_material(*bytes))?;
     // While the optimizer still allocates state, the temporary results are still to come, so add them
     // to the need.

@@ -46,8 +46,7 @@ pub(in super::super) struct Growth {
     /// The number of steps over which `total` was measured.
     steps: usize,
     /// The bytes by which this step is higher than the peak of the second finished step, if each step had a
-    /// higher peak than the step before; otherwise 0. What a step computes from memory that grows
-    /// grows, too.
+    /// higher peak than the step before; otherwise 0. If a buffer grows, so do the results computed from it.
     risen: i64,
 }
 
@@ -101,12 +100,14 @@ pub(super) fn has_growing_holder(evidence: &Evidence) -> bool {
     matches!(evidence.kept(), Some((_, Kept::Grows)))
 }
 
-/// Returns the holder of the growing memory: the largest holder whose verdict is that it grows. Without
-/// one, returns the largest holder with at least half of the growth, such as a tensor to which results
-/// are joined.
+/// Returns the holder of the growing memory: the largest holder whose verdict is that it grows, if it has at
+/// least a quarter of the measured growth. Otherwise, returns the largest holder with at least half of the
+/// growth, such as a tensor to which results are joined.
 fn growing(evidence: &Evidence, growth: Option<Growth>) -> Option<(&Holder, Kept)> {
     let holders = || evidence.holders.iter();
-    let seen = holders().filter(|holder| holder.verdict == "grows").max_by_key(|holder| holder.bytes);
+    let quarter = growth.map_or(0, |growth| growth.total / 4);
+    let is_seen = |holder: &&Holder| holder.verdict == "grows" && holder.bytes >= quarter;
+    let seen = holders().filter(is_seen).max_by_key(|holder| holder.bytes);
     let half = growth.map_or(i64::MAX, |growth| growth.total / 2);
     let joined = || {
         let all = holders().filter(|holder| !is_of_forward(holder) && holder.last_step >= Some(0));
@@ -203,7 +204,7 @@ fn tries(case: &OomCase<'_>) -> Vec<&'static str> {
 
 pub(super) fn remark(case: &OomCase<'_>, units: Unit) -> Option<String> {
     let growth = of_steps(&case.evidence.steps.finished)
-        .filter(|growth| !case.is_caused_by(&CAUSE) && case.evidence.device.is_part(growth.total, 50))?;
+        .filter(|growth| !case.is_caused_by(&CAUSE) && case.evidence.is_part(growth.total, 50))?;
     Some(format!(
         "memory also grew by {} per step, {} in all; run memtrace leaks to see what grew",
         units.show(growth.per_step),
@@ -213,7 +214,9 @@ pub(super) fn remark(case: &OomCase<'_>, units: Unit) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::test_evidence::{GIB, MIB, full, steps};
+    use serde_json::json;
+
+    use super::super::super::test_evidence::{GIB, MIB, full, holder, steps};
 
     #[test]
     fn oom_growth_is_the_cause_if_the_request_would_fit_without_it() {
@@ -225,6 +228,12 @@ mod tests {
         });
         assert_eq!(grows.verdict(), "memory grows");
         assert_eq!(grows.growth().map(|growth| (growth.per_step, growth.total)), Some((GIB, 6 * GIB)));
+        // A list that grows is the holder only if it has a notable share of the growth.
+        let blamed = |bytes: i64| {
+            let list = holder(json!({ "verdict": "grows", "bytes": bytes, "last_step": 7 }));
+            grows.with(|e| e.holders = vec![list]).judge().kept.map(|(holder, _)| holder.bytes)
+        };
+        assert_eq!((blamed(2 * GIB), blamed(MIB)), (Some(2 * GIB), None));
         // Not the cause: growth that is too small, a step that is larger than usual, step ends that rise and
         // fall, and two steps.
         let little: Vec<i64> = (0..8).map(|step| GIB + step * MIB).collect();

@@ -28,6 +28,6 @@ pub(super) static CAUSE: Cause = Cause {
 
 pub(super) fn remark(case: &OomCase<'_>, units: Unit) -> Option<String> {
     let device = &case.evidence.device;
-    let host = device.host.filter(|host| device.is_part(*host, 20) && !case.is_caused_by(&CAUSE))?;
+    let host = device.host.filter(|host| case.evidence.is_part(*host, 20) && !case.is_caused_by(&CAUSE))?;
     Some(format!("this process holds {} on the host, in the same memory", units.show(host)))
 }

@@ -4,8 +4,9 @@ use memtrace_trace::units::Unit;
 
 use super::super::evidence::{Evidence, MATERIAL};
 use super::super::finding::{Blame, Cause, Help, KEPT, OomCase};
-use super::super::holders::{FEWEST_GATHERED, is_of_forward};
+use super::super::holders::{FEWEST_GATHERED, is_of_forward, is_of_state_dict};
 use super::super::kept_reasons::{Kept, remedy};
+use super::copies::FEWEST_OF_STATE;
 use super::fragmentation::is_fragmented;
 use super::running_forward::is_of_running_forward;
 use super::{growth, other_process};
@@ -108,10 +109,9 @@ impl Evidence {
         {
             return (self.request.step < 0).then_some(Kept::Loading);
         }
-        // A search for holders leaves out the parameters themselves. So tensors that a function of
-        // `state_dict` holds are the gathered state of a sharded model, which torch makes to save it.
-        let is_state = text("file").contains("state_dict") && holder.graphs == 0;
-        if is_state && holder.tensors >= FEWEST_GATHERED {
+        // A search for holders leaves out the parameters themselves. So tensors that torch's `state_dict`
+        // functions hold are the gathered state of a sharded model, which torch makes to save it.
+        if is_of_state_dict(holder) && holder.graphs == 0 && holder.tensors >= FEWEST_GATHERED {
             return Some(Kept::FullState);
         }
         if is_of_forward(holder) || !text("needed_by").is_empty() {
@@ -140,7 +140,7 @@ impl Evidence {
         if last < 0 && self.request.step >= 0 {
             // A data set on the GPU has one or two tensors, but a second copy of the weights has many. A name
             // with a dot belongs to an attribute of an object, such as averaged weights that each step uses.
-            let is_copy = holder.tensors >= 8
+            let is_copy = holder.tensors >= FEWEST_OF_STATE
                 && self.live.parameters > 0
                 && 4 * holder.bytes >= 3 * self.live.parameters;
             return (is_copy && !text("name").contains('.')).then_some(Kept::Loaded);
@@ -161,7 +161,7 @@ impl Evidence {
             return None;
         }
         if holder.tensors >= FEWEST_GATHERED {
-            if self.holders.iter().any(|holder| holder.text("file").contains("state_dict")) {
+            if self.holders.iter().any(is_of_state_dict) {
                 return Some(Kept::FullState);
             }
             // A running call of a library may hold memory that no variable refers to, such as the backward of
@@ -230,6 +230,8 @@ mod tests {
         assert_eq!(why(&facts.with(|e| e.holders = vec![saves]), now(24)), Some(Kept::FullState));
         let hook = json!({ "tensors": 88, "file": "/lib/torch/distributed/fsdp/_state_dict_utils.py" });
         assert_eq!(why(&facts, hook), Some(Kept::FullState));
+        let script = json!({ "tensors": 88, "file": "/home/me/convert_state_dict.py" });
+        assert_ne!(why(&facts, script), Some(Kept::FullState));
         // Two forwards before a backward are common: their graph is needed. After eight forwards, it is a
         // loop that keeps graphs.
         let graph = || json!({ "graphs": 1, "bytes": 12 * GIB, "first_step": 3, "last_step": 3 });

@@ -2,14 +2,16 @@
 //!
 //! A finding may be the *cause* of the OOM, a *remark* in addition to the cause, a *remedy* for a program
 //! that needs too much, or several of these. Its file has all that concerns it: the rule that finds it, its
-//! sentences, and what to try. The tables below name each finding and fix the order.
+//! sentences, and what to try. The tables below name each finding and fix the order,
+//! except `unoptimized`, which `evaluation` tries, and `kept::tries_beside`.
 //!
 //! # Add a finding
 //!
 //! 1. Write its file. A cause is a `static CAUSE: Cause`, whose rule judges the [`Evidence`]. A remark or a
-//!    remedy is a function that returns its sentence, or `None` where the finding does not apply. A rule that
-//!    needs more than the evidence asks [`OomCase::at`], which has the replay. A rule that follows the rows
-//!    before the OOM needs a collector in `rows_before.rs`.
+//!    remedy is a function that returns its sentence, or `None` where the finding does not apply. A cause
+//!    sees only `Evidence`: add a field there and fill it in `gather.rs`. A remark or a remedy may also use
+//!    `OomCase::at`. A rule that follows the rows before the OOM needs a collector in `rows_before.rs`. List
+//!    a new cause also in docs/json.md (verdicts) and tests/oom/README.md.
 //! 2. Add `mod` and a row in a table: [`CAUSES`], [`REMARKS`], [`REMEDIES`] or [`REMEDIES_IF`].
 //! 3. Add a program to `tests/oom` with its row in `cases.csv`.
 //!
@@ -115,9 +117,8 @@ const REMEDIES_IF: &[Sentence] =
 impl Evidence {
     /// Returns the first cause that applies.
     ///
-    /// A cause is named only if its bytes are a significant share of the card or of the live memory. Growth,
-    /// fragmentation and another process must also cover the missing bytes of the request. A smaller cause is
-    /// only a remark.
+    /// Each rule sets its own threshold: most require a tenth of the card (`is_material`). Other processes,
+    /// memory outside torch and host memory must also cover the missing bytes (`is_enough`).
     pub(super) fn judge(&self) -> Blame {
         CAUSES.iter().find_map(|cause| (cause.find)(self)).unwrap_or(Blame::of(&too_big::CAUSE))
     }

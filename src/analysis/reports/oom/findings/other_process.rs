@@ -43,6 +43,6 @@ fn because(case: &OomCase<'_>, units: Unit) -> String {
 pub(super) fn remark(case: &OomCase<'_>, units: Unit) -> Option<String> {
     let device = &case.evidence.device;
     let who = if device.host.is_some() { "the system and other programs" } else { "other processes" };
-    (!case.is_caused_by(&CAUSE) && device.is_part(device.others, 20))
+    (!case.is_caused_by(&CAUSE) && case.evidence.is_part(device.others, 20))
         .then(|| format!("{who} hold {} of this card", units.show(device.others)))
 }

@@ -36,6 +36,6 @@ pub(super) static CAUSE: Cause = Cause {
 
 pub(super) fn remark(case: &OomCase<'_>, units: Unit) -> Option<String> {
     let device = &case.evidence.device;
-    (!case.is_caused_by(&CAUSE) && device.is_part(device.outside, 20))
+    (!case.is_caused_by(&CAUSE) && case.evidence.is_part(device.outside, 20))
         .then(|| format!("this process holds {} outside torch's allocator", units.show(device.outside)))
 }

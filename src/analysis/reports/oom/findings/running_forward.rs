@@ -4,7 +4,7 @@ use memtrace_trace::units::Unit;
 
 use super::super::evidence::Evidence;
 use super::super::finding::OomCase;
-use super::super::holders::FEWEST_GATHERED;
+use super::super::holders::{FEWEST_GATHERED, is_of_torch};
 use crate::state::retained::Holder;
 
 /// Returns true if a holder has results that the running forward gathers for its output: no other forward has
@@ -22,7 +22,7 @@ pub(in super::super) fn gathered(evidence: &Evidence) -> Option<&Holder> {
     let all = evidence.holders.iter().filter(|holder| is_of_running_forward(evidence, holder));
     let is_variable = |holder: &&Holder| {
         // What torch itself gathers, such as FSDP's parameters, is no output.
-        let is_of_script = !holder.text("file").contains("/torch/");
+        let is_of_script = !is_of_torch(holder);
         is_of_script && ["local", "attribute", "global"].contains(&holder.text("kind"))
     };
     all.filter(is_variable)

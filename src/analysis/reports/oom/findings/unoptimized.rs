@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 
-use super::super::finding::{OomCase, UNSURE};
+use super::super::finding::OomCase;
 use super::super::found_at_oom::FoundAtOom;
 use super::super::module_calls::ModuleCalls;
 use crate::read::symbols::{Symbol, SymbolTable};
@@ -23,7 +23,7 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
         "torch.no_grad() around the forward of {path}, if nothing trains through it: no optimizer has its parameters, and it keeps \
          a graph for a backward: {} of activations{}",
         units.show(bytes),
-        if case.is_too_little(bytes) { UNSURE } else { "" }
+        case.unsure(bytes)
     ))
 }
 

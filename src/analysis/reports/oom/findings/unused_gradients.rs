@@ -3,7 +3,7 @@
 use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 
-use super::super::finding::{OomCase, UNSURE};
+use super::super::finding::OomCase;
 use super::super::found_at_oom::FoundAtOom;
 use crate::read::symbols::SymbolTable;
 use crate::state::block::Owner;
@@ -13,7 +13,7 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
     let (at, evidence) = (case.at, &case.evidence);
     let unused = UnusedGradients::find(&case.live, at.row.step, &at.found, at.symbols())
         .filter(|unused| evidence.forwards.has_autograd && evidence.is_material(unused.cost()))?;
-    Some(unused.line(units, if case.is_too_little(unused.bytes) { UNSURE } else { "" }))
+    Some(unused.line(units, case.unsure(unused.bytes)))
 }
 
 /// Parameters without an optimizer, and what they make the step keep; sizes are in bytes.
@@ -123,7 +123,7 @@ mod tests {
              input without a gradient, such as the target of a loss, then keeps no graph (its results take 5.00 GiB now, in all \
              calls), may not be enough alone"
         );
-        // The state of an optimizer is that of the parameters that it has.
+        // Only parameters in an optimizer get state.
         let state = found.state_of("GPT", 3 << 30);
         assert_eq!((state.bytes, state.gradients, state.temporaries), (4 << 30, 3 << 30, 2 << 30));
         let none = found.state_of("Loss", 1 << 20);

@@ -80,7 +80,7 @@ else:
 own |= {"output_dir": "." if args.random else "trained", "save_strategy": "no", "report_to": "none"}
 own |= {"logging_steps": 1, "max_steps": args.steps, "learning_rate": LEARNING_RATE, "optim": OPTIMIZER}
 own |= {"gradient_checkpointing": CHECKPOINTING, "use_cpu": device == "cpu"}
-own |= {"bf16": DTYPE == "bfloat16", "fp16": DTYPE == "float16"}
+own |= {"bf16": DTYPE == "bfloat16", "fp16": DTYPE == "float16" and device == "cuda"}
 # [dpo]
 trainer = trl.DPOTrainer(
     model, None, trl.DPOConfig(**own), train_dataset=rows, processing_class=tokenizer, peft_config=adapters
