@@ -1,7 +1,8 @@
 """Programs that run out of host memory for a known cause, each with its remedy, for scripts/host-corpus.
 
     python threads.py NAME            # holds too much memory
-    python threads.py NAME --remedied # the same work, with the remedy of `THREAD_CASES` of scripts/host-corpus
+    python threads.py NAME --remedied # the same work, with the remedy of `THREAD_CASES` of scripts/host-
+corpus
 
 The first six are threads that people wrote about host memory, rebuilt small. The others are programs that an
 outsider would bring. Each ends by itself if its memory suffices. All run on a simulated GPU.
