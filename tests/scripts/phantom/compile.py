@@ -37,6 +37,19 @@ out = torch.empty_like(a)
 add[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](a, b, out, 1000)
 print("chosen", add.best_config)
 
+
+@triton.jit
+def cap(counts, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    count = tl.load(counts + at)
+    tl.store(counts + at, tl.where(count > 100, 0, count))
+
+
+# The kernel computes no values, so a count that it may have rewritten is read as it was.
+counts = torch.ones(4, dtype=torch.int32, device="cuda")
+cap[(1,)](counts, 4)
+assert counts.tolist() == [1, 1, 1, 1]
+
 # Compiled code that is captured into CUDA graphs and replayed.
 layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).cuda()
 graphed = torch.compile(layers, mode="reduce-overhead")

@@ -1,7 +1,8 @@
 //! The known content of device memory.
 //!
 //! Kernels do nothing, so most content is unknown. Unknown device memory reads as zero. Known are small
-//! ranges that a copy, a collective or a fill wrote, until a launch may have written there. A kernel of
+//! ranges that a copy, a collective or a fill wrote, until a launch may have written there. A kernel that the
+//! program launches itself, such as Triton's, leaves the old values as the best guess. A kernel of PyTorch of
 //! unknown effect may write the memory that its arguments reach ([`reach`](crate::cuda::reach)); for kernels
 //! of known effect, see [`kernel_effects`](crate::kernels::kernel_effects). A freed block loses its values,
 //! because stale bytes of recycled blocks would reappear as sizes.
@@ -177,7 +178,8 @@ pub(crate) struct KnownValues {
     expected: [Ranges; 2],
     /// The assumed results of kernels of known effect, by the address of the result.
     results: BTreeMap<usize, u64>,
-    /// The share of nonzero elements in unknown flags or numbers: the end of each range and the share, by its start.
+    /// The share of nonzero elements in unknown flags or numbers: the end of each range and the share, by its
+    /// start.
     shares: BTreeMap<usize, (usize, f64)>,
     /// Memory that another process may write, too. Its content stays unknown.
     shared: Ranges,
@@ -249,6 +251,16 @@ impl KnownValues {
             for at in gone {
                 self.results.remove(&at);
             }
+        }
+    }
+
+    /// Marks the known values of a range that the program's own kernel may have rewritten as answers: they
+    /// are read as they were. Such a kernel mostly updates what the program wrote there (a count, a length).
+    pub(crate) fn doubt(&mut self, address: usize, size: usize) {
+        let known = self.known_parts(address, size);
+        self.forget_reached(address, size);
+        for (start, end) in known {
+            self.keep_known(start, end - start, true);
         }
     }
 
@@ -473,6 +485,17 @@ mod tests {
         assert_eq!((values.read(3000, 8), values.result(3000)), (HostRead::Bytes, Some(5)));
         values.forget_reached(3000, 1);
         assert_eq!((values.read(3000, 8), values.result(3000)), (HostRead::Invented, None));
+    }
+
+    #[test]
+    fn a_known_value_that_a_kernel_may_have_rewritten_is_read_as_an_answer() {
+        let mut values = KnownValues::default();
+        values.mark_known(4000, 8);
+        assert_eq!(values.read(4000, 8), HostRead::Bytes);
+        values.doubt(3000, 2000);
+        assert_eq!(values.read(4000, 8), HostRead::Bytes);
+        assert_eq!(values.answered_parts(3000, 2000), [(4000, 4008)]);
+        assert!(!values.is_known(3992, 8));
     }
 
     #[test]

@@ -64,14 +64,18 @@ impl Extent {
         })
     }
 
-    /// Marks the memory as unknown, unless the running op cannot write there.
-    fn forget(self) {
+    /// Marks the memory as unknown, or its values as doubtful if the launch `leaves_values`, unless the
+    /// running op cannot write there.
+    fn forget(self, leaves_values: bool) {
         let (Self::Device { start, end } | Self::Host { start, end }) = self;
         if is_protected(start, end) {
             return;
         }
         for device in devices_of(start) {
-            device.values().forget_reached(start, end - start);
+            match leaves_values {
+                true => device.values().doubt(start, end - start),
+                false => device.values().forget_reached(start, end - start),
+            }
         }
     }
 
@@ -175,6 +179,8 @@ pub(crate) struct Launch {
     pub(crate) only_dereferences: bool,
     /// True if the launch belongs to a math library.
     is_library: bool,
+    /// True if the program launched the kernel itself, through the driver, outside PyTorch's ops.
+    pub(crate) leaves_values: bool,
 }
 
 /// The number of recent extents that are searched for duplicates. An older extent may be added again, which
@@ -225,7 +231,7 @@ impl Launch {
     pub(crate) fn apply(&self) {
         let mut targets = Targets::default();
         for extent in &self.written {
-            extent.forget();
+            extent.forget(self.leaves_values);
         }
         for extent in self.written.iter().chain(&self.read) {
             extent.targets(&mut targets);
@@ -240,7 +246,7 @@ impl Launch {
             return;
         }
         let found_addresses = targets != held_by_kernels;
-        if !forget_targets(&mut targets, &self.written) {
+        if !forget_targets(&mut targets, &self.written, self.leaves_values) {
             return forget_everything();
         }
         // A kernel such as `arange` stores addresses only if its range starts at an address. For a range of
@@ -263,7 +269,7 @@ impl Launch {
 /// Marks the blocks that contain the targets as unknown, then the blocks whose addresses these blocks hold,
 /// and so on. `done` lists blocks that are already marked. Adds the addresses that are found to `targets`.
 /// Returns false if any address is possible.
-fn forget_targets(targets: &mut Targets, done: &[Extent]) -> bool {
+fn forget_targets(targets: &mut Targets, done: &[Extent], leaves_values: bool) -> bool {
     let mut done = done.to_vec();
     loop {
         let Some(addresses) = targets.addresses() else { return false };
@@ -271,7 +277,7 @@ fn forget_targets(targets: &mut Targets, done: &[Extent]) -> bool {
         for extent in addresses.iter().filter_map(|&address| Extent::of(address)) {
             if !done.contains(&extent) {
                 done.push(extent);
-                extent.forget();
+                extent.forget(leaves_values);
                 extent.targets(&mut found);
             }
         }
