@@ -1,8 +1,7 @@
 """Programs that run out of host memory for a known cause, each with its remedy, for scripts/host-corpus.
 
     python threads.py NAME            # holds too much memory
-    python threads.py NAME --remedied # the same work, with the remedy of `THREAD_CASES` of scripts/host-
-corpus
+    python threads.py NAME --remedied # the same work, with the remedy in `THREAD_CASES` of that script
 
 The first six are threads that people wrote about host memory, rebuilt small. The others are programs that an
 outsider would bring. Each ends by itself if its memory suffices. All run on a simulated GPU.
