@@ -133,7 +133,7 @@ def read_sources(folder: Path) -> dict[str, Source]:
         if row["source"] in sources:
             raise FigureError(f"{place}: a second source {row['source']}")
         if row["kind"] not in ("", "training"):
-            raise FigureError(f"{place}: kind is {row['kind']!r}; there are training and none")
+            raise FigureError(f"{place}: kind is {row['kind']!r}; expected training or no text")
         if row["rounding"] not in ("", "float32", "down"):
             raise FigureError(f"{place}: rounding is {row['rounding']!r}; there are float32, down and none")
         sources[row["source"]] = Source(**row)

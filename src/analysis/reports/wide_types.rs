@@ -18,8 +18,8 @@ const NOTABLE: f64 = 0.1;
 const MODULES: usize = 3;
 /// The maximum number of shapes in the line.
 const SHAPES: usize = 2;
-/// The bytes of one value in nf4, with its part of the scales (4 bytes for 64 values), to those of one in 16
-/// bits.
+/// The size of a value in nf4 as a share of its size in 16 bits. It includes the scales: 4 bytes for 64
+/// values.
 const NF4_SHARE: f64 = 0.5625 / 2.0;
 /// The types of 16 bits.
 const HALF: [&str; 2] = ["bfloat16", "float16"];
@@ -39,7 +39,7 @@ pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Opti
         is_packed(block) || NARROW.iter().any(|narrow| name.starts_with(narrow))
     };
     let parameters = parameters(blocks);
-    // Packed parameters are few bytes, so they count for themselves, whatever their share is.
+    // Packed parameters have few bytes, so any number of them is enough.
     let packed: Vec<Block> = parameters.iter().filter(is_packed).copied().collect();
     let narrow: Vec<Block> = match packed.is_empty() {
         true => parameters.iter().filter(is_narrow).copied().collect(),
@@ -66,9 +66,7 @@ pub(super) fn wide_types(blocks: &[Block], replay: &Replay, units: Unit) -> Opti
         true => " (PEFT's prepare_model_for_kbit_training makes parameters float32 that are not quantized)",
         false => "",
     };
-    let large = by_module.into_iter().filter(|(_, group)| share(group.bytes, bytes) >= NOTABLE);
-    let modules: Vec<String> = large.take(MODULES).map(|(name, _)| name).collect();
-    let modules = if modules.is_empty() { "many modules".to_owned() } else { modules.join(", ") };
+    let modules = largest(&by_module);
     Some(format!(
         "float32 has {} ({}) of this peak, beside {} of parameters in {narrow_type}: {}; most in {modules}{made_by}. In 16 bits \
          it would have {} less",
@@ -98,10 +96,7 @@ pub(super) fn not_quantized(blocks: &[Block], replay: &Replay, units: Unit) -> O
     }
     let groups = |key: &Key, blocks: &[Block]| sorted(key.groups(blocks, symbols));
     let (packed_type, Group { bytes: packed_bytes, .. }) = groups(&Key::DTYPE, &packed).into_iter().next()?;
-    let by_module = groups(&Key::MODULE.joining(&layers_of(replay, blocks)), &half);
-    let large = by_module.into_iter().filter(|(_, group)| share(group.bytes, bytes) >= NOTABLE);
-    let modules: Vec<String> = large.take(MODULES).map(|(name, _)| name).collect();
-    let modules = if modules.is_empty() { "many modules".to_owned() } else { modules.join(", ") };
+    let modules = largest(&groups(&Key::MODULE.joining(&layers_of(replay, blocks)), &half));
     // The experts of transformers 5 are one parameter of three dimensions, and no `nn.Linear`. The weights of
     // one-dimensional convolutions have three dimensions, too.
     let is_fused = |block: &Block| {
@@ -184,7 +179,40 @@ fn parameters(blocks: &[Block]) -> Vec<Block> {
     blocks.iter().filter(|block| category(block.owner.category) == "parameter").copied().collect()
 }
 
+/// Returns the names of the largest modules: of each that has a notable share of the bytes of all `modules`,
+/// at most [`MODULES`]. The largest comes first.
+fn largest(modules: &[(String, Group)]) -> String {
+    let bytes = modules.iter().map(|(_, group)| group.bytes).sum();
+    let large = modules.iter().filter(|(_, group)| share(group.bytes, bytes) >= NOTABLE);
+    let names: Vec<&str> = large.take(MODULES).map(|(name, _)| name.as_str()).collect();
+    if names.is_empty() { "many modules".to_owned() } else { names.join(", ") }
+}
+
 /// Returns the bytes of these blocks.
 fn sum(blocks: &[Block]) -> i64 {
     blocks.iter().map(|block| block.bytes).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{is_packed, saved_by_packing};
+
+    #[test]
+    fn a_type_is_packed_if_its_values_have_less_than_16_bits() {
+        for packed in ["nf4(bfloat16)", "int8(float32)", "float8_e4m3fn(bfloat16)"] {
+            assert!(is_packed(packed), "{packed}");
+        }
+        for other in ["bfloat16(float32)", "float16(float32)", "bfloat16", "int8", "", "?"] {
+            assert!(!is_packed(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn what_packing_saves_is_known_for_known_types_only() {
+        assert_eq!(saved_by_packing("nf4(bfloat16)"), Some(0.71875));
+        assert_eq!(saved_by_packing("int8(bfloat16)"), Some(0.5));
+        assert_eq!(saved_by_packing("float8_e5m2(bfloat16)"), Some(0.5));
+        // torchao's packed int4 is stored as uint8.
+        assert_eq!(saved_by_packing("uint8(bfloat16)"), None);
+    }
 }

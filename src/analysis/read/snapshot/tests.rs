@@ -317,7 +317,7 @@ fn a_frame_whose_line_is_the_largest_number_has_no_line() {
 }
 
 #[test]
-fn a_block_whose_free_is_pending_when_the_history_begins_adds_nothing_to_the_peak() {
+fn a_block_whose_free_is_pending_when_the_history_begins_comes_before_live_blocks() {
     let blocks = [block(4096, 512, "active_allocated"), block(4608, 2 * MIB - 512, "inactive")];
     let events = [event("free_completed", 4608, 512, 1)];
     let rows = memory(&file(&[segment(4096, 2 * MIB, &blocks)], &events));

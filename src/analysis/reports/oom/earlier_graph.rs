@@ -48,8 +48,8 @@ pub(super) fn continued_steps(
 #[cfg(test)]
 mod tests {
     use memtrace_trace::memory::Metric;
-    use memtrace_trace::{Api, EventName};
 
+    use super::super::test_evidence::call;
     use super::*;
     use crate::options::Window;
     use crate::read::record::Record;
@@ -60,18 +60,10 @@ mod tests {
         let symbols = SymbolTable::default();
         let mut replay = Replay::new(&symbols, Window::default(), Metric::Allocated);
         let mut calls = ModuleCalls::default();
-        let mut call = |path: &str, step: i64| {
+        for (path, step) in [("Generator", 2), ("Critic", 3)] {
             replay.step = step;
-            let row = Record {
-                event: EventName::RangeBegin,
-                api: symbols.intern(Api::Module.as_str()),
-                name: symbols.intern(path),
-                ..Record::default()
-            };
-            calls.feed(&row, &replay);
-        };
-        call("Generator", 2);
-        call("Critic", 3);
+            call(&mut calls, &replay, path, 0);
+        }
         let block = |path: &str, step: i64, bytes: i64| {
             let row =
                 Record { module: symbols.intern(path), category: Category::Activation, ..Record::default() };

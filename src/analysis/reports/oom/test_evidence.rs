@@ -1,12 +1,28 @@
 //! Evidence and holders for tests.
 
+use memtrace_trace::{Api, EventName};
 use serde_json::json;
 
 use super::evidence::{Evidence, StepTotals};
+use super::module_calls::ModuleCalls;
+use crate::read::record::Record;
+use crate::state::replay::Replay;
 use crate::state::retained::{Holder, RetainedSearches};
 
 pub(super) const GIB: i64 = 1 << 30;
 pub(super) const MIB: i64 = 1 << 20;
+
+/// Adds a call of the module `path` in the replay's step.
+pub(super) fn call(calls: &mut ModuleCalls, replay: &Replay, path: &str, seq: i64) {
+    let row = Record {
+        event: EventName::RangeBegin,
+        api: replay.symbols.intern(Api::Module.as_str()),
+        name: replay.symbols.intern(path),
+        seq,
+        ..Record::default()
+    };
+    calls.feed(&row, replay);
+}
 
 /// Returns the evidence of a full card: 23 of 24 GiB are reserved, and 1 GiB is requested.
 pub(super) fn full() -> Evidence {

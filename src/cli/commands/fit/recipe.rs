@@ -396,6 +396,12 @@ mod tests {
     }
 
     #[test]
+    fn a_server_gets_at_least_one_request_and_at_most_the_default_of_vllm() {
+        assert_eq!(requests(168_800, 4096), 41);
+        assert_eq!((requests(0, 4096), requests(100, 0), requests(u64::MAX, 1)), (1, 100, 256));
+    }
+
+    #[test]
     fn a_script_of_a_recipe_has_its_own_lines_alone_and_is_short() {
         for recipe in &RECIPES {
             let script = lines_of(recipe);

@@ -2,10 +2,10 @@
 //!
 //! Kernels do nothing, so most content is unknown. Unknown device memory reads as zero. Known are small
 //! ranges that a copy, a collective or a fill wrote, until a launch may have written there. A kernel that the
-//! program launches itself, such as Triton's, leaves the old values as the best guess. A kernel of PyTorch of
-//! unknown effect may write the memory that its arguments reach ([`reach`](crate::cuda::reach)); for kernels
-//! of known effect, see [`kernel_effects`](crate::kernels::kernel_effects). A freed block loses its values,
-//! because stale bytes of recycled blocks would reappear as sizes.
+//! driver launches, such as Triton's, leaves the old values as answers. Another kernel of unknown effect may
+//! write the memory that its arguments reach ([`reach`](crate::cuda::reach)); for kernels of known effect,
+//! see [`kernel_effects`](crate::kernels::kernel_effects). A freed block loses its values, because stale
+//! bytes of recycled blocks would reappear as sizes.
 //!
 //! A value that nothing computed or wrote is *invented*. Reads of invented values are counted and reported,
 //! and a program that loops on one is stopped ([`loop_guard`]). The answer about a flag or a single number is
@@ -254,9 +254,9 @@ impl KnownValues {
         }
     }
 
-    /// Marks the known values of a range that the program's own kernel may have rewritten as answers: they
-    /// are read as they were. Such a kernel mostly updates what the program wrote there (a count, a length).
-    pub(crate) fn doubt(&mut self, address: usize, size: usize) {
+    /// Marks the known values of a range as answers, because a kernel may have rewritten them. The host reads
+    /// them as they were: such a kernel mostly updates what the program wrote there (a count, a length).
+    pub(crate) fn mark_rewritten(&mut self, address: usize, size: usize) {
         let known = self.known_parts(address, size);
         self.forget_reached(address, size);
         for (start, end) in known {
@@ -492,7 +492,7 @@ mod tests {
         let mut values = KnownValues::default();
         values.mark_known(4000, 8);
         assert_eq!(values.read(4000, 8), HostRead::Bytes);
-        values.doubt(3000, 2000);
+        values.mark_rewritten(3000, 2000);
         assert_eq!(values.read(4000, 8), HostRead::Bytes);
         assert_eq!(values.answered_parts(3000, 2000), [(4000, 4008)]);
         assert!(!values.is_known(3992, 8));

@@ -64,8 +64,8 @@ impl Extent {
         })
     }
 
-    /// Marks the memory as unknown, or its values as doubtful if the launch `leaves_values`, unless the
-    /// running op cannot write there.
+    /// Marks the memory as unknown, or its known values as answers if the launch `leaves_values`. Leaves
+    /// memory where the running op cannot write.
     fn forget(self, leaves_values: bool) {
         let (Self::Device { start, end } | Self::Host { start, end }) = self;
         if is_protected(start, end) {
@@ -73,7 +73,7 @@ impl Extent {
         }
         for device in devices_of(start) {
             match leaves_values {
-                true => device.values().doubt(start, end - start),
+                true => device.values().mark_rewritten(start, end - start),
                 false => device.values().forget_reached(start, end - start),
             }
         }
@@ -179,8 +179,9 @@ pub(crate) struct Launch {
     pub(crate) only_dereferences: bool,
     /// True if the launch belongs to a math library.
     is_library: bool,
-    /// True if the program launched the kernel itself, through the driver, outside PyTorch's ops.
-    pub(crate) leaves_values: bool,
+    /// True for a kernel that was launched through the driver, as Triton's are. Known values that it may
+    /// rewrite stay as answers.
+    leaves_values: bool,
 }
 
 /// The number of recent extents that are searched for duplicates. An older extent may be added again, which
@@ -199,6 +200,12 @@ impl Launch {
     /// Returns the launch, marked as the work of a math library.
     pub(crate) fn of_library(mut self) -> Self {
         self.is_library = true;
+        self
+    }
+
+    /// Returns the launch, marked as one through the driver.
+    pub(crate) fn of_driver(mut self) -> Self {
+        self.leaves_values = true;
         self
     }
 

@@ -67,15 +67,11 @@ const LAUNCH_PARAM_BUFFER_SIZE: usize = 2;
 /// argument, or a list of options.
 unsafe fn reach(kernel: usize, arguments: In<usize>, extra: In<usize>, blocks: u32) -> Option<Launch> {
     let signature = signature::of(kernel)?;
-    let own = |mut launch: Launch| {
-        launch.leaves_values = true;
-        launch
-    };
     // SAFETY: by the caller's promise, a list of keys with their values, terminated by a zero. The parameter
     // block has the size that the list states.
     unsafe {
         if arguments.get().is_some() || signature.is_empty() {
-            return signature.launch_with(arguments, blocks).map(own);
+            return signature.launch_with(arguments, blocks).map(Launch::of_driver);
         }
         let (mut block, mut size) = (0, 0);
         for pair in 0..2 {
@@ -89,7 +85,7 @@ unsafe fn reach(kernel: usize, arguments: In<usize>, extra: In<usize>, blocks: u
         }
         (block != 0 && size != 0)
             .then(|| std::slice::from_raw_parts(block as *const u8, size))
-            .map(|block| own(signature.launch_with_block(block, blocks)))
+            .map(|block| signature.launch_with_block(block, blocks).of_driver())
     }
 }
 

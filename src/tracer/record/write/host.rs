@@ -27,9 +27,10 @@ use crate::queue::event_queue::EventQueue;
 use crate::step::STEP;
 
 /// Quick samples may take one part in `SHARE` of the time that passes, in processor time of this thread. The
-/// shares of all kinds sum to 0.11%, except while memory is short ([`TIGHT_SHARE`]) and at new highs of resident
-/// memory ([`HIGH_SHARE`]). With the samples at the start ([`CREDIT`]), those of devices, and the reading of
-/// resident memory ([`POLL`]), the total is at most 0.2% in a run of some minutes without many new highs.
+/// shares of all kinds sum to 0.11%, except while memory is short ([`TIGHT_SHARE`]) and at new highs of
+/// resident memory ([`HIGH_SHARE`]). With the samples at the start ([`CREDIT`]), those of devices, and the
+/// reading of resident memory ([`POLL`]), the total is at most 0.2% in a run of some minutes without many new
+/// highs.
 const SHARE: u32 = 2500;
 /// The same for lists of children, and for their proportional memory (`SHARES_SHARE`).
 const CHILDREN_SHARE: u32 = 10_000;
@@ -38,8 +39,8 @@ const SHARES_SHARE: u32 = 5000;
 /// the second case, the process may soon be killed, so this sample may be the last one.
 const FULL_SHARE: u32 = 2500;
 const TIGHT_SHARE: u32 = 20;
-/// The share of full samples at a new high of resident memory. In a long run they cost nothing, because the
-/// high rises by at least a quarter each time.
+/// The share of full samples at a new high of resident memory. They are few, because the high rises by at
+/// least a quarter each time.
 const HIGH_SHARE: u32 = 100;
 /// The processor time that full samples at the start of a program may take in addition to their share.
 const CREDIT: Duration = Duration::from_millis(100);
@@ -465,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn new_highs_of_the_host_are_few_and_do_not_delay_other_samples() {
+    fn new_highs_of_the_host_are_few() {
         assert!(is_new_high(5 << 30, 4 << 30) && !is_new_high((5 << 30) - 1, 4 << 30));
         assert!(!is_new_high(1 << 30, 4 << 30) && !is_new_high(31 << 20, 0) && is_new_high(32 << 20, 0));
         // From 1 GiB to 1 TiB in steps of 64 MiB.

@@ -122,9 +122,10 @@ impl UntrainedModel {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::EventName;
     use memtrace_trace::memory::Metric;
-    use memtrace_trace::{Api, EventName};
 
+    use super::super::super::test_evidence::call;
     use super::*;
     use crate::options::Window;
     use crate::read::record::Record;
@@ -142,13 +143,7 @@ mod tests {
         let mut replay = Replay::new(&symbols, Window::default(), Metric::Allocated);
         for (path, step) in [("Teacher.layer", 4), ("Student", 5), ("Reference", 5)] {
             replay.step = step;
-            let row = Record {
-                event: EventName::RangeBegin,
-                api: symbols.intern(Api::Module.as_str()),
-                name: symbols.intern(path),
-                ..Record::default()
-            };
-            calls.feed(&row, &replay);
+            call(&mut calls, &replay, path, 0);
         }
         let live = [
             (owner("Teacher.layer", Category::Parameter), 300),

@@ -136,8 +136,8 @@ fn innermost(path: &str, results: &BTreeMap<Symbol, i64>, symbols: &SymbolTable)
 #[cfg(test)]
 mod tests {
     use memtrace_trace::memory::Metric;
-    use memtrace_trace::{Api, EventName};
 
+    use super::super::super::test_evidence::call;
     use super::*;
     use crate::options::Window;
     use crate::read::record::Record;
@@ -152,14 +152,7 @@ mod tests {
         for (at, parent) in parents.iter().enumerate() {
             for index in 0..9 {
                 let path = format!("{parent}.{index}");
-                let row = Record {
-                    event: EventName::RangeBegin,
-                    api: symbols.intern(Api::Module.as_str()),
-                    name: symbols.intern(&path),
-                    seq: (10 * at + index) as i64,
-                    ..Record::default()
-                };
-                calls.feed(&row, &replay);
+                call(&mut calls, &replay, &path, (10 * at + index) as i64);
                 let mut block = |category, bytes| {
                     let row = Record { module: symbols.intern(&path), category, ..Record::default() };
                     live.push((Owner { step: replay.step, ..Owner::of(&row) }, bytes));
