@@ -1426,6 +1426,25 @@ fn summary_and_oom_say_who_killed_a_process() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    // Another process of the container holds less or more than this process and its child.
+    for (rss, has_most) in [(280, false), (300, true)] {
+        let mut trace = host_trace(true);
+        for name in [
+            format!("rss={} processes=2 what=(total)", rss << 20),
+            format!("rss={} pid=5 processes=1 what=a server", rss << 20),
+        ] {
+            let row = Row { event: EventName::Sample, api: "other_process", device: -1, ..Row::default() };
+            trace.raw(Row { ts_ns: 9_000_000_000, name: &name, ..row });
+        }
+        let name = "killed signal=9 kills=2 lost=0";
+        trace.raw(Row { event: EventName::End, ts_ns: 10_000_000_000, name, ..Row::default() });
+        let text = answer_on(trace.unfinished(), "oom", &[]).text();
+        assert!(
+            text.contains(&format!("in 2 other processes of the container: {rss}.00 MiB a server")),
+            "{text}"
+        );
+        assert_eq!(text.contains("end the other processes"), has_most, "{text}");
+    }
     for text in ["exit lost=0", "exec lost=0", "stopped lost=0"] {
         let summary = answer_on(ended(text), "summary", &[]);
         assert!(summary.json["processes"][0]["killed"].is_null(), "{text}");

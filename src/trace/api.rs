@@ -116,6 +116,8 @@ text_enum! {
         Smaps = "smaps",
         /// A sample of a child process.
         Child = "child",
+        /// A sample of another process that shares the memory limit with this process.
+        OtherProcess = "other_process",
         /// The program ended with an error because the system refused it memory.
         Refused = "refused",
         /// The mark at the end of the script.
@@ -132,6 +134,12 @@ text_enum! {
 }
 
 impl Api {
+    /// Returns true if the call allocates managed memory, whose pages move between the device and the host.
+    #[must_use]
+    pub fn is_managed(self) -> bool {
+        matches!(self, Api::CudaMallocManaged | Api::CuMemAllocManaged)
+    }
+
     /// Returns true if the call opens memory of another process.
     #[must_use]
     pub fn is_import(self) -> bool {

@@ -119,6 +119,28 @@ impl Cgroup {
         [self.current(), self.limit(), file, swap, self.kills()]
     }
 
+    /// Returns the ids of the processes in this cgroup and in those below it, at most `most`. A process that
+    /// is not visible from here is omitted.
+    #[must_use]
+    pub fn processes(&self, most: usize) -> Vec<u32> {
+        let (mut found, mut folders) = (Vec::new(), vec![self.folder.clone()]);
+        let mut next = 0;
+        while next < folders.len().min(most) && found.len() < most {
+            let text = fs::read_to_string(folders[next].join("cgroup.procs")).unwrap_or_default();
+            found.extend(text.lines().filter_map(|pid| pid.parse::<u32>().ok()).filter(|pid| *pid > 0));
+            let inside = fs::read_dir(&folders[next]).into_iter().flatten().flatten();
+            // `file_type` does not follow links.
+            folders.extend(
+                inside
+                    .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                    .map(|entry| entry.path()),
+            );
+            next += 1;
+        }
+        found.truncate(most);
+        found
+    }
+
     fn text(&self, file: &str) -> Option<String> {
         fs::read_to_string(self.folder.join(file)).ok()
     }

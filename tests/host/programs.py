@@ -450,6 +450,25 @@ def wait() -> None:
         time.sleep(0.05)
 
 
+def neighbour() -> None:
+    """Another process of the container takes its memory. The kernel kills this one, which asks for it."""
+    use_device()
+    own = os.getpid()
+    if os.fork() == 0:
+        # The child of a child that has ended is not a descendant of this process.
+        if os.fork() == 0:
+            blocks = []
+            while Path(f"/proc/{own}/stat").exists():
+                blocks.append(b"x" * (16 * MIB))
+                time.sleep(0.05)
+        os._exit(0)
+    os.wait()
+    Path("/proc/self/oom_score_adj").write_text("1000")
+    while True:
+        kept[:] = [torch.ones(MIB)]
+        time.sleep(0.05)
+
+
 def processor_time() -> None:
     use_device()
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 3, resource.RLIM_INFINITY))
@@ -547,8 +566,8 @@ PROGRAMS = [
     many_children, fsdp_offload, device_map_auto, diffusers_offload, gathered_checkpoint, vllm_offload,
 ]  # fmt: skip
 ENDING = [
-    wait, processor_time, watchdog, full_shm, worker_grows, asked_to_end, loads_weights, saves_checkpoint,
-    rank_grows, address_space,
+    wait, neighbour, processor_time, watchdog, full_shm, worker_grows, asked_to_end, loads_weights,
+    saves_checkpoint, rank_grows, address_space,
 ]  # fmt: skip
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import io
 import multiprocessing
 import os
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -273,9 +274,57 @@ def offloaded_twice() -> None:
         trainer.step(0.3)
 
 
+def saves_in_thread() -> None:
+    """Copies the state to the host and saves it in a thread, faster than the disk takes it. The remedy waits
+    for the save before."""
+    trainer, net = Trainer(), model().cuda()
+    running: list[threading.Thread] = []
+
+    def save(state: dict[str, torch.Tensor]) -> None:
+        time.sleep(1.5)  # a slow disk
+        torch.save(state, io.BytesIO())
+
+    for number in range(60):
+        trainer.step(0.05)
+        if number % 4 == 0:
+            if args.remedied and running:
+                running[-1].join()
+            state = {name: value.cpu() for name, value in net.state_dict().items()}
+            running.append(threading.Thread(target=save, args=(state,)))
+            running[-1].start()
+            del state
+    for thread in running:
+        thread.join()
+
+
+class Rows(Dataset):
+    """A table with a column of strings, which each worker reads. The remedy has an array of fixed length."""
+
+    def __init__(self, count: int) -> None:
+        texts = [f"/data/train/{number:012d}.jpg" for number in range(count)]
+        self.names = np.array(texts, dtype="S32")
+        if not args.remedied:
+            import pandas as pd
+
+            self.names = pd.DataFrame({"name": pd.Series(texts, dtype=object)})
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> int:
+        return len(self.names[index] if args.remedied else self.names["name"].iloc[index])
+
+
+def pandas_workers() -> None:
+    trainer = Trainer()
+    data = DataLoader(Rows(3_000_000), batch_size=20_000, num_workers=6, shuffle=True)
+    for _ in data:
+        trainer.step()
+
+
 PROGRAMS = [
     native_leak, zero_offload, offloaded_models, gathered_on_every_rank, copied_by_workers, pinned_twice,
-    numpy_cache, tokens_in_memory, offloaded_twice,
+    numpy_cache, tokens_in_memory, offloaded_twice, saves_in_thread, pandas_workers,
 ]  # fmt: skip
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::ledger::host::{CPU_TENSORS, part_about};
+use super::host_owners::HostOwners;
+use super::ledger::host::part_about;
+use crate::error::Result;
 use crate::options::Options;
+use crate::read::stream::TraceFile;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::fitted_line::fit;
 use crate::state::host_memory::{HostMemory, When};
@@ -32,7 +35,7 @@ pub(super) struct Growth {
     /// not follow the steps.
     per_step: Option<f64>,
     r2: f64,
-    advice: &'static str,
+    advice: String,
 }
 
 /// The name of a part, the advice about it, and its bytes over time.
@@ -48,6 +51,8 @@ pub(super) struct HostGrowth {
     /// The length in seconds of the time that was examined. `samples` is the number of samples in it.
     seconds: f64,
     samples: usize,
+    /// The first and the last moment of that time, in ns.
+    ends_ns: (i64, i64),
 }
 
 impl HostGrowth {
@@ -60,7 +65,6 @@ impl HostGrowth {
             full.iter().flat_map(|full| full.parts.iter().map(|part| part.name.as_str())).collect();
         names.sort_unstable();
         names.dedup();
-        let has_tensors = names.iter().any(|name| name.starts_with(CPU_TENSORS));
         let quick = within_run(&memory.quick, |sample| sample.when.ts_ns <= end_ns);
         if quick.len() < FEWEST {
             return None;
@@ -74,7 +78,7 @@ impl HostGrowth {
                     let part = full.parts.iter().find(|part| part.name == name);
                     (full.when, bytes(part.map(|part| part.pss + part.swap)))
                 });
-                series.push((name.to_owned(), part_about(name, has_tensors).1, points.collect()));
+                series.push((name.to_owned(), part_about(name, memory.has_tensors).1, points.collect()));
             }
         } else {
             for (at, name) in ["memory without a file", "files", "shared memory"].into_iter().enumerate() {
@@ -113,7 +117,26 @@ impl HostGrowth {
             page_cache: if page_cache >= least { page_cache } else { 0 },
             seconds: (last.when.ts_ns - first.when.ts_ns) as f64 / 1e9,
             samples: quick.len(),
+            ends_ns: (first.when.ts_ns, last.when.ts_ns),
         })
+    }
+
+    /// Adds to the advice about each part who allocated what grew, if this is known.
+    ///
+    /// # Errors
+    /// When the trace cannot be read.
+    pub(super) fn name_owners(&mut self, trace: &TraceFile, options: &Options) -> Result<()> {
+        if self.all.is_empty() {
+            return Ok(());
+        }
+        let [first, last] = [self.ends_ns.0, self.ends_ns.1].map(|ns| HostOwners::read(trace, ns, options));
+        let grown = last?.since(&first?);
+        for growth in &mut self.all {
+            if let Some(owners) = grown.of(&growth.what, options) {
+                growth.advice = format!("allocated at {owners}; {}", growth.advice);
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn print(&self, printer: &mut Printer, options: &Options) {
@@ -142,7 +165,7 @@ impl HostGrowth {
                     format!("{:.2}", growth.r2).into(),
                     options.units.show(growth.bytes).to_string().into(),
                     growth.what.as_str().into(),
-                    Cell::new(growth.advice, Style::Faint),
+                    Cell::new(growth.advice.as_str(), Style::Faint),
                 ]);
             }
             printer.table(&table);
@@ -218,7 +241,7 @@ fn growth(what: String, advice: &'static str, points: &[(When, i64)], least: i64
         .map(|(when, bytes)| (when.step as f64, *bytes as f64))
         .collect();
     let per_step = (by_step.len() >= FEWEST).then(|| fit(&by_step).slope).filter(|slope| *slope > 0.0);
-    Some(Growth { what, bytes, per_second: line.slope, per_step, r2: line.r2, advice })
+    Some(Growth { what, bytes, per_second: line.slope, per_step, r2: line.r2, advice: advice.to_owned() })
 }
 
 #[cfg(test)]

@@ -6,16 +6,18 @@ use std::fmt::Write as _;
 use memtrace_trace::end_row::{self, ASKED, Ending, KILLS, MACHINE_KILLS, SIGNAL};
 use serde_json::{Value, json};
 
+use super::host_owners::HostOwners;
 use super::killed_rank::{SIGKILL, Victim, kills_after, victim_instead, victims};
-use super::ledger::LedgerLine;
-use super::ledger::host::{HostState, part_about};
+use super::ledger::host::{CHANGE, HostPart, HostState, part_about};
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::Symbol;
 use crate::render::numbers::{counted, duration, step_or_dash};
 use crate::render::printer::{Cell, Printer, Style};
-use crate::state::host_memory::{Child, ChildrenSample, FullSample, HostMemory, QuickSample, Refusal, When};
+use crate::state::host_memory::{
+    FullSample, HostMemory, ListedProcess, ProcessesSample, QuickSample, Refusal, When,
+};
 use crate::state::moment::NamedMoment;
 
 /// The time before the end, in ns, in which growth is measured.
@@ -24,6 +26,8 @@ const LAST_NS: i64 = 5_000_000_000;
 const NEARLY_FULL: i64 = 20;
 /// Advice about children that grow, and about the workers of a DataLoader.
 pub(in crate::reports) const WORKERS: &str = "fewer DataLoader workers; give them arrays instead of Python objects, which each copies when it reads them";
+/// Advice if other processes hold more memory than this one and its children.
+const OTHERS: &str = "end the other processes, or give this program a container of its own: they hold more than it and its children";
 /// The phase in which a program saves its state, and the advice if memory runs out in it.
 const CHECKPOINT: &str = "checkpoint";
 const SAVE_LESS: &str = "save the checkpoint without a second copy on the host; with several ranks on one rank only (rank0_only=True), or sharded (torch.distributed.checkpoint)";
@@ -62,7 +66,7 @@ struct KilledChild {
     when: When,
     /// The time of the sample before `when`, in ns.
     before_ns: i64,
-    child: Option<Child>,
+    child: Option<ListedProcess>,
     /// A rank of the run that the kernel may have killed, and its resident memory, if no child is missing.
     rank: Option<(i64, i64)>,
 }
@@ -97,6 +101,12 @@ pub(super) struct Killed<'a> {
     child: Option<KilledChild>,
     /// The ranks between which the samples do not decide, the killed one among them; empty if it is certain.
     alike: Vec<i64>,
+    /// The memory of the process at the end; `None` without a full sample.
+    state: Option<HostState<'a>>,
+    /// Who allocated what it got in the last seconds.
+    grown_owners: HostOwners,
+    /// The other processes that share the memory limit and have no trace in this run.
+    others: Option<ProcessesSample>,
     memory: &'a HostMemory,
 }
 
@@ -145,8 +155,39 @@ impl<'a> Killed<'a> {
         {
             child = None;
         }
-        let is_any = killer.is_some() || child.is_some();
-        Ok(is_any.then(|| Killed { killer, when: memory.end(), child, alike, memory }))
+        if killer.is_none() && child.is_none() {
+            return Ok(None);
+        }
+        let (when, grown_owners) = (memory.end(), HostOwners::default());
+        let mut killed =
+            Killed { killer, when, child, alike, state: None, grown_owners, others: None, memory };
+        let end_ns = killed.end().ts_ns;
+        killed.state = HostState::new(memory, &NamedMoment::Time(end_ns));
+        killed.others = memory.others_at(end_ns).map(|others| without_traced(others, among));
+        if killed.is_out_of_memory() {
+            killed.read_owners(trace, options)?;
+        }
+        Ok(Some(killed))
+    }
+
+    fn read_owners(&mut self, trace: &TraceFile, options: &Options) -> Result<()> {
+        let Some(state) = &mut self.state else { return Ok(()) };
+        state.name_owners(trace, options)?;
+        let now_ns = state.when.ts_ns;
+        if let Some(GrownParts { from_ns, .. }) = self.grown_parts() {
+            let before = HostOwners::read(trace, from_ns, options)?;
+            self.grown_owners = HostOwners::read(trace, now_ns, options)?.since(&before);
+        }
+        Ok(())
+    }
+
+    /// Returns the last moment with the memory that ran out: the end, or the time before the sample that shows
+    /// the kill of a child, because this sample no longer includes the child.
+    fn end(&self) -> When {
+        match (&self.child, self.killer) {
+            (Some(child), None) => When { ts_ns: child.before_ns, ..child.when },
+            _ => self.when,
+        }
     }
 
     /// Returns true if memory ran out: the kernel killed (or probably killed) the process or a child, or the
@@ -167,7 +208,7 @@ impl<'a> Killed<'a> {
         let mut all = Vec::new();
         if let Some(child) = &self.child {
             let who = match (&child.child, child.rank) {
-                (Some(Child { name, pid, rss, .. }), _) => {
+                (Some(ListedProcess { name, pid, rss, .. }), _) => {
                     format!("the child process {name} (pid {pid}, {} resident before)", show(*rss))
                 }
                 (None, Some((rank, rss))) => format!("rank {rank} ({} resident)", show(rss)),
@@ -265,12 +306,7 @@ impl<'a> Killed<'a> {
     fn evidence(&self, options: &Options) -> Vec<String> {
         let show = |bytes: i64| options.units.show(bytes).to_string();
         let mut all = Vec::new();
-        // Use the time before the sample that shows the kill, because this sample no longer includes the
-        // killed child.
-        let end = match (&self.child, self.killer) {
-            (Some(child), None) => When { ts_ns: child.before_ns, ..child.when },
-            _ => self.when,
-        };
+        let end = self.end();
         let at = NamedMoment::Time(end.ts_ns);
         let Some(last) = self.memory.quick_at(&at) else {
             return vec!["the host's memory is unknown: no sample was taken".to_owned()];
@@ -287,34 +323,54 @@ impl<'a> Killed<'a> {
                  {ago} before"
             ));
         }
-        let Some(state) = HostState::new(self.memory, &at) else {
+        let Some(state) = &self.state else {
             all.push("its holders are unknown: no full sample was taken".to_owned());
             return all;
         };
-        let mut lines: Vec<_> = state.lines.iter().filter(|line| line.bytes > 0).collect();
-        lines.sort_by_key(|line| -line.bytes);
+        let mut parts: Vec<_> = state.parts.iter().filter(|part| part.pss > 0).collect();
+        parts.sort_by_key(|part| -part.pss);
         let held: Vec<String> =
-            lines.iter().take(3).map(|line| format!("{} {}", show(line.bytes), line.what)).collect();
+            parts.iter().take(MOST_PARTS).map(|part| format!("{} {}", show(part.pss), part.what)).collect();
         let mut text = format!("held most ({} resident): {}", show(last.rss), held.join(", "));
         if let Some(children) = self.memory.children_near(last.when.ts_ns).filter(|all| all.processes > 0) {
             let number = counted(children.processes.cast_unsigned(), "child process");
             text += &format!("; {} in {number}", show(children.bytes()));
         }
         all.push(text);
+        for part in parts.iter().take(MOST_PARTS) {
+            all.extend(part.owners.as_ref().map(|owners| format!("{}: allocated at {owners}", part.what)));
+        }
+        let others = self.others.as_ref().filter(|others| !others.largest.is_empty());
+        if let Some(others) = others {
+            let named = others.largest.iter().take(MOST_PARTS);
+            let named: Vec<String> =
+                named.map(|it| format!("{} {} (pid {})", show(it.rss), it.name, it.pid)).collect();
+            let number = counted(others.processes.cast_unsigned(), "other process");
+            let scope = if container.limit >= 0 { "container" } else { "machine" };
+            all.push(format!("{} in {number} of the {scope}: {}", show(others.rss), named.join(", ")));
+        }
         let grown = self.grown(last);
-        let parts = self.grown_parts(last);
+        let grown_parts = self.grown_parts();
         if let Some((what, bytes, ns)) = grown {
             let mut text = format!("grew in the last {}: {what} by {}", duration(ns), show(bytes));
-            if let Some(GrownParts { from_ns, to_ns, parts }) = &parts {
-                let parts: Vec<String> =
-                    parts.iter().map(|(name, bytes)| format!("{name} by {}", show(*bytes))).collect();
+            if let Some(GrownParts { from_ns, to_ns, parts }) = &grown_parts {
+                let parts: Vec<String> = parts
+                    .iter()
+                    .map(|(name, bytes)| {
+                        let owners = self.grown_owners.of(name, options);
+                        let owners = owners.map_or_else(String::new, |at| format!(", allocated at {at}"));
+                        format!("{name} by {}{owners}", show(*bytes))
+                    })
+                    .collect();
                 text +=
-                    &format!("; from {} to {}: {}", duration(*from_ns), duration(*to_ns), parts.join(", "));
+                    &format!("; from {} to {}: {}", duration(*from_ns), duration(*to_ns), parts.join("; "));
             }
             all.push(text);
         }
-        let children = self.memory.children_near(last.when.ts_ns).map_or(0, ChildrenSample::bytes);
+        let children = self.memory.children_near(last.when.ts_ns).map_or(0, ProcessesSample::bytes);
+        let is_of_others = others.is_some_and(|others| others.rss > last.rss + children);
         let advice = match grown {
+            _ if is_of_others => Some(OTHERS.to_owned()),
             _ if children > last.rss => Some(format!("child processes: {WORKERS}")),
             Some(("child processes", ..)) => Some(format!("child processes: {WORKERS}")),
             Some(("shared memory", ..)) => Some(format!("shared memory: {}", part_about("shared", false).1)),
@@ -322,13 +378,12 @@ impl<'a> Killed<'a> {
                 Some(SAVE_LESS.to_owned())
             }
             _ => {
-                let grown = parts.as_ref().map(|grown| grown.parts[0].0);
-                let can_shrink = |line: &&&LedgerLine| {
-                    !["libraries", "change", "memtrace", "simulated"].contains(&line.group)
-                };
-                let line =
-                    lines.iter().filter(can_shrink).find(|line| grown.is_none_or(|name| line.what == name));
-                line.or(lines.iter().find(can_shrink)).map(|line| format!("{}: {}", line.what, line.advice))
+                let grown = grown_parts.as_ref().map(|grown| grown.parts[0].0);
+                let can_shrink =
+                    |part: &&&HostPart| !["libraries", CHANGE, "memtrace", "simulated"].contains(&part.group);
+                let part =
+                    parts.iter().filter(can_shrink).find(|part| grown.is_none_or(|name| part.what == name));
+                part.or(parts.iter().find(can_shrink)).map(|part| format!("{}: {}", part.what, part.advice))
             }
         };
         all.extend(advice.filter(|_| self.is_out_of_memory()).map(|advice| format!("try: {advice}")));
@@ -357,26 +412,26 @@ impl<'a> Killed<'a> {
         most.map(|(what, bytes)| (what, bytes, to - before.when.ts_ns))
     }
 
-    /// Returns the parts of the process that grew most between two full samples in the seconds before a
-    /// sample. Returns `None` if no part grew by at least [`LEAST_GROWTH`].
-    fn grown_parts(&self, last: &QuickSample) -> Option<GrownParts<'a>> {
-        let until: Vec<&FullSample> =
-            self.memory.whole().filter(|full| full.when.ts_ns <= last.when.ts_ns).collect();
-        let after = until.last()?;
-        let before =
-            until.iter().rfind(|full| full.when.ts_ns <= last.when.ts_ns - LAST_NS).or(until.first())?;
-        let mut parts: Vec<(&str, i64)> = after
+    /// Returns the parts of the process that grew most between a full sample in the seconds before the end and
+    /// the end. Returns `None` if no part grew by at least [`LEAST_GROWTH`].
+    fn grown_parts(&self) -> Option<GrownParts<'_>> {
+        let state = self.state.as_ref()?;
+        let to_ns = state.when.ts_ns;
+        let until: Vec<&FullSample> = self.memory.whole().filter(|full| full.when.ts_ns < to_ns).collect();
+        let before = until.iter().rfind(|full| full.when.ts_ns <= to_ns - LAST_NS).or(until.first())?;
+        let mut parts: Vec<(&str, i64)> = state
             .parts
             .iter()
+            .filter(|part| part.group != CHANGE)
             .map(|part| {
-                let then = before.parts.iter().find(|then| then.name == part.name);
-                (part.name.as_str(), part.rss - then.map_or(0, |then| then.rss))
+                let then = before.parts.iter().find(|then| then.name == part.what);
+                (part.what.as_str(), part.rss - then.map_or(0, |then| then.rss))
             })
             .filter(|(_, bytes)| *bytes >= LEAST_GROWTH)
             .collect();
         parts.sort_by_key(|(name, bytes)| (-bytes, *name));
         parts.truncate(MOST_PARTS);
-        let found = GrownParts { from_ns: before.when.ts_ns, to_ns: after.when.ts_ns, parts };
+        let found = GrownParts { from_ns: before.when.ts_ns, to_ns, parts };
         (!found.parts.is_empty()).then_some(found)
     }
 
@@ -417,6 +472,19 @@ impl<'a> Killed<'a> {
             "sentences": self.sentences(options),
         })
     }
+}
+
+/// Returns a list of other processes without those that have a trace in the run.
+fn without_traced(others: &ProcessesSample, among: &[TraceFile]) -> ProcessesSample {
+    let mut rest = others.clone();
+    rest.largest.retain(|other| {
+        let is_traced = among.iter().any(|trace| i64::from(trace.pid) == other.pid);
+        if is_traced {
+            (rest.processes, rest.rss) = (rest.processes - 1, rest.rss - other.rss);
+        }
+        !is_traced
+    });
+    rest
 }
 
 /// Determines who ended a killed process. `last` is the last sample and `signal` the signal that ended the
@@ -472,8 +540,9 @@ fn killed_child(memory: &HostMemory) -> Option<KilledChild> {
     }
     let gone_after = |at: usize| {
         let next = memory.children.get(at + 1);
-        let is_gone =
-            |child: &&Child| next.is_none_or(|next| next.largest.iter().all(|other| other.pid != child.pid));
+        let is_gone = |child: &&ListedProcess| {
+            next.is_none_or(|next| next.largest.iter().all(|other| other.pid != child.pid))
+        };
         memory.children[at].largest.iter().find(is_gone)
     };
     let child = lists.rev().find_map(gone_after).cloned();

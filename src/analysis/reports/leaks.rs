@@ -144,8 +144,9 @@ impl Report for Leaks {
             let hidden: Vec<i64> = grown.iter().map(Growth::hides_kept).collect();
             let cached = if hidden.contains(&0) { 0 } else { hidden.iter().sum() };
             found.print(&mut printer, options, Shown { is_flat, is_replaced, cached });
-            let growth = HostGrowth::new(&host);
-            if let Some(growth) = &growth {
+            let mut growth = HostGrowth::new(&host);
+            if let Some(growth) = &mut growth {
+                growth.name_owners(trace, options)?;
                 printer.gap();
                 growth.print(&mut printer, options);
             }

@@ -18,6 +18,7 @@ pub(crate) mod frag;
 mod group_table;
 pub(crate) mod growth;
 mod host_growth;
+mod host_owners;
 mod killed;
 mod killed_rank;
 mod late_buckets;

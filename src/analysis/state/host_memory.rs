@@ -11,7 +11,7 @@ use crate::read::symbols::{Symbol, SymbolTable};
 use crate::read::together::{RowReader, read_together};
 use crate::state::marks;
 use crate::state::moment::NamedMoment;
-use crate::state::replay::{HOST, has_current_step};
+use crate::state::replay::{CPU, HOST, has_current_step};
 
 /// A moment of the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,9 +121,9 @@ impl FullSample {
     }
 }
 
-/// The memory of a child process, in bytes; -1 if unknown.
+/// The memory of a process in a [`ProcessesSample`], in bytes; -1 if unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Child {
+pub struct ListedProcess {
     /// The name of the process, such as `pt_data_worker`.
     pub name: String,
     /// The process id.
@@ -134,23 +134,23 @@ pub struct Child {
     pub rss: i64,
 }
 
-/// A sample of the child processes.
+/// A sample of the child processes, or of the other processes that share the memory limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChildrenSample {
+pub struct ProcessesSample {
     /// The moment.
     pub when: When,
     /// The number of processes.
     pub processes: i64,
-    /// The sum of the children's shares; -1 if any share is unknown.
+    /// The sum of their shares; -1 if any share is unknown.
     pub pss: i64,
-    /// The sum of the children's resident bytes. Memory that several children share counts several times.
+    /// The sum of their resident bytes. Memory that several of them share counts several times.
     pub rss: i64,
-    /// The children with the most memory.
-    pub largest: Vec<Child>,
+    /// Those with the most memory.
+    pub largest: Vec<ListedProcess>,
 }
 
-impl ChildrenSample {
-    /// Returns the memory of all children in bytes: the sum of their proportional shares or, if the shares
+impl ProcessesSample {
+    /// Returns the memory of all processes in bytes: the sum of their proportional shares or, if the shares
     /// are unknown, the sum of their resident memory.
     #[must_use]
     pub fn bytes(&self) -> i64 {
@@ -181,7 +181,11 @@ pub struct HostMemory {
     /// The samples of all mappings of the process.
     full: Vec<FullSample>,
     /// The samples of the process's children.
-    pub children: Vec<ChildrenSample>,
+    pub children: Vec<ProcessesSample>,
+    /// The samples of the other processes that share the memory limit with this process.
+    pub others: Vec<ProcessesSample>,
+    /// True if CPU tensors were recorded.
+    pub has_tensors: bool,
     /// The end of the program, if the system refused it memory.
     pub refusal: Option<Refusal>,
     /// The time, step and phase of the last row that shows work of the program. Samples are not work.
@@ -197,6 +201,7 @@ impl RowReader for HostMemory {
     fn wanted(&self) -> Wanted {
         Wanted::all_events(Columns::of(&["seq", "ts_ns", "step", "phase"]))
             .plus(EventName::Sample, SAMPLE)
+            .plus(EventName::HostAlloc, Columns::of(&["device"]))
             .plus(EventName::Mark, marks::TEST_COLUMNS)
     }
 
@@ -236,6 +241,7 @@ impl HostMemory {
                     self.sample(source, &text, row.ts_ns);
                 }
             }
+            EventName::HostAlloc => self.has_tensors |= row.device == CPU,
             EventName::Oom => self.oom_ns = Some(row.ts_ns),
             EventName::Mark => {
                 self.last.test = marks::running_test(row, &self.symbols).unwrap_or(self.last.test);
@@ -294,17 +300,14 @@ impl HostMemory {
                 self.refusal =
                     Some(Refusal { when, error: what.to_owned(), limit: first, size: second, peak: third });
             }
-            Api::Child if what == TOTAL => self.children.push(ChildrenSample {
-                when,
-                processes: fourth,
-                pss: first,
-                rss: second,
-                largest: Vec::new(),
-            }),
-            Api::Child => {
-                if let Some(last) = self.children.last_mut() {
-                    let child = Child { name: what.to_owned(), pid: third, pss: first, rss: second };
-                    last.largest.push(child);
+            Api::Child | Api::OtherProcess => {
+                let list = if source == Api::Child { &mut self.children } else { &mut self.others };
+                if what == TOTAL {
+                    let largest = Vec::new();
+                    list.push(ProcessesSample { when, processes: fourth, pss: first, rss: second, largest });
+                } else if let Some(last) = list.last_mut() {
+                    let name = what.to_owned();
+                    last.largest.push(ListedProcess { name, pid: third, pss: first, rss: second });
                 }
             }
             _ => {}
@@ -369,17 +372,23 @@ impl HostMemory {
     /// Returns the sample of the children that is nearest to a time. If that sample has no shares, prefers
     /// the nearest sample that has shares and the same number of children.
     #[must_use]
-    pub fn children_near(&self, ts_ns: i64) -> Option<&ChildrenSample> {
-        let distance = |sample: &&ChildrenSample| (sample.when.ts_ns - ts_ns).abs();
+    pub fn children_near(&self, ts_ns: i64) -> Option<&ProcessesSample> {
+        let distance = |sample: &&ProcessesSample| (sample.when.ts_ns - ts_ns).abs();
         let nearest = self.children.iter().min_by_key(distance)?;
-        let is_same = |sample: &&ChildrenSample| sample.pss >= 0 && sample.processes == nearest.processes;
+        let is_same = |sample: &&ProcessesSample| sample.pss >= 0 && sample.processes == nearest.processes;
         self.children.iter().filter(is_same).min_by_key(distance).or(Some(nearest))
+    }
+
+    /// Returns the last sample of the other processes at or before a time.
+    #[must_use]
+    pub fn others_at(&self, ts_ns: i64) -> Option<&ProcessesSample> {
+        self.others.iter().rfind(|sample| sample.when.ts_ns <= ts_ns)
     }
 
     /// Returns the samples of the children that have shares. If no sample with at least one child has shares,
     /// returns all samples. A sample without children always has the share 0, so it does not show whether
     /// shares are recorded.
-    pub fn children_with_shares(&self) -> impl Iterator<Item = &ChildrenSample> {
+    pub fn children_with_shares(&self) -> impl Iterator<Item = &ProcessesSample> {
         let is_known = self.children.iter().any(|sample| sample.pss >= 0 && sample.processes > 0);
         self.children.iter().filter(move |sample| !is_known || sample.pss >= 0)
     }
@@ -473,7 +482,7 @@ mod tests {
         let unknown = memory.children.iter().filter(|sample| sample.pss <= 0).cloned().collect();
         let memory = HostMemory { children: unknown, ..memory };
         assert_eq!(
-            (memory.children_near(25).map(ChildrenSample::bytes), memory.peak_with_children(&[])),
+            (memory.children_near(25).map(ProcessesSample::bytes), memory.peak_with_children(&[])),
             (Some(70), 172)
         );
     }

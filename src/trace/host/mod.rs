@@ -33,8 +33,8 @@ pub type HostValues = [Option<i64>; VALUES];
 /// The key before the name of a part.
 const WHAT: &str = "what=";
 
-/// The name in the first row of a list of [`Api::Smaps`] or [`Api::Child`], which has the sum of the rows
-/// after it.
+/// The name in the first row of a list of [`Api::Smaps`], [`Api::Child`] or [`Api::OtherProcess`], which has
+/// the sum of the list.
 pub const TOTAL: &str = "(total)";
 
 /// Returns the keys of a source's values; empty for a source that does not report host memory.
@@ -52,8 +52,8 @@ pub const fn keys(source: Api) -> &'static [&'static str] {
         // A part of the process's memory: its proportional share (PSS), its resident bytes, the resident
         // bytes that are modified or have no file, and its bytes in swap.
         Api::Smaps => &["pss", "rss", "dirty", "swap"],
-        // A child process, or the sum of all child processes.
-        Api::Child => &["pss", "rss", "pid", "processes"],
+        // A child process or another process of the container, or the sum of all of these.
+        Api::Child | Api::OtherProcess => &["pss", "rss", "pid", "processes"],
         // The address space of a process that ended because the system refused it memory: its limit, its size
         // at that time, and its peak size.
         Api::Refused => &["limit", "size", "peak"],

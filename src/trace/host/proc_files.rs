@@ -127,6 +127,23 @@ impl HostFiles {
         host_memory::descendants(&self.proc, pid, most)
     }
 
+    /// Returns the other processes that share the memory limit with this process, at most `most`: those in its
+    /// cgroup if the cgroup has a limit, otherwise all processes of the machine that are visible. `own` are
+    /// this process's descendants, which are left out.
+    #[must_use]
+    pub fn others(&self, own: &[u32], most: usize) -> Vec<u32> {
+        let limited = self.cgroup("self").filter(|group| group.limit().is_some());
+        let mut found = match limited {
+            Some(group) => group.processes(most),
+            None => {
+                let entries = fs::read_dir(&self.proc).into_iter().flatten().flatten();
+                entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).take(most).collect()
+            }
+        };
+        found.retain(|pid| *pid != std::process::id() && !own.contains(pid));
+        found
+    }
+
     /// Returns the bytes that a process and at most `most` of its descendants hold, without file pages; see
     /// [`host_memory::held`].
     #[must_use]
@@ -238,5 +255,33 @@ mod tests {
         found.sort_unstable();
         assert_eq!(found, [5, 6, 7, 8, 50, 51]);
         assert_eq!(files.descendants("self", 3).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn other_processes_are_those_of_the_group_with_the_limit_or_of_the_machine() {
+        let folder = TempDir::new().unwrap();
+        let files = HostFiles::at(&folder.path().join("proc"), &folder.path().join("cg"));
+        assert!(files.others(&[], 9).is_empty());
+        let own = std::process::id();
+        for pid in [own, 4_000_001, 4_000_002, 4_000_003] {
+            write(&folder, &format!("proc/{pid}/statm"), "1 1\n");
+        }
+        let sorted = |most| {
+            let mut found = files.others(&[4_000_002], most);
+            found.sort_unstable();
+            found
+        };
+        assert_eq!(sorted(9), [4_000_001, 4_000_003]);
+        assert!(files.others(&[], 2).len() <= 2);
+        // A group without a limit shares only the machine's memory.
+        write(&folder, "proc/self/cgroup", "0::/box/job\n");
+        write(&folder, "cg/box/job/memory.current", "900\n");
+        write(&folder, "cg/box/memory.current", "900\n");
+        write(&folder, "cg/box/cgroup.procs", "0\nx\n");
+        write(&folder, "cg/box/job/cgroup.procs", &format!("{own}\n4000002\n"));
+        write(&folder, "cg/box/other/cgroup.procs", "4000003\n");
+        assert_eq!(sorted(9), [4_000_001, 4_000_003]);
+        write(&folder, "cg/box/memory.max", "1000\n");
+        assert_eq!(sorted(9), [4_000_003]);
     }
 }

@@ -187,7 +187,7 @@ impl Encoder {
     #[must_use]
     pub fn ledger(&self, device: i8) -> (Accounted, Rest) {
         let totals = self.totals(device);
-        let is_managed = |api| matches!(api, Some(Api::CudaMallocManaged | Api::CuMemAllocManaged));
+        let is_managed = |api: Option<Api>| api.is_some_and(Api::is_managed);
         let managed: i64 = self
             .memory
             .live

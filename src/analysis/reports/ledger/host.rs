@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
+use super::super::host_owners::HostOwners;
 use super::super::killed::{Killed, WORKERS};
-use super::LedgerLine;
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::input::Input;
@@ -13,11 +13,13 @@ use crate::render::heading::heading;
 use crate::render::numbers::{bar, counted, duration, percent, share, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::reports::report::{Answer, next};
-use crate::state::host_memory::{ChildrenSample, FullSample, HostMemory, QuickSample, When};
+use crate::state::host_memory::{FullSample, HostMemory, ProcessesSample, QuickSample, When};
 use crate::state::moment::NamedMoment;
 
 /// The prefix of the names of the parts that are CPU tensors.
 pub(in crate::reports) const CPU_TENSORS: &str = "CPU tensors";
+/// The prefix of the names of the parts that are pinned memory.
+pub(in crate::reports) const PINNED: &str = "pinned";
 /// The name of a DataLoader worker, which torch sets.
 const LOADER: &str = "pt_data_worker";
 /// The name of the part that malloc allocates with `brk`.
@@ -27,6 +29,8 @@ const HEAP: &str = "heap";
 const HEAP_WITH_TENSORS: &str = "CPU tensors of up to 32 MiB, objects of Python and C, and what glibc keeps: MEMTRACE_HOST_TENSORS=1 separates them";
 /// The name of the part that contains all remaining memory.
 const ANONYMOUS: &str = "anonymous";
+/// The group of the changes between the full sample and the wanted moment.
+pub(in crate::reports) const CHANGE: &str = "change";
 /// Advice about the remaining memory if CPU tensors have rows of their own.
 const NO_TENSORS: &str = "not CPU tensors, which have their own rows: NumPy arrays, Python's objects, \
                           buffers of libraries (memray names their lines)";
@@ -36,24 +40,22 @@ const PARTS: &[(&str, &str, &str)] = &[
     (
         "CPU tensors parameter",
         "tensors",
-        "weights on the host: delete a model that can be loaded again instead of offloading it; \
-         memtrace peak --device cpu --by module names them",
+        "weights on the host: delete a model that can be loaded again instead of offloading it",
     ),
     (
         "CPU tensors optimizer_state",
         "tensors",
-        "the optimizer's state on the host: adapters (LoRA) or an 8-bit optimizer need less; \
-         memtrace peak --device cpu --by module names it",
+        "the optimizer's state on the host: adapters (LoRA) or an 8-bit optimizer need less",
     ),
-    (
-        CPU_TENSORS,
-        "tensors",
-        "models offloaded with .cpu(), copies of a state, kept batches: memtrace peak --device cpu --by op, or \
-         --by module, names them",
-    ),
+    (CPU_TENSORS, "tensors", "models offloaded with .cpu(), copies of a state, kept batches"),
     ("pinned: rounding", "pinned", PINNED_ROUNDING),
     ("pinned: cached", "pinned", "torch keeps it for later requests: torch._C._host_emptyCache() returns it"),
-    ("pinned", "pinned", "memtrace peak --device -1 --by op shows who asked for it"),
+    (PINNED, "pinned", "buffers that the GPU reads directly (pin_memory, offloading): fewer or smaller ones"),
+    (
+        "CUDA managed",
+        "managed",
+        "cudaMallocManaged, whose pages move between host and GPU: the state of a paged optimizer, for example",
+    ),
     ("shared", "shared", "batches of DataLoader workers: fewer workers, a smaller prefetch_factor"),
     ("file", "file", "page cache: the kernel drops clean pages when memory runs short"),
     ("libraries", "libraries", "code of torch and CUDA: import less"),
@@ -87,8 +89,8 @@ const PARTS: &[(&str, &str, &str)] = &[
 /// Advice about the rounding of pinned memory.
 const PINNED_ROUNDING: &str = "torch rounds each request up to a power of two: PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1,pinned_max_cached_size_mb:1 if it is not refused (torch 2.15 has it, 2.11 not), or pin one buffer of such a size and slice it";
 
-/// Returns the group of a part, and the advice about it. `has_tensors` is true if the trace lists CPU tensors
-/// as parts.
+/// Returns the group of a part, and the advice about it. `has_tensors` is true if the trace has CPU
+/// tensors.
 pub(in crate::reports) fn part_about(name: &str, has_tensors: bool) -> (&'static str, &'static str) {
     match name {
         ANONYMOUS if has_tensors => return ("other", NO_TENSORS),
@@ -108,10 +110,11 @@ pub(super) fn answer(input: &Input, at: &NamedMoment, options: &Options) -> Resu
     for trace in &input.traces {
         let memory = HostMemory::read(trace, options)?;
         let moment = at.without_mark(trace, options)?;
-        let Some(state) = moment.and_then(|moment| HostState::new(&memory, &moment)) else {
+        let Some(mut state) = moment.and_then(|moment| HostState::new(&memory, &moment)) else {
             has_quick |= !memory.quick.is_empty();
             continue;
         };
+        state.name_owners(trace, options)?;
         if json.is_empty() {
             heading(&mut printer, input, &trace.meta);
         }
@@ -133,18 +136,30 @@ pub(super) fn answer(input: &Input, at: &NamedMoment, options: &Options) -> Resu
     Ok(Answer { body: printer, json: json!({ "host": json }), footer, next: hints, ..Answer::default() })
 }
 
+/// A part of the memory of a process.
+pub(in crate::reports) struct HostPart {
+    pub(in crate::reports) group: &'static str,
+    pub(in crate::reports) what: String,
+    /// The proportional bytes (PSS) of the part, and its resident bytes.
+    pub(in crate::reports) pss: i64,
+    pub(in crate::reports) rss: i64,
+    /// The code that allocated the part, if this is known.
+    pub(in crate::reports) owners: Option<String>,
+    pub(in crate::reports) advice: &'static str,
+}
+
 /// The memory of one process on the host, by owner.
 pub(in crate::reports) struct HostState<'a> {
     pub(in crate::reports) when: When,
     /// The proportional set size (PSS) of the process, in bytes. `rss` is its resident set size.
     pub(in crate::reports) pss: i64,
     pub(in crate::reports) rss: i64,
-    pub(in crate::reports) lines: Vec<LedgerLine>,
-    /// Resident bytes of each line.
-    resident: Vec<i64>,
+    pub(in crate::reports) parts: Vec<HostPart>,
+    /// The full sample that the parts are from.
     full: &'a FullSample,
     quick: Option<&'a QuickSample>,
-    children: Option<&'a ChildrenSample>,
+    children: Option<&'a ProcessesSample>,
+    others: Option<&'a ProcessesSample>,
 }
 
 /// If the largest full sample reaches at least this share of the peak, it is shown as the peak, because its
@@ -169,46 +184,70 @@ impl<'a> HostState<'a> {
             when,
             pss: 0,
             rss: 0,
-            lines: Vec::new(),
-            resident: Vec::new(),
+            parts: Vec::new(),
             full,
             quick,
             children: memory.children_near(when.ts_ns),
+            others: memory.others_at(when.ts_ns),
         };
         let mut parts: Vec<_> = full.parts.iter().collect();
         parts.sort_by(|a, b| (-a.pss, &a.name).cmp(&(-b.pss, &b.name)));
-        let has_tensors = parts.iter().any(|part| part.name.starts_with(CPU_TENSORS));
         for part in parts {
-            let (group, advice) = part_about(&part.name, has_tensors);
-            state.line(group, part.name.clone(), part.pss, part.rss, advice);
+            let (group, advice) = part_about(&part.name, memory.has_tensors);
+            state.part(group, part.name.clone(), part.pss, part.rss, advice);
         }
         if full.when != when {
             // The full sample is older or newer than this moment. The difference between the quick samples at
             // both times is added as a separate line.
             let then = memory.quick_with(full)?;
             let now = quick?;
-            let names = ["anonymous", "files", "shared memory"];
+            let names = [ANONYMOUS, "files", "shared memory"];
             for (name, (now, then)) in names.iter().zip(now.kinds.iter().zip(then.kinds)) {
                 if *now >= 0 && then >= 0 && *now != then {
                     let what = format!("{name}: change since {}", duration(full.when.ts_ns));
-                    state.line(
-                        "change",
-                        what,
-                        now - then,
-                        now - then,
-                        "no full sample was taken at this moment",
-                    );
+                    let change = now - then;
+                    state.part(CHANGE, what, change, change, "no full sample was taken at this moment");
                 }
             }
         }
-        state.pss = state.lines.iter().map(|line| line.bytes).sum();
-        state.rss = state.resident.iter().sum();
+        state.pss = state.parts.iter().map(|part| part.pss).sum();
+        state.rss = state.parts.iter().map(|part| part.rss).sum();
         Some(state)
     }
 
-    fn line(&mut self, group: &'static str, what: String, pss: i64, rss: i64, advice: &str) {
-        self.lines.push(LedgerLine { group, what, bytes: pss, blocks: 0, advice: advice.to_owned() });
-        self.resident.push(rss);
+    /// Names the code that allocated each part, if the trace shows it. The trace has rows of tensors at any time.
+    /// So the memory that tensors have got since the full sample moves from the change of anonymous memory to
+    /// their parts.
+    pub(in crate::reports) fn name_owners(&mut self, trace: &TraceFile, options: &Options) -> Result<()> {
+        let mut owners = HostOwners::read(trace, self.full.when.ts_ns, options)?;
+        let is_change = |part: &HostPart| part.group == CHANGE && part.what.starts_with(ANONYMOUS);
+        let change = self.parts.iter().position(is_change).filter(|&at| self.parts[at].rss > 0);
+        if let Some(change) = change.filter(|_| self.full.when.ts_ns < self.when.ts_ns) {
+            let now = HostOwners::read(trace, self.when.ts_ns, options)?;
+            for (name, bytes) in now.since(&owners).sums() {
+                let moved = bytes.min(self.parts[change].rss);
+                self.parts[change].pss -= moved;
+                self.parts[change].rss -= moved;
+                match self.parts.iter_mut().find(|part| part.what == name) {
+                    Some(part) => (part.pss, part.rss) = (part.pss + moved, part.rss + moved),
+                    None => {
+                        let (group, advice) = part_about(name, true);
+                        self.part(group, name.to_owned(), moved, moved, advice);
+                    }
+                }
+            }
+            self.parts.retain(|part| part.pss != 0 || part.rss != 0);
+            self.parts.sort_by_key(|part| (part.group == CHANGE, -part.pss));
+            owners = now;
+        }
+        for part in &mut self.parts {
+            part.owners = owners.of(&part.what, options);
+        }
+        Ok(())
+    }
+
+    fn part(&mut self, group: &'static str, what: String, pss: i64, rss: i64, advice: &'static str) {
+        self.parts.push(HostPart { group, what, pss, rss, owners: None, advice });
     }
 
     fn print(&self, printer: &mut Printer, trace: &TraceFile, memory: &HostMemory, options: &Options) {
@@ -234,38 +273,34 @@ impl<'a> HostState<'a> {
             ("held by", Side::Left),
             ("advice", Side::Left),
         ]);
-        for (line, resident) in self.lines.iter().zip(&self.resident) {
+        for part in &self.parts {
             table.row([
-                Cell::new(show(line.bytes), Style::Strong),
-                percent(share(line.bytes, self.pss)).into(),
-                bar(share(line.bytes, self.pss), 12).into(),
-                show(*resident).into(),
-                line.what.as_str().into(),
-                Cell::new(line.advice.as_str(), Style::Faint),
+                Cell::new(show(part.pss), Style::Strong),
+                percent(share(part.pss, self.pss)).into(),
+                bar(share(part.pss, self.pss), 12).into(),
+                show(part.rss).into(),
+                part.what.as_str().into(),
+                Cell::new(part.advice, Style::Faint),
             ]);
         }
         printer.table(&table);
+        for part in &self.parts {
+            if let Some(owners) = &part.owners {
+                printer.plain(format!("{}: allocated at {owners}", part.what));
+            }
+        }
         printer.gap();
         if self.full.total.swap > 0 {
             printer.plain(format!("in swap: {}", show(self.full.total.swap)));
         }
         if let Some(children) = self.children.filter(|children| children.processes > 0) {
-            let amount = match children.pss {
-                -1 => format!("{} resident; shared pages count for each process", show(children.rss)),
-                pss => format!("{} (PSS), {} resident", show(pss), show(children.rss)),
-            };
-            printer.plain(format!(
-                "{} at {}: {amount}",
-                counted(children.processes.cast_unsigned(), "child process"),
-                duration(children.when.ts_ns)
-            ));
-            for child in &children.largest {
-                let bytes = if child.pss >= 0 { child.pss } else { child.rss };
-                printer.plain(format!("  {} {} (pid {})", show(bytes), child.name, child.pid));
-            }
+            print_processes(printer, children, "child process", options);
             if children.largest.iter().any(|child| child.name.starts_with(LOADER)) {
                 printer.plain(format!("  try: {WORKERS}"));
             }
+        }
+        if let Some(others) = self.others.filter(|others| others.processes > 0) {
+            print_processes(printer, others, "other process", options);
         }
         let Some(quick) = self.quick else { return };
         let (container, machine) = (quick.container, quick.machine);
@@ -302,27 +337,15 @@ impl<'a> HostState<'a> {
 
     fn json(&self, trace: &TraceFile, memory: &HostMemory) -> Value {
         let rows: Vec<Value> = self
-            .lines
+            .parts
             .iter()
-            .zip(&self.resident)
-            .map(|(line, rss)| {
+            .map(|part| {
                 json!({
-                    "group": line.group, "held_by": line.what, "pss_bytes": line.bytes, "rss_bytes": rss,
-                    "advice": line.advice,
+                    "group": part.group, "held_by": part.what, "pss_bytes": part.pss, "rss_bytes": part.rss,
+                    "allocated_at": part.owners, "advice": part.advice,
                 })
             })
             .collect();
-        let children = self.children.map(|children| {
-            let each: Vec<Value> = children
-                .largest
-                .iter()
-                .map(|child| json!({ "name": child.name, "pid": child.pid, "pss_bytes": child.pss, "rss_bytes": child.rss }))
-                .collect();
-            json!({
-                "ts_ns": children.when.ts_ns, "processes": children.processes, "pss_bytes": children.pss,
-                "rss_bytes": children.rss, "largest": each,
-            })
-        });
         let container = self.quick.map(|quick| quick.container).map(|container| {
             json!({
                 "current_bytes": container.current, "limit_bytes": container.limit,
@@ -347,9 +370,44 @@ impl<'a> HostState<'a> {
             "peak_rss_bytes": memory.peak_rss(),
             "full_ts_ns": self.full.when.ts_ns,
             "rows": rows,
-            "children": children,
+            "children": self.children.map(processes_json),
+            "others": self.others.map(processes_json),
             "container": container,
             "machine": machine,
         })
     }
+}
+
+/// Prints a list of processes with their memory. `noun` is the name of one of them.
+fn print_processes(printer: &mut Printer, sample: &ProcessesSample, noun: &str, options: &Options) {
+    let show = |bytes: i64| options.units.show(bytes).to_string();
+    let amount = match sample.pss {
+        -1 => format!("{} resident; shared pages count for each process", show(sample.rss)),
+        pss => format!("{} (PSS), {} resident", show(pss), show(sample.rss)),
+    };
+    printer.plain(format!(
+        "{} at {}: {amount}",
+        counted(sample.processes.cast_unsigned(), noun),
+        duration(sample.when.ts_ns)
+    ));
+    for process in &sample.largest {
+        let bytes = if process.pss >= 0 { process.pss } else { process.rss };
+        printer.plain(format!("  {} {} (pid {})", show(bytes), process.name, process.pid));
+    }
+}
+
+fn processes_json(sample: &ProcessesSample) -> Value {
+    let each: Vec<Value> = sample
+        .largest
+        .iter()
+        .map(|process| {
+            json!({
+                "name": process.name, "pid": process.pid, "pss_bytes": process.pss, "rss_bytes": process.rss,
+            })
+        })
+        .collect();
+    json!({
+        "ts_ns": sample.when.ts_ns, "processes": sample.processes, "pss_bytes": sample.pss,
+        "rss_bytes": sample.rss, "largest": each,
+    })
 }

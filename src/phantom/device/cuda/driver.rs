@@ -9,7 +9,7 @@ use crate::core::call_rules::initialize;
 use crate::core::call_table::{answers, by_contract};
 use crate::core::device::{context_handle, device_of_context};
 use crate::core::driver_version::driver_version;
-use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, OK, Out, Status, Word, codes};
+use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, OK, Out, Status, Word, codes, opaque_handle};
 use crate::core::host_state::{current_index, device, host_state, set_current};
 use crate::core::loaded_library::library_of;
 use crate::core::lock::lock;
@@ -246,6 +246,12 @@ answers! {
     Success fn cuCtxResetPersistingL2Cache() { OK }
     Success fn cuProfilerStart() { OK }
     Success fn cuProfilerStop() { OK }
+    /// The driver calls the callback with each of its errors. The simulated driver logs none.
+    Success fn cuLogsRegisterCallback(_callback: Word, _user: Word, handle: Out<usize>) {
+        handle.put(opaque_handle());
+        OK
+    }
+    Success fn cuLogsUnregisterCallback(_handle: Word) { OK }
     /// The undocumented tables through which a static CUDA runtime accesses the driver are missing. Without
     /// them every call of that runtime fails.
     Unsupported fn cuGetExportTable(out: Out<usize>, _id: Word) {

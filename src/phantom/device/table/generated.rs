@@ -637,8 +637,6 @@ refuse! {
     cuLogsCurrent,
     cuLogsDumpToFile,
     cuLogsDumpToMemory,
-    cuLogsRegisterCallback,
-    cuLogsUnregisterCallback,
     cuMemAlloc,
     cuMemAllocHost,
     cuMemAllocPitch,

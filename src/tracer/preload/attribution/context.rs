@@ -12,8 +12,8 @@ use memtrace_record::recorder::{context_id, text_id};
 use memtrace_trace::{Payload, text};
 
 use crate::attribution::{
-    autograd_seq, backward_passes, detail, graph_captures, op_context, phases, range_rows, shared_ranges,
-    steps, updates,
+    autograd_seq, backward_passes, detail, graph_captures, op_context, phases, python_frames, range_rows,
+    shared_ranges, steps, updates,
 };
 use crate::runtime::fixed_text::FixedText;
 use crate::runtime::thread::open_ranges::{OpenRange, OpenRanges, Role};
@@ -63,10 +63,22 @@ pub(crate) fn of_report(state: &ThreadState, stream: i64, bytes: i64, device: i8
         OUTSIDE_PHASES.fetch_add(bytes.cast_unsigned(), Ordering::Relaxed);
     }
     if context == ranges.context.get() {
-        context = op_context::outside_ops(state, &ranges.base.get()).unwrap_or(context);
+        let with_lines = python_frames::are_recorded();
+        context = op_context::outside_ops(state, &ranges.base.get(), with_lines).unwrap_or(context);
     }
     with_step(Some(context))
 }
+
+/// Same as [`current`], for an allocation of pinned memory, with the Python lines: there are few, and their
+/// calls are slow.
+pub(crate) fn of_pinned() -> (ContextId, i32) {
+    let of_op = |state: &ThreadState| context_with(state, state.ranges.base.get().stream, detail::is_on());
+    with_step(thread::with(of_op))
+}
+
+/// A CPU tensor of at least this many bytes gets the Python lines, whatever `MEMTRACE_STACKS` is: the kernel
+/// needs longer to provide such memory than the lines take.
+const LARGE_TENSOR: i64 = 1 << 20;
 
 /// Same as [`current`], for a report about a CPU tensor. A negative `bytes` means that it was freed.
 pub(crate) fn of_cpu_tensor(state: &ThreadState, bytes: i64) -> (ContextId, i32) {
@@ -76,9 +88,10 @@ pub(crate) fn of_cpu_tensor(state: &ThreadState, bytes: i64) -> (ContextId, i32)
         update(ranges, stream);
         return with_step(Some(ranges.context.get()));
     }
-    let mut context = context_on(state, stream);
+    let with_lines = python_frames::are_recorded() || bytes >= LARGE_TENSOR && detail::is_on();
+    let mut context = context_with(state, stream, with_lines);
     if context == ranges.context.get() {
-        context = op_context::outside_ops(state, &ranges.base.get()).unwrap_or(context);
+        context = op_context::outside_ops(state, &ranges.base.get(), with_lines).unwrap_or(context);
     }
     with_step(Some(context))
 }
@@ -123,9 +136,15 @@ fn with_step(context: Option<ContextId>) -> (ContextId, i32) {
 
 #[inline]
 fn context_on(state: &ThreadState, stream: i64) -> ContextId {
+    context_with(state, stream, python_frames::are_recorded())
+}
+
+#[inline]
+fn context_with(state: &ThreadState, stream: i64, with_lines: bool) -> ContextId {
     let ranges = &state.ranges;
     update(ranges, stream);
-    op_context::innermost(&state.ops, &ranges.base, ranges.epoch.get()).unwrap_or(ranges.context.get())
+    let context = op_context::innermost(&state.ops, &ranges.base, ranges.epoch.get(), with_lines);
+    context.unwrap_or(ranges.context.get())
 }
 
 #[inline]

@@ -16,24 +16,29 @@ use crate::runtime::thread::running_ops::{RunningOp, RunningOps, Scope};
 use crate::runtime::thread::{self, ThreadState};
 
 /// Returns the context of the innermost op on top of `base`, the base context of this thread at `epoch`.
-/// Returns `None` outside every op.
+/// If `with_lines` is true, the context has the Python lines. Returns `None` outside every op.
 #[inline]
-pub(crate) fn innermost(ops: &RefCell<RunningOps>, base: &Cell<Context>, epoch: u64) -> Option<ContextId> {
+pub(crate) fn innermost(
+    ops: &RefCell<RunningOps>,
+    base: &Cell<Context>,
+    epoch: u64,
+    with_lines: bool,
+) -> Option<ContextId> {
     let mut ops = ops.try_borrow_mut().ok()?;
     let top = ops.running.last()?;
-    if top.epoch == epoch && top.context != 0 && top.python == 0 && !python_frames::are_recorded() {
+    if top.epoch == epoch && top.context != 0 && top.python == 0 && !with_lines {
         return Some(top.context);
     }
-    Some(ops.looked_up(base.get(), epoch))
+    Some(ops.looked_up(base.get(), epoch, with_lines))
 }
 
-/// Returns the context of an allocation outside every op: `base` with the Python stack, if Python stacks are
-/// recorded or if the memory is loaded. Returns `None` if neither applies.
-pub(crate) fn outside_ops(state: &ThreadState, base: &Context) -> Option<ContextId> {
+/// Returns the context of an allocation outside every op: `base` with the Python stack, if `with_lines` is true
+/// or if the memory is loaded. Returns `None` if neither applies.
+pub(crate) fn outside_ops(state: &ThreadState, base: &Context, with_lines: bool) -> Option<ContextId> {
     let loading = may_load(state, base).then(python_frames::outside_compiled_code).flatten();
     let python = match loading {
         Some(python) => python,
-        None if python_frames::are_recorded() => python_frames::current(0),
+        None if with_lines => python_frames::current(0),
         None => return None,
     };
     let mut context = *base;
@@ -85,10 +90,9 @@ impl RunningOps {
     }
 
     #[inline(never)]
-    fn looked_up(&mut self, base: Context, epoch: u64) -> ContextId {
+    fn looked_up(&mut self, base: Context, epoch: u64, with_lines: bool) -> ContextId {
         let origin = self.running.last().map_or(0, |top| top.origin.python);
-        let python =
-            if python_frames::are_recorded() { self.python_stack(thread::is_autograd(), origin) } else { 0 };
+        let python = if with_lines { self.python_stack(thread::is_autograd(), origin) } else { 0 };
         let is_valid = |top: &&RunningOp| top.epoch == epoch && top.context != 0 && top.python == python;
         match self.running.last().filter(is_valid) {
             Some(top) => top.context,

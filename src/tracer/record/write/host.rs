@@ -3,8 +3,8 @@
 //! There are three kinds of samples with different costs. A *quick* sample (resident memory, container,
 //! machine) reads a few small files. A *full* sample reads the process's mappings, for which the kernel walks
 //! all pages of the process. The *children* are read one by one: their resident memory, and less often their
-//! proportional memory, for which the kernel walks their pages, too. After each sample, the next one of the
-//! same kind waits until the processor time that the sample took is a small share of the time that has passed
+//! proportional memory, for which the kernel walks their pages, too. With them, the *other processes* are read
+//! that share the limit of memory with this process. After each sample, the next one of the same kind waits until the processor time that the sample took is a small share of the time that has passed
 //! ([`SHARE`]). So a process of 500 GiB or with 500 children is sampled less often.
 
 use std::collections::BTreeMap;
@@ -27,12 +27,13 @@ use crate::queue::event_queue::EventQueue;
 use crate::step::STEP;
 
 /// Quick samples may take one part in `SHARE` of the time that passes, in processor time of this thread. The
-/// shares of all kinds sum to 0.11%, except while memory is short ([`TIGHT_SHARE`]) and at new highs of
+/// shares of all kinds sum to 0.12%, except while memory is short ([`TIGHT_SHARE`]) and at new highs of
 /// resident memory ([`HIGH_SHARE`]). With the samples at the start ([`CREDIT`]), those of devices, and the
 /// reading of resident memory ([`POLL`]), the total is at most 0.2% in a run of some minutes without many new
 /// highs.
 const SHARE: u32 = 2500;
-/// The same for lists of children, and for their proportional memory (`SHARES_SHARE`).
+/// The same for lists of children, for lists of other processes, and for the children's proportional memory
+/// (`SHARES_SHARE`).
 const CHILDREN_SHARE: u32 = 10_000;
 const SHARES_SHARE: u32 = 5000;
 /// The same for full samples: normally, and while little memory is left and usage grows (`TIGHT_SHARE`). In
@@ -62,9 +63,11 @@ const LEAST_TIGHT_CHANGE: (i64, i64) = (32 << 20, 12);
 const LEAST_HIGH: (i64, i64) = (32 << 20, 4);
 /// The longest time between two full samples of a process that changes little.
 const LONGEST_FULL: Duration = Duration::from_secs(10);
-/// The maximum number of children that are read and named one by one.
+/// The maximum number of children, and of other processes, that are read one by one and that are named.
 const MOST_CHILDREN: usize = 1000;
 const MOST_NAMED: usize = 8;
+/// Another process is named if at least this many bytes of it are resident.
+const LEAST_NAMED: i64 = 16 << 20;
 
 /// Limits how often one kind of sample is taken, by its cost in processor time.
 struct Budget {
@@ -115,6 +118,7 @@ pub(crate) struct HostSampler {
     highs: Budget,
     children: Budget,
     shares: Budget,
+    others: Budget,
     polled: Option<Instant>,
     /// Resident memory at the last quick and the last full sample, and the highest of all full samples.
     rss: i64,
@@ -172,6 +176,7 @@ impl HostSampler {
             highs: Budget::new(Duration::ZERO),
             children: Budget::new(Duration::ZERO),
             shares: Budget::new(Duration::ZERO),
+            others: Budget::new(Duration::ZERO),
             polled: None,
             rss: 0,
             full_rss: 0,
@@ -285,11 +290,12 @@ impl HostSampler {
     fn children(&mut self, queue: &'static EventQueue) {
         let start = thread_time();
         let mut with_shares = false;
-        if let Some(pids) = self.files.descendants("self", MOST_CHILDREN) {
+        let descendants = self.files.descendants("self", MOST_CHILDREN);
+        if let Some(pids) = &descendants {
             with_shares = pids.len() <= MOST_CHILDREN / 16 && self.shares.is_affordable(SHARES_SHARE);
             let mut each: Vec<(u32, Option<i64>, i64)> = pids
-                .into_iter()
-                .filter_map(|pid| {
+                .iter()
+                .filter_map(|&pid| {
                     let name = pid.to_string();
                     let may_walk = with_shares && thread_time().saturating_sub(start) < LONGEST_WALK;
                     match may_walk.then(|| self.files.rollup(&name)).flatten() {
@@ -298,15 +304,8 @@ impl HostSampler {
                     }
                 })
                 .collect();
-            each.sort_unstable_by_key(|(pid, _, rss)| (-rss, *pid));
             let pss = each.iter().map(|(_, pss, _)| *pss).sum();
-            let rss = each.iter().map(|(_, _, rss)| rss).sum();
-            record(queue, Api::Child, [pss, Some(rss), None, Some(each.len() as i64), None], TOTAL);
-            for (pid, pss, rss) in each.iter().take(MOST_NAMED) {
-                let name = self.files.name(&pid.to_string()).unwrap_or_else(|| "(ended)".to_owned());
-                let values = [*pss, Some(*rss), Some(i64::from(*pid)), Some(1), None];
-                record(queue, Api::Child, values, &name);
-            }
+            self.record_processes(queue, Api::Child, pss, &mut each, 0);
         }
         let price = thread_time().saturating_sub(start);
         if with_shares {
@@ -314,6 +313,42 @@ impl HostSampler {
             self.children.pay(Duration::ZERO, CHILDREN_SHARE);
         } else {
             self.children.pay(price, CHILDREN_SHARE);
+        }
+        if let Some(pids) = descendants
+            && self.others.is_affordable(CHILDREN_SHARE)
+        {
+            self.others(queue, &pids);
+        }
+    }
+
+    /// Lists the processes that share the memory limit with this process. `own` are the descendants of this
+    /// process.
+    fn others(&mut self, queue: &'static EventQueue, own: &[u32]) {
+        let start = thread_time();
+        let others = self.files.others(own, MOST_CHILDREN).into_iter();
+        let mut each: Vec<(u32, Option<i64>, i64)> =
+            others.filter_map(|pid| Some((pid, None, self.files.resident(&pid.to_string())?))).collect();
+        self.record_processes(queue, Api::OtherProcess, None, &mut each, LEAST_NAMED);
+        self.others.pay(thread_time().saturating_sub(start), CHILDREN_SHARE);
+    }
+
+    /// Records a list of processes with their proportional (`None` if unknown) and resident bytes: the sum, and
+    /// the largest of those with at least `least` resident bytes. `pss` is the sum of the proportional bytes.
+    fn record_processes(
+        &self,
+        queue: &'static EventQueue,
+        source: Api,
+        pss: Option<i64>,
+        each: &mut [(u32, Option<i64>, i64)],
+        least: i64,
+    ) {
+        each.sort_unstable_by_key(|(pid, _, rss)| (-rss, *pid));
+        let rss = each.iter().map(|(_, _, rss)| rss).sum();
+        record(queue, source, [pss, Some(rss), None, Some(each.len() as i64), None], TOTAL);
+        for (pid, pss, rss) in each.iter().take(MOST_NAMED).filter(|(.., rss)| *rss >= least) {
+            let name = self.files.name(&pid.to_string()).unwrap_or_else(|| "(ended)".to_owned());
+            let values = [*pss, Some(*rss), Some(i64::from(*pid)), Some(1), None];
+            record(queue, source, values, &name);
         }
     }
 }
@@ -323,9 +358,11 @@ impl HostSampler {
 const PINNED: &str = "pinned";
 const PINNED_ROUNDING: &str = "pinned: rounding";
 const PINNED_CACHED: &str = "pinned: cached";
+/// The name of the part for managed memory: the pages of `cudaMallocManaged` that are on the host.
+const MANAGED: &str = "CUDA managed";
 
-/// Returns the memory whose addresses the trace knows: pinned memory, CPU tensors, and the memory of
-/// simulated devices.
+/// Returns the memory whose addresses the trace knows: pinned and managed memory, CPU tensors, and the memory
+/// of simulated devices.
 fn known_memory(encoder: &Encoder, is_simulated: bool) -> Vec<KnownMemory> {
     let pinned = pinned_requests::blocks();
     let mut known = Vec::new();
@@ -337,6 +374,7 @@ fn known_memory(encoder: &Encoder, is_simulated: bool) -> Vec<KnownMemory> {
                 known.extend(pinned_parts(range, &pinned));
                 continue;
             }
+            (_, Some(api)) if api.is_managed() => MANAGED,
             _ if is_simulated => "simulated GPU",
             _ => continue,
         };

@@ -214,7 +214,11 @@ fn before_outcome(call: Call, device: Option<i8>) -> (Header, event::Call) {
     let has_streams = is_torchs && session::session().is_some_and(|session| session.rounding.caching);
     let at =
         device.filter(|device| has_streams && *device >= 0).map(|device| (device, current_stream(device)));
-    let (context, step) = at.map_or_else(context::current, |(_, stream)| context::current_on(stream));
+    let (context, step) = match at {
+        Some((_, stream)) => context::current_on(stream),
+        None if device == Some(Event::HOST) => context::of_pinned(),
+        None => context::current(),
+    };
     let known = event::Call {
         address: 0,
         bytes: 0,
