@@ -1195,6 +1195,74 @@ fn ledger_of_the_host_sums_to_the_process_and_says_what_is_unknown() {
     assert!(none.text().contains("No sample of the host"), "{}", none.text());
 }
 
+/// A trace with CPU tensors: 40 MiB in the full sample at 2 s, 100 MiB from 5 s on, and, if `is_replaced`, as many
+/// that are freed. Anonymous memory rises by 150 MiB after the full sample.
+fn trace_of_cpu_tensors(is_replaced: bool) -> Vec<u8> {
+    const MIB: i64 = 1 << 20;
+    let second = 1_000_000_000;
+    let mut trace = TraceBuilder::default();
+    let tensor = |trace: &mut TraceBuilder, mib: i64, op: &'static str, ts_ns: i64| {
+        let row = Row {
+            event: EventName::HostAlloc,
+            device: -2,
+            api: "cpu_allocator",
+            op,
+            ts_ns,
+            ..Row::default()
+        };
+        let bytes = mib * MIB;
+        trace.change(
+            Row { alloc_id: ts_ns, delta_bytes: bytes, requested_bytes: bytes, ..row },
+            [bytes, bytes, 0],
+        );
+    };
+    let sample = |trace: &mut TraceBuilder, api: &'static str, ts_ns: i64, name: &str| {
+        trace.raw(Row { event: EventName::Sample, api, device: -1, step: -1, ts_ns, name, ..Row::default() });
+    };
+    let quick = |trace: &mut TraceBuilder, ts_ns: i64, anon: i64| {
+        sample(trace, "proc_status", ts_ns, &format!("rss={0} anon={0} file=0 shmem=0 swap=0", anon * MIB));
+        sample(trace, "cgroup", ts_ns, &format!("current={} limit={} file=0 kills=1", anon * MIB, 300 * MIB));
+    };
+    tensor(&mut trace, 40, "aten::empty", second);
+    quick(&mut trace, 2 * second, 100);
+    for (name, mib) in [("(total)", 100), ("CPU tensors", 40), ("anonymous", 60)] {
+        let text = format!("pss={0} rss={0} dirty=0 swap=0 what={name}", mib * MIB);
+        sample(&mut trace, "smaps", 2 * second, &text);
+    }
+    tensor(&mut trace, 100, "aten::randn", 5 * second);
+    if is_replaced {
+        let (event, api, bytes) = (EventName::HostFree, "cpu_allocator", 100 * MIB);
+        let row = Row { event, device: -2, api, ts_ns: 6 * second, alloc_id: 5 * second, ..Row::default() };
+        trace.change(Row { delta_bytes: -bytes, ..row }, [-bytes, -bytes, 0]);
+    }
+    quick(&mut trace, 9 * second, 250);
+    let name = "killed signal=9 kills=2 lost=0";
+    trace.raw(Row { event: EventName::End, ts_ns: 10 * second, name, ..Row::default() });
+    trace.unfinished()
+}
+
+#[test]
+fn host_memory_of_tensors_has_the_code_that_allocated_it() {
+    let killed = answer_on(trace_of_cpu_tensors(false), "oom", &[]).text();
+    for part in [
+        "anonymous: change since 2.00 s: up to 100.00 MiB are CPU tensors, allocated at aten::randn (100.00 MiB)",
+        "CPU tensors: allocated at aten::empty (40.00 MiB)",
+        "try: CPU tensors: ",
+    ] {
+        assert!(killed.contains(part), "{part}: {killed}");
+    }
+    let ledger = answer_on(trace_of_cpu_tensors(false), "ledger", &[("host", ""), ("at", "2s")]);
+    let rows = ledger.json["host"][0]["rows"].as_array().unwrap();
+    let of = |name: &str| &rows.iter().find(|row| row["held_by"] == name).unwrap()["allocated_at"];
+    assert_eq!(
+        (of("CPU tensors"), of("anonymous")),
+        (&json!([{ "at": "aten::empty", "bytes": 40 << 20 }]), &json!([]))
+    );
+    // Tensors that were freed again are not what grew.
+    let replaced = answer_on(trace_of_cpu_tensors(true), "oom", &[]).text();
+    assert!(!replaced.contains("aten::randn") && replaced.contains("try: anonymous: "), "{replaced}");
+}
+
 #[test]
 fn budget_limits_the_memory_of_the_host_and_refuses_a_trace_without_samples() {
     let folder = tempfile::tempdir().unwrap();
@@ -1426,24 +1494,32 @@ fn summary_and_oom_say_who_killed_a_process() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // Another process of the container holds less or more than this process and its child.
-    for (rss, has_most) in [(280, false), (300, true)] {
+    // Another process of the container holds less or more than this process and its child. An old list and a
+    // refusal by the system are no reason to end it.
+    for (held, seconds, refused, is_to_end) in
+        [(240, 9, false, false), (250, 9, false, true), (250, -2, false, false), (250, 9, true, false)]
+    {
         let mut trace = host_trace(true);
+        let row = Row { event: EventName::Sample, device: -1, ..Row::default() };
         for name in [
-            format!("rss={} processes=2 what=(total)", rss << 20),
-            format!("rss={} pid=5 processes=1 what=a server", rss << 20),
+            format!("held={} processes=2 what=(total)", held << 20),
+            format!("held={} pid=5 processes=1 what=a server", held << 20),
         ] {
-            let row = Row { event: EventName::Sample, api: "other_process", device: -1, ..Row::default() };
-            trace.raw(Row { ts_ns: 9_000_000_000, name: &name, ..row });
+            trace.raw(Row { api: "other_process", ts_ns: seconds * 1_000_000_000, name: &name, ..row });
         }
-        let name = "killed signal=9 kills=2 lost=0";
-        trace.raw(Row { event: EventName::End, ts_ns: 10_000_000_000, name, ..Row::default() });
-        let text = answer_on(trace.unfinished(), "oom", &[]).text();
-        assert!(
-            text.contains(&format!("in 2 other processes of the container: {rss}.00 MiB a server")),
-            "{text}"
-        );
-        assert_eq!(text.contains("end the other processes"), has_most, "{text}");
+        let trace = if refused {
+            trace.raw(Row { api: "refused", ts_ns: 9_500_000_000, name: "what=MemoryError", ..row });
+            trace.finish()
+        } else {
+            let name = "killed signal=9 kills=2 lost=0";
+            trace.raw(Row { event: EventName::End, ts_ns: 10_000_000_000, name, ..Row::default() });
+            trace.unfinished()
+        };
+        let text = answer_on(trace, "oom", &[]).text();
+        let others =
+            format!("{held}.00 MiB in 2 other processes of the container at 9.00 s: {held}.00 MiB a server");
+        assert_eq!(text.contains(&others), seconds == 9, "{text}");
+        assert_eq!(text.contains("end the other processes"), is_to_end, "{text}");
     }
     for text in ["exit lost=0", "exec lost=0", "stopped lost=0"] {
         let summary = answer_on(ended(text), "summary", &[]);

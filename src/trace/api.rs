@@ -134,10 +134,13 @@ text_enum! {
 }
 
 impl Api {
-    /// Returns true if the call allocates managed memory, whose pages move between the device and the host.
+    /// The calls that allocate managed memory, whose pages move between the device and the host.
+    pub const MANAGED: [Api; 2] = [Api::CudaMallocManaged, Api::CuMemAllocManaged];
+
+    /// Returns true if the call allocates managed memory.
     #[must_use]
     pub fn is_managed(self) -> bool {
-        matches!(self, Api::CudaMallocManaged | Api::CuMemAllocManaged)
+        Api::MANAGED.contains(&self)
     }
 
     /// Returns true if the call opens memory of another process.

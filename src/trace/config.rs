@@ -315,7 +315,7 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_HOST_TENSORS",
         "0",
-        "1 also records CPU tensors, as the device `cpu` (-2), with their owners: `host_alloc` and `host_free` rows with the api `cpu_allocator`",
+        "1 also records CPU tensors, as the device `cpu` (-2), with their owners: `host_alloc` and `host_free` rows with the api `cpu_allocator`. Each of at least 1 MiB has its Python line",
         |s, v| flag(v).map(|on| s.host_tensors = on)
     ),
     entry!(
@@ -450,8 +450,8 @@ const TABLE: &[Entry] = &[
     entry!(
         "MEMTRACE_STACKS",
         "ops",
-        "the content of `stack_id`: ops (op stack and module), or python (also the lines of Python of the \
-         call)",
+        "the content of `stack_id`: ops (op stack and module, and for some allocations the lines of Python), or \
+         python (the lines of all)",
         |s, v| {
             s.stacks = match v.to_ascii_lowercase().as_str() {
                 "ops" | "off" | "0" => Stacks::Ops,

@@ -38,6 +38,8 @@ const UNLIMITED: i64 = 1 << 60;
 /// The maximum number of cgroups that are searched, from the process's own upwards. Real paths are shorter,
 /// but a hostile path may be long.
 const MOST_LEVELS: usize = 64;
+/// The maximum number of cgroups whose processes are listed.
+const MOST_FOLDERS: usize = 1000;
 
 impl Cgroup {
     /// Finds the cgroup of process `pid` (`self` for this process) below the mount points at `root`
@@ -119,26 +121,20 @@ impl Cgroup {
         [self.current(), self.limit(), file, swap, self.kills()]
     }
 
-    /// Returns the ids of the processes in this cgroup and in those below it, at most `most`. A process that
-    /// is not visible from here is omitted.
-    #[must_use]
-    pub fn processes(&self, most: usize) -> Vec<u32> {
-        let (mut found, mut folders) = (Vec::new(), vec![self.folder.clone()]);
-        let mut next = 0;
-        while next < folders.len().min(most) && found.len() < most {
-            let text = fs::read_to_string(folders[next].join("cgroup.procs")).unwrap_or_default();
-            found.extend(text.lines().filter_map(|pid| pid.parse::<u32>().ok()).filter(|pid| *pid > 0));
-            let inside = fs::read_dir(&folders[next]).into_iter().flatten().flatten();
+    /// Returns the ids of the processes in this cgroup and in those below it. A process that is not visible from
+    /// here is omitted.
+    pub fn processes(&self) -> impl Iterator<Item = u32> {
+        let mut folders = vec![self.folder.clone()];
+        let of_next_folder = move || {
+            let folder = folders.pop()?;
+            let inside = fs::read_dir(&folder).into_iter().flatten().flatten();
             // `file_type` does not follow links.
-            folders.extend(
-                inside
-                    .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-                    .map(|entry| entry.path()),
-            );
-            next += 1;
-        }
-        found.truncate(most);
-        found
+            let is_folder = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+            folders.extend(inside.filter(is_folder).map(|entry| entry.path()));
+            let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+            Some(text.lines().filter_map(|pid| pid.parse().ok()).filter(|pid| *pid > 0).collect::<Vec<u32>>())
+        };
+        std::iter::from_fn(of_next_folder).take(MOST_FOLDERS).flatten()
     }
 
     fn text(&self, file: &str) -> Option<String> {

@@ -1,8 +1,9 @@
 //! The growth of host memory by part, measured over the samples of a trace.
 
+use memtrace_trace::host::parts::CPU_TENSORS;
 use serde_json::{Value, json};
 
-use super::host_owners::HostOwners;
+use super::host_owners::{Allocated, HostOwners, allocated_at, allocated_json};
 use super::ledger::host::part_about;
 use crate::error::Result;
 use crate::options::Options;
@@ -25,6 +26,9 @@ const LEAST: (i64, i64) = (16 << 20, 50);
 /// does not reach it, so it does not count as growth.
 const LEAST_R2: f64 = 0.8;
 
+/// The name of the memory that has no file: the heap, tensors and the like, before full samples tell them apart.
+const WITHOUT_FILE: &str = "memory without a file";
+
 /// A part that grows.
 pub(super) struct Growth {
     what: String,
@@ -35,7 +39,9 @@ pub(super) struct Growth {
     /// not follow the steps.
     per_step: Option<f64>,
     r2: f64,
-    advice: String,
+    advice: &'static str,
+    /// The code of the CPU tensors that grew; empty for other parts.
+    owners: Vec<Allocated>,
 }
 
 /// The name of a part, the advice about it, and its bytes over time.
@@ -81,7 +87,7 @@ impl HostGrowth {
                 series.push((name.to_owned(), part_about(name, memory.has_tensors).1, points.collect()));
             }
         } else {
-            for (at, name) in ["memory without a file", "files", "shared memory"].into_iter().enumerate() {
+            for (at, name) in [WITHOUT_FILE, "files", "shared memory"].into_iter().enumerate() {
                 let points = quick.iter().map(|sample| (sample.when, sample.kinds[at])).collect();
                 series.push((
                     name.to_owned(),
@@ -121,20 +127,23 @@ impl HostGrowth {
         })
     }
 
-    /// Adds to the advice about each part who allocated what grew, if this is known.
+    /// Names the code of the CPU tensors that grew, if this is known.
     ///
     /// # Errors
     /// When the trace cannot be read.
-    pub(super) fn name_owners(&mut self, trace: &TraceFile, options: &Options) -> Result<()> {
+    pub(super) fn name_owners(
+        &mut self,
+        trace: &TraceFile,
+        memory: &HostMemory,
+        options: &Options,
+    ) -> Result<()> {
         if self.all.is_empty() {
             return Ok(());
         }
-        let [first, last] = [self.ends_ns.0, self.ends_ns.1].map(|ns| HostOwners::read(trace, ns, options));
-        let grown = last?.since(&first?);
-        for growth in &mut self.all {
-            if let Some(owners) = grown.of(&growth.what, options) {
-                growth.advice = format!("allocated at {owners}; {}", growth.advice);
-            }
+        let owners = HostOwners::read(trace, memory, &[self.ends_ns.0, self.ends_ns.1], options)?;
+        let is_of_tensors = |what: &str| what == WITHOUT_FILE || what.starts_with(CPU_TENSORS);
+        for growth in self.all.iter_mut().filter(|growth| is_of_tensors(&growth.what)) {
+            growth.owners = owners[1].tensors_since(&owners[0]).1;
         }
         Ok(())
     }
@@ -165,10 +174,15 @@ impl HostGrowth {
                     format!("{:.2}", growth.r2).into(),
                     options.units.show(growth.bytes).to_string().into(),
                     growth.what.as_str().into(),
-                    Cell::new(growth.advice.as_str(), Style::Faint),
+                    Cell::new(growth.advice, Style::Faint),
                 ]);
             }
             printer.table(&table);
+            for growth in &self.all {
+                if let Some(owners) = allocated_at(&growth.owners, options) {
+                    printer.plain(format!("{}: of this, CPU tensors {owners}", growth.what));
+                }
+            }
         }
         if self.page_cache > 0 {
             printer.plain(format!(
@@ -186,7 +200,8 @@ impl HostGrowth {
             .map(|growth| {
                 json!({
                     "held_by": growth.what, "bytes": growth.bytes, "bytes_per_second": growth.per_second,
-                    "bytes_per_step": growth.per_step, "r2": growth.r2, "advice": growth.advice,
+                    "bytes_per_step": growth.per_step, "r2": growth.r2,
+                    "allocated_at": allocated_json(&growth.owners), "advice": growth.advice,
                 })
             })
             .collect();
@@ -241,7 +256,7 @@ fn growth(what: String, advice: &'static str, points: &[(When, i64)], least: i64
         .map(|(when, bytes)| (when.step as f64, *bytes as f64))
         .collect();
     let per_step = (by_step.len() >= FEWEST).then(|| fit(&by_step).slope).filter(|slope| *slope > 0.0);
-    Some(Growth { what, bytes, per_second: line.slope, per_step, r2: line.r2, advice: advice.to_owned() })
+    Some(Growth { what, bytes, per_second: line.slope, per_step, r2: line.r2, advice, owners: Vec::new() })
 }
 
 #[cfg(test)]

@@ -4,11 +4,12 @@
 use std::fmt::Write as _;
 
 use memtrace_trace::end_row::{self, ASKED, Ending, KILLS, MACHINE_KILLS, SIGNAL};
+use memtrace_trace::host::parts::CPU_TENSORS;
 use serde_json::{Value, json};
 
-use super::host_owners::HostOwners;
+use super::host_owners::{Allocated, allocated_at};
 use super::killed_rank::{SIGKILL, Victim, kills_after, victim_instead, victims};
-use super::ledger::host::{CHANGE, HostPart, HostState, part_about};
+use super::ledger::host::{CHANGE, HostPart, HostState, others_of, part_about};
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::stream::TraceFile;
@@ -26,6 +27,8 @@ const LAST_NS: i64 = 5_000_000_000;
 const NEARLY_FULL: i64 = 20;
 /// Advice about children that grow, and about the workers of a DataLoader.
 pub(in crate::reports) const WORKERS: &str = "fewer DataLoader workers; give them arrays instead of Python objects, which each copies when it reads them";
+/// The greatest age of a list of other processes that counts.
+const OLDEST_LIST_NS: i64 = 10_000_000_000;
 /// Advice if other processes hold more memory than this one and its children.
 const OTHERS: &str = "end the other processes, or give this program a container of its own: they hold more than it and its children";
 /// The phase in which a program saves its state, and the advice if memory runs out in it.
@@ -103,10 +106,8 @@ pub(super) struct Killed<'a> {
     alike: Vec<i64>,
     /// The memory of the process at the end; `None` without a full sample.
     state: Option<HostState<'a>>,
-    /// Who allocated what it got in the last seconds.
-    grown_owners: HostOwners,
-    /// The other processes that share the memory limit and have no trace in this run.
-    others: Option<ProcessesSample>,
+    /// The code of the CPU tensors that it allocated in the last seconds.
+    grown_tensors: Vec<Allocated>,
     memory: &'a HostMemory,
 }
 
@@ -158,27 +159,16 @@ impl<'a> Killed<'a> {
         if killer.is_none() && child.is_none() {
             return Ok(None);
         }
-        let (when, grown_owners) = (memory.end(), HostOwners::default());
-        let mut killed =
-            Killed { killer, when, child, alike, state: None, grown_owners, others: None, memory };
-        let end_ns = killed.end().ts_ns;
-        killed.state = HostState::new(memory, &NamedMoment::Time(end_ns));
-        killed.others = memory.others_at(end_ns).map(|others| without_traced(others, among));
+        let (when, grown_tensors) = (memory.end(), Vec::new());
+        let mut killed = Killed { killer, when, child, alike, state: None, grown_tensors, memory };
+        killed.state = HostState::new(memory, &NamedMoment::Time(killed.end().ts_ns));
         if killed.is_out_of_memory() {
-            killed.read_owners(trace, options)?;
+            let before_ns = killed.grown_parts().map(|grown| grown.from_ns);
+            if let Some(state) = &mut killed.state {
+                killed.grown_tensors = state.name_owners(trace, memory, before_ns, options)?;
+            }
         }
         Ok(Some(killed))
-    }
-
-    fn read_owners(&mut self, trace: &TraceFile, options: &Options) -> Result<()> {
-        let Some(state) = &mut self.state else { return Ok(()) };
-        state.name_owners(trace, options)?;
-        let now_ns = state.when.ts_ns;
-        if let Some(GrownParts { from_ns, .. }) = self.grown_parts() {
-            let before = HostOwners::read(trace, from_ns, options)?;
-            self.grown_owners = HostOwners::read(trace, now_ns, options)?.since(&before);
-        }
-        Ok(())
     }
 
     /// Returns the last moment with the memory that ran out: the end, or the time before the sample that shows
@@ -267,11 +257,16 @@ impl<'a> Killed<'a> {
             ),
         });
         if !self.alike.is_empty() {
-            let ranks: Vec<String> = self.alike.iter().map(i64::to_string).collect();
+            let mut ranks: Vec<String> = self.alike.iter().map(i64::to_string).collect();
+            ranks.dedup();
+            // Processes that a launcher other than torchrun starts may all have rank 0.
+            let which = match ranks.len() {
+                1 => format!("which of {} processes with rank {}", self.alike.len(), ranks[0]),
+                _ => format!("which of the ranks {}", ranks.join(", ")),
+            };
             all.push(format!(
-                "which of the ranks {} the kernel killed is uncertain: at their last samples, which are from \
-                 before the kill, they are about as large",
-                ranks.join(", ")
+                "{which} the kernel killed is uncertain: at their last samples, which are from before the kill, \
+                 they are about as large"
             ));
         }
         if !matches!(killer, Killer::Signal(_) | Killer::AfterRank(..)) || self.child.is_some() {
@@ -338,16 +333,16 @@ impl<'a> Killed<'a> {
         }
         all.push(text);
         for part in parts.iter().take(MOST_PARTS) {
-            all.extend(part.owners.as_ref().map(|owners| format!("{}: allocated at {owners}", part.what)));
+            all.extend(state.owners_of(part, options));
         }
-        let others = self.others.as_ref().filter(|others| !others.largest.is_empty());
-        if let Some(others) = others {
+        // An older list may name processes that have ended.
+        let others = self.memory.others_at(last.when.ts_ns);
+        let others = others.filter(|others| last.when.ts_ns - others.when.ts_ns <= OLDEST_LIST_NS);
+        if let Some(others) = others.filter(|others| !others.largest.is_empty()) {
             let named = others.largest.iter().take(MOST_PARTS);
             let named: Vec<String> =
                 named.map(|it| format!("{} {} (pid {})", show(it.rss), it.name, it.pid)).collect();
-            let number = counted(others.processes.cast_unsigned(), "other process");
-            let scope = if container.limit >= 0 { "container" } else { "machine" };
-            all.push(format!("{} in {number} of the {scope}: {}", show(others.rss), named.join(", ")));
+            all.push(format!("{}: {}", others_of(others, Some(last), options), named.join(", ")));
         }
         let grown = self.grown(last);
         let grown_parts = self.grown_parts();
@@ -357,8 +352,9 @@ impl<'a> Killed<'a> {
                 let parts: Vec<String> = parts
                     .iter()
                     .map(|(name, bytes)| {
-                        let owners = self.grown_owners.of(name, options);
-                        let owners = owners.map_or_else(String::new, |at| format!(", allocated at {at}"));
+                        let owners = allocated_at(&self.grown_tensors, options);
+                        let owners = owners.filter(|_| name.starts_with(CPU_TENSORS));
+                        let owners = owners.map_or_else(String::new, |owners| format!(", {owners}"));
                         format!("{name} by {}{owners}", show(*bytes))
                     })
                     .collect();
@@ -367,27 +363,66 @@ impl<'a> Killed<'a> {
             }
             all.push(text);
         }
-        let children = self.memory.children_near(last.when.ts_ns).map_or(0, ProcessesSample::bytes);
-        let is_of_others = others.is_some_and(|others| others.rss > last.rss + children);
-        let advice = match grown {
-            _ if is_of_others => Some(OTHERS.to_owned()),
-            _ if children > last.rss => Some(format!("child processes: {WORKERS}")),
-            Some(("child processes", ..)) => Some(format!("child processes: {WORKERS}")),
-            Some(("shared memory", ..)) => Some(format!("shared memory: {}", part_about("shared", false).1)),
-            Some(("memory without a file", ..)) if self.memory.symbols.or_dash(end.phase) == CHECKPOINT => {
-                Some(SAVE_LESS.to_owned())
+        if self.is_out_of_memory() {
+            let children = self.children_alone(last);
+            // The limit of an address space belongs to one process.
+            let is_shared = self.killer != Some(Killer::Refused);
+            let named: i64 = others.map_or(0, |others| others.largest.iter().map(|other| other.rss).sum());
+            let advice = self.advice(state, last, children);
+            let is_of_others = is_shared && named > last.held() + children;
+            if is_of_others {
+                all.push(format!("try: {OTHERS}"));
             }
-            _ => {
-                let grown = grown_parts.as_ref().map(|grown| grown.parts[0].0);
-                let can_shrink =
-                    |part: &&&HostPart| !["libraries", CHANGE, "memtrace", "simulated"].contains(&part.group);
-                let part =
-                    parts.iter().filter(can_shrink).find(|part| grown.is_none_or(|name| part.what == name));
-                part.or(parts.iter().find(can_shrink)).map(|part| format!("{}: {}", part.what, part.advice))
-            }
-        };
-        all.extend(advice.filter(|_| self.is_out_of_memory()).map(|advice| format!("try: {advice}")));
+            // Beside others that hold more, only what grows is a cause, too.
+            all.extend(
+                advice.filter(|_| !is_of_others || grown.is_some()).map(|text| format!("try: {text}")),
+            );
+        }
         all
+    }
+
+    /// Returns the remedy for what this process and its children hold.
+    fn advice(&self, state: &HostState<'_>, last: &QuickSample, children: i64) -> Option<String> {
+        let grown = self.grown(last);
+        match grown {
+            _ if children > last.held() => return Some(format!("child processes: {WORKERS}")),
+            Some(("child processes", ..)) => return Some(format!("child processes: {WORKERS}")),
+            Some(("shared memory", ..)) => {
+                return Some(format!("shared memory: {}", part_about("shared", false).1));
+            }
+            Some(("memory without a file", ..))
+                if self.memory.symbols.or_dash(self.end().phase) == CHECKPOINT =>
+            {
+                return Some(SAVE_LESS.to_owned());
+            }
+            _ => {}
+        }
+        let can_shrink =
+            |part: &&HostPart| !["libraries", CHANGE, "memtrace", "simulated"].contains(&part.group);
+        let largest = || state.parts.iter().filter(can_shrink).max_by_key(|part| part.pss);
+        let changes = state.parts.iter().filter(|part| part.group == CHANGE);
+        let change = changes.map(|part| part.rss).max().unwrap_or(0);
+        let grown_parts = self.grown_parts().filter(|_| grown.is_some());
+        let (name, bytes) = grown_parts.map_or(("", 0), |grown| grown.parts[0]);
+        // What has changed since the last full sample may be larger than what is known to have grown.
+        let is_unknown = grown.is_some() && change > bytes;
+        if is_unknown && 2 * state.tensors_in_change > change {
+            return Some(format!("{CPU_TENSORS}: {}", part_about(CPU_TENSORS, true).1));
+        }
+        let of_name = state.parts.iter().filter(can_shrink).find(|part| part.what == name && !is_unknown);
+        let part = of_name.or_else(largest);
+        part.map(|part| format!("{}: {}", part.what, part.advice))
+    }
+
+    /// Returns at most the bytes that the children have for themselves. Pages that they share with this process
+    /// since a fork are in the children's resident memory, but only once in that of the container.
+    fn children_alone(&self, last: &QuickSample) -> i64 {
+        let listed = self.memory.children_near(last.when.ts_ns).map_or(0, ProcessesSample::bytes);
+        let container = last.container;
+        if container.current < 0 {
+            return listed;
+        }
+        listed.min(container.current - container.file.max(0) - last.held()).max(0)
     }
 
     /// Returns the kind of memory that grew most in the seconds before a sample, its growth in bytes, and the
@@ -472,19 +507,6 @@ impl<'a> Killed<'a> {
             "sentences": self.sentences(options),
         })
     }
-}
-
-/// Returns a list of other processes without those that have a trace in the run.
-fn without_traced(others: &ProcessesSample, among: &[TraceFile]) -> ProcessesSample {
-    let mut rest = others.clone();
-    rest.largest.retain(|other| {
-        let is_traced = among.iter().any(|trace| i64::from(trace.pid) == other.pid);
-        if is_traced {
-            (rest.processes, rest.rss) = (rest.processes - 1, rest.rss - other.rss);
-        }
-        !is_traced
-    });
-    rest
 }
 
 /// Determines who ended a killed process. `last` is the last sample and `signal` the signal that ended the

@@ -71,8 +71,6 @@ pub(super) fn victim_instead(own: Victim, rise: i64, mut others: Vec<Victim>) ->
     let killed = instead.unwrap_or(own);
     let mut alike: Vec<i64> = others.iter().filter(|it| it.is_like(&killed)).map(|it| it.rank).collect();
     alike.sort_unstable();
-    // Processes that a launcher other than torchrun starts may all have rank 0.
-    alike.dedup();
     // If there are as many kills as possible victims, the kernel killed all of them.
     if alike.len() < 2 || others.len() as i64 <= rise {
         alike.clear();

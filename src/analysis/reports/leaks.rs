@@ -146,7 +146,7 @@ impl Report for Leaks {
             found.print(&mut printer, options, Shown { is_flat, is_replaced, cached });
             let mut growth = HostGrowth::new(&host);
             if let Some(growth) = &mut growth {
-                growth.name_owners(trace, options)?;
+                growth.name_owners(trace, &host, options)?;
                 printer.gap();
                 growth.print(&mut printer, options);
             }

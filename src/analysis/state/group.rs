@@ -93,8 +93,6 @@ impl Key {
     pub const LINE: Key = Key::named("line");
     /// Groups by op.
     pub const OP: Key = Key::named("op");
-    /// Groups by stack.
-    pub const STACK: Key = Key::named("stack");
 
     const fn named(name: &'static str) -> Key {
         Key { name, depth: None, apart: false, stacks: None, layers: None, classes: None }
@@ -123,12 +121,6 @@ impl Key {
     pub fn on(&self, trace: &TraceFile) -> Key {
         let stacks = self.needs_stacks().then(|| Arc::new(Stacks::read(trace)));
         Key { stacks, ..self.clone() }
-    }
-
-    /// Returns this key with the stacks of another key.
-    #[must_use]
-    pub fn with_stacks_of(&self, other: &Key) -> Key {
-        Key { stacks: other.stacks.clone(), ..self.clone() }
     }
 
     /// Returns the key with the data that it needs about modules: the classes of the replay's modules for the

@@ -1,5 +1,6 @@
 //! The samples of host memory in a trace.
 
+use memtrace_trace::host::parts::CPU_TENSORS;
 use memtrace_trace::host::{self, HostValues, TOTAL, left_in_group};
 use memtrace_trace::{Api, EventName};
 
@@ -41,6 +42,14 @@ pub struct QuickSample {
     pub container: Container,
     /// The machine.
     pub machine: Machine,
+}
+
+impl QuickSample {
+    /// Returns the resident bytes that have no file.
+    #[must_use]
+    pub fn held(&self) -> i64 {
+        self.kinds[0].max(0) + self.kinds[2].max(0)
+    }
 }
 
 /// The memory of a control group, in bytes, and its kills; -1 if unknown.
@@ -182,10 +191,13 @@ pub struct HostMemory {
     full: Vec<FullSample>,
     /// The samples of the process's children.
     pub children: Vec<ProcessesSample>,
-    /// The samples of the other processes that share the memory limit with this process.
+    /// The samples of the other processes that share the memory limit with this process. Their resident bytes
+    /// are without files and shared memory.
     pub others: Vec<ProcessesSample>,
     /// True if CPU tensors were recorded.
     pub has_tensors: bool,
+    /// True if any allocation on the host was recorded.
+    pub has_allocations: bool,
     /// The end of the program, if the system refused it memory.
     pub refusal: Option<Refusal>,
     /// The time, step and phase of the last row that shows work of the program. Samples are not work.
@@ -212,6 +224,17 @@ impl RowReader for HostMemory {
 
 /// The columns of a `sample` row that [`HostMemory::feed`] needs.
 pub const SAMPLE: Columns = Columns::of(&["ts_ns", "device", "api", "name"]);
+
+/// Adds a row to its list, or begins a list. The values are the proportional and the resident bytes, the process
+/// id and the number of processes.
+fn list_process(list: &mut Vec<ProcessesSample>, when: When, what: &str, values: [i64; 4]) {
+    let [pss, rss, pid, processes] = values;
+    if what == TOTAL {
+        list.push(ProcessesSample { when, processes, pss, rss, largest: Vec::new() });
+    } else if let Some(last) = list.last_mut() {
+        last.largest.push(ListedProcess { name: what.to_owned(), pid, pss, rss });
+    }
+}
 
 impl HostMemory {
     /// Reads the samples of a trace.
@@ -241,7 +264,10 @@ impl HostMemory {
                     self.sample(source, &text, row.ts_ns);
                 }
             }
-            EventName::HostAlloc => self.has_tensors |= row.device == CPU,
+            EventName::HostAlloc => {
+                self.has_allocations = true;
+                self.has_tensors |= row.device == CPU;
+            }
             EventName::Oom => self.oom_ns = Some(row.ts_ns),
             EventName::Mark => {
                 self.last.test = marks::running_test(row, &self.symbols).unwrap_or(self.last.test);
@@ -287,6 +313,8 @@ impl HostMemory {
             }
             Api::Smaps => {
                 let [pss, rss, dirty, swap] = [first, second, third, fourth].map(|bytes| bytes.max(0));
+                // In older traces, CPU tensors have the device of pinned memory.
+                self.has_tensors |= what.starts_with(CPU_TENSORS);
                 let part = Part { name: what.to_owned(), pss, rss, dirty, swap };
                 match self.full.last_mut() {
                     Some(last) if what != TOTAL => last.parts.push(part),
@@ -300,16 +328,8 @@ impl HostMemory {
                 self.refusal =
                     Some(Refusal { when, error: what.to_owned(), limit: first, size: second, peak: third });
             }
-            Api::Child | Api::OtherProcess => {
-                let list = if source == Api::Child { &mut self.children } else { &mut self.others };
-                if what == TOTAL {
-                    let largest = Vec::new();
-                    list.push(ProcessesSample { when, processes: fourth, pss: first, rss: second, largest });
-                } else if let Some(last) = list.last_mut() {
-                    let name = what.to_owned();
-                    last.largest.push(ListedProcess { name, pid: third, pss: first, rss: second });
-                }
-            }
+            Api::Child => list_process(&mut self.children, when, what, [first, second, third, fourth]),
+            Api::OtherProcess => list_process(&mut self.others, when, what, [-1, first, second, third]),
             _ => {}
         }
     }
@@ -370,19 +390,22 @@ impl HostMemory {
     }
 
     /// Returns the sample of the children that is nearest to a time. If that sample has no shares, prefers
-    /// the nearest sample that has shares and the same number of children.
+    /// the nearest sample that has shares, the same number of children, and about the same resident memory.
     #[must_use]
     pub fn children_near(&self, ts_ns: i64) -> Option<&ProcessesSample> {
         let distance = |sample: &&ProcessesSample| (sample.when.ts_ns - ts_ns).abs();
         let nearest = self.children.iter().min_by_key(distance)?;
-        let is_same = |sample: &&ProcessesSample| sample.pss >= 0 && sample.processes == nearest.processes;
+        let is_same = |sample: &&ProcessesSample| {
+            let has_changed = 8 * (sample.rss - nearest.rss).abs() > nearest.rss;
+            sample.pss >= 0 && sample.processes == nearest.processes && !has_changed
+        };
         self.children.iter().filter(is_same).min_by_key(distance).or(Some(nearest))
     }
 
-    /// Returns the last sample of the other processes at or before a time.
+    /// Returns the last sample of the other processes at or before a time, if any process is in it.
     #[must_use]
     pub fn others_at(&self, ts_ns: i64) -> Option<&ProcessesSample> {
-        self.others.iter().rfind(|sample| sample.when.ts_ns <= ts_ns)
+        self.others.iter().rfind(|sample| sample.when.ts_ns <= ts_ns).filter(|sample| sample.processes > 0)
     }
 
     /// Returns the samples of the children that have shares. If no sample with at least one child has shares,

@@ -5,6 +5,7 @@
 //! unknown values are omitted. A row about a part of a process's memory, a child process or an error ends
 //! with `what=` and a name.
 
+pub mod parts;
 mod proc_files;
 
 use std::fmt;
@@ -52,8 +53,11 @@ pub const fn keys(source: Api) -> &'static [&'static str] {
         // A part of the process's memory: its proportional share (PSS), its resident bytes, the resident
         // bytes that are modified or have no file, and its bytes in swap.
         Api::Smaps => &["pss", "rss", "dirty", "swap"],
-        // A child process or another process of the container, or the sum of all of these.
-        Api::Child | Api::OtherProcess => &["pss", "rss", "pid", "processes"],
+        // A child process, or the sum of all child processes.
+        Api::Child => &["pss", "rss", "pid", "processes"],
+        // Another process that shares the memory limit, or the sum of all of them: its resident bytes that
+        // are neither in files nor shared.
+        Api::OtherProcess => &["held", "pid", "processes"],
         // The address space of a process that ended because the system refused it memory: its limit, its size
         // at that time, and its peak size.
         Api::Refused => &["limit", "size", "peak"],

@@ -128,20 +128,44 @@ impl HostFiles {
     }
 
     /// Returns the other processes that share the memory limit with this process, at most `most`: those in its
-    /// cgroup if the cgroup has a limit, otherwise all processes of the machine that are visible. `own` are
-    /// this process's descendants, which are left out.
+    /// cgroup if the cgroup has a limit, otherwise all processes of the machine that are visible. The processes
+    /// in `own` are left out.
     #[must_use]
     pub fn others(&self, own: &[u32], most: usize) -> Vec<u32> {
-        let limited = self.cgroup("self").filter(|group| group.limit().is_some());
-        let mut found = match limited {
-            Some(group) => group.processes(most),
+        let is_other = |pid: &u32| *pid != std::process::id() && !own.contains(pid);
+        match self.cgroup("self").filter(|group| group.limit().is_some()) {
+            Some(group) => group.processes().filter(is_other).take(most).collect(),
             None => {
                 let entries = fs::read_dir(&self.proc).into_iter().flatten().flatten();
-                entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).take(most).collect()
+                let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+                pids.filter(is_other).take(most).collect()
             }
+        }
+    }
+
+    /// Returns the resident bytes of a process that are neither in files nor shared. `None` for a process that
+    /// has ended, and for a thread of the kernel.
+    #[must_use]
+    pub fn held_alone(&self, pid: &str) -> Option<i64> {
+        let text = self.text(pid, "statm")?;
+        let mut pages = text.split_whitespace().skip(1).map_while(|pages| pages.parse::<i64>().ok());
+        let (resident, shared) = (pages.next()?, pages.next()?);
+        (resident > 0).then(|| (resident - shared).max(0).saturating_mul(page_size()))
+    }
+
+    /// Returns true if a process belongs to the traced job of this process: it was started with memtrace's
+    /// library, and with the same run id if it has one. Such a process is a launcher, another rank or a worker.
+    #[must_use]
+    pub fn is_of_job(&self, pid: &str) -> bool {
+        let variables = |pid: &str| fs::read(self.path(pid, "environ")).unwrap_or_default();
+        let run_id = |variables: &[u8]| {
+            let mut all = variables.split(|byte| *byte == 0);
+            all.find(|variable| variable.starts_with(b"MEMTRACE_RUN_ID=")).map(<[u8]>::to_vec)
         };
-        found.retain(|pid| *pid != std::process::id() && !own.contains(pid));
-        found
+        let (own, other) = (variables("self"), variables(pid));
+        let library = b"/libmemtrace.so";
+        let is_traced = other.windows(library.len()).any(|text| text == library);
+        is_traced && (run_id(&other).is_none() || run_id(&other) == run_id(&own))
     }
 
     /// Returns the bytes that a process and at most `most` of its descendants hold, without file pages; see
@@ -272,7 +296,8 @@ mod tests {
             found
         };
         assert_eq!(sorted(9), [4_000_001, 4_000_003]);
-        assert!(files.others(&[], 2).len() <= 2);
+        // What is left out does not count for the limit.
+        assert_eq!((sorted(2).len(), sorted(1).len()), (2, 1));
         // A group without a limit shares only the machine's memory.
         write(&folder, "proc/self/cgroup", "0::/box/job\n");
         write(&folder, "cg/box/job/memory.current", "900\n");
@@ -283,5 +308,27 @@ mod tests {
         assert_eq!(sorted(9), [4_000_001, 4_000_003]);
         write(&folder, "cg/box/memory.max", "1000\n");
         assert_eq!(sorted(9), [4_000_003]);
+    }
+
+    #[test]
+    fn processes_of_the_traced_job_are_known_by_their_library_and_run() {
+        let folder = TempDir::new().unwrap();
+        let files = HostFiles::at(folder.path(), folder.path());
+        write(&folder, "self/environ", "LD_PRELOAD=/x/libmemtrace.so\0MEMTRACE_RUN_ID=7\0");
+        for (pid, variables, is_of_job) in [
+            ("1", "LD_PRELOAD=/x/libmemtrace.so\0MEMTRACE_RUN_ID=7\0", true),
+            ("2", "LD_PRELOAD=/x/libmemtrace.so\0MEMTRACE_RUN_ID=8\0", false),
+            ("3", "LD_PRELOAD=/x/libmemtrace.so\0", true),
+            ("4", "MEMTRACE_RUN_ID=7\0", false),
+            ("5", "", false),
+        ] {
+            write(&folder, &format!("{pid}/environ"), variables);
+            assert_eq!(files.is_of_job(pid), is_of_job, "{pid}");
+        }
+        assert!(!files.is_of_job("6"));
+        write(&folder, "7/statm", "900 50 20 1 0 3 0\n");
+        write(&folder, "8/statm", "0 0 0 0 0 0 0\n");
+        assert_eq!(files.held_alone("7"), Some(30 * page_size()));
+        assert_eq!((files.held_alone("8"), files.held_alone("9")), (None, None));
     }
 }

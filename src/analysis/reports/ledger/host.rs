@@ -1,8 +1,9 @@
 //! `memtrace ledger --host`: the memory of the process on the host, by owner, as the kernel counts it.
 
+use memtrace_trace::host::parts::{CPU_TENSORS, PINNED};
 use serde_json::{Value, json};
 
-use super::super::host_owners::HostOwners;
+use super::super::host_owners::{Allocated, HostOwners, allocated_at, allocated_json};
 use super::super::killed::{Killed, WORKERS};
 use crate::error::Result;
 use crate::options::Options;
@@ -16,10 +17,6 @@ use crate::reports::report::{Answer, next};
 use crate::state::host_memory::{FullSample, HostMemory, ProcessesSample, QuickSample, When};
 use crate::state::moment::NamedMoment;
 
-/// The prefix of the names of the parts that are CPU tensors.
-pub(in crate::reports) const CPU_TENSORS: &str = "CPU tensors";
-/// The prefix of the names of the parts that are pinned memory.
-pub(in crate::reports) const PINNED: &str = "pinned";
 /// The name of a DataLoader worker, which torch sets.
 const LOADER: &str = "pt_data_worker";
 /// The name of the part that malloc allocates with `brk`.
@@ -114,7 +111,7 @@ pub(super) fn answer(input: &Input, at: &NamedMoment, options: &Options) -> Resu
             has_quick |= !memory.quick.is_empty();
             continue;
         };
-        state.name_owners(trace, options)?;
+        state.name_owners(trace, &memory, None, options)?;
         if json.is_empty() {
             heading(&mut printer, input, &trace.meta);
         }
@@ -143,9 +140,16 @@ pub(in crate::reports) struct HostPart {
     /// The proportional bytes (PSS) of the part, and its resident bytes.
     pub(in crate::reports) pss: i64,
     pub(in crate::reports) rss: i64,
-    /// The code that allocated the part, if this is known.
-    pub(in crate::reports) owners: Option<String>,
+    /// The code that allocated the part, if this is known. For a change, the code of the CPU tensors in it.
+    pub(in crate::reports) owners: Vec<Allocated>,
     pub(in crate::reports) advice: &'static str,
+}
+
+impl HostPart {
+    /// Returns true for a rise of anonymous memory since the full sample, which may be CPU tensors.
+    fn is_of_tensors(&self) -> bool {
+        self.group == CHANGE && self.what.starts_with(ANONYMOUS) && self.rss > 0
+    }
 }
 
 /// The memory of one process on the host, by owner.
@@ -155,6 +159,9 @@ pub(in crate::reports) struct HostState<'a> {
     pub(in crate::reports) pss: i64,
     pub(in crate::reports) rss: i64,
     pub(in crate::reports) parts: Vec<HostPart>,
+    /// At most the bytes of CPU tensors in the change of anonymous memory since the full sample: not all of what
+    /// is allocated need be resident.
+    pub(in crate::reports) tensors_in_change: i64,
     /// The full sample that the parts are from.
     full: &'a FullSample,
     quick: Option<&'a QuickSample>,
@@ -185,6 +192,7 @@ impl<'a> HostState<'a> {
             pss: 0,
             rss: 0,
             parts: Vec::new(),
+            tensors_in_change: 0,
             full,
             quick,
             children: memory.children_near(when.ts_ns),
@@ -215,39 +223,46 @@ impl<'a> HostState<'a> {
         Some(state)
     }
 
-    /// Names the code that allocated each part, if the trace shows it. The trace has rows of tensors at any time.
-    /// So the memory that tensors have got since the full sample moves from the change of anonymous memory to
-    /// their parts.
-    pub(in crate::reports) fn name_owners(&mut self, trace: &TraceFile, options: &Options) -> Result<()> {
-        let mut owners = HostOwners::read(trace, self.full.when.ts_ns, options)?;
-        let is_change = |part: &HostPart| part.group == CHANGE && part.what.starts_with(ANONYMOUS);
-        let change = self.parts.iter().position(is_change).filter(|&at| self.parts[at].rss > 0);
-        if let Some(change) = change.filter(|_| self.full.when.ts_ns < self.when.ts_ns) {
-            let now = HostOwners::read(trace, self.when.ts_ns, options)?;
-            for (name, bytes) in now.since(&owners).sums() {
-                let moved = bytes.min(self.parts[change].rss);
-                self.parts[change].pss -= moved;
-                self.parts[change].rss -= moved;
-                match self.parts.iter_mut().find(|part| part.what == name) {
-                    Some(part) => (part.pss, part.rss) = (part.pss + moved, part.rss + moved),
-                    None => {
-                        let (group, advice) = part_about(name, true);
-                        self.part(group, name.to_owned(), moved, moved, advice);
-                    }
-                }
-            }
-            self.parts.retain(|part| part.pss != 0 || part.rss != 0);
-            self.parts.sort_by_key(|part| (part.group == CHANGE, -part.pss));
-            owners = now;
+    /// Names the code that allocated each part, if the trace shows it. Returns the code of the CPU tensors that
+    /// have been allocated since `before_ns`.
+    pub(in crate::reports) fn name_owners(
+        &mut self,
+        trace: &TraceFile,
+        memory: &HostMemory,
+        before_ns: Option<i64>,
+        options: &Options,
+    ) -> Result<Vec<Allocated>> {
+        let (full_ns, now_ns) = (self.full.when.ts_ns.min(self.when.ts_ns), self.when.ts_ns);
+        let times = [before_ns.unwrap_or(full_ns).min(full_ns), full_ns, now_ns];
+        let owners = HostOwners::read(trace, memory, &times, options)?;
+        let [before, then, now] = &owners[..] else { return Ok(Vec::new()) };
+        let (tensors, of_change) = now.tensors_since(then);
+        for part in self.parts.iter_mut().filter(|part| part.group != CHANGE) {
+            part.owners = then.of(&part.what);
         }
-        for part in &mut self.parts {
-            part.owners = owners.of(&part.what, options);
+        if let Some(change) = self.parts.iter_mut().find(|part| part.is_of_tensors())
+            && tensors > 0
+        {
+            self.tensors_in_change = tensors.min(change.rss);
+            change.owners = of_change;
         }
-        Ok(())
+        Ok(now.tensors_since(before).1)
     }
 
     fn part(&mut self, group: &'static str, what: String, pss: i64, rss: i64, advice: &'static str) {
-        self.parts.push(HostPart { group, what, pss, rss, owners: None, advice });
+        self.parts.push(HostPart { group, what, pss, rss, owners: Vec::new(), advice });
+    }
+
+    /// Returns a sentence that names the code that allocated a part, if this is known.
+    pub(in crate::reports) fn owners_of(&self, part: &HostPart, options: &Options) -> Option<String> {
+        let owners = allocated_at(&part.owners, options)?;
+        Some(match part.is_of_tensors() {
+            true => {
+                let most = options.units.show(self.tensors_in_change);
+                format!("{}: up to {most} are CPU tensors, {owners}", part.what)
+            }
+            false => format!("{}: {owners}", part.what),
+        })
     }
 
     fn print(&self, printer: &mut Printer, trace: &TraceFile, memory: &HostMemory, options: &Options) {
@@ -284,23 +299,36 @@ impl<'a> HostState<'a> {
             ]);
         }
         printer.table(&table);
-        for part in &self.parts {
-            if let Some(owners) = &part.owners {
-                printer.plain(format!("{}: allocated at {owners}", part.what));
-            }
+        for sentence in self.parts.iter().filter_map(|part| self.owners_of(part, options)) {
+            printer.plain(sentence);
         }
         printer.gap();
         if self.full.total.swap > 0 {
             printer.plain(format!("in swap: {}", show(self.full.total.swap)));
         }
         if let Some(children) = self.children.filter(|children| children.processes > 0) {
-            print_processes(printer, children, "child process", options);
+            let amount = match children.pss {
+                -1 => format!("{} resident; shared pages count for each process", show(children.rss)),
+                pss => format!("{} (PSS), {} resident", show(pss), show(children.rss)),
+            };
+            printer.plain(format!(
+                "{} at {}: {amount}",
+                counted(children.processes.cast_unsigned(), "child process"),
+                duration(children.when.ts_ns)
+            ));
+            for child in &children.largest {
+                let bytes = if child.pss >= 0 { child.pss } else { child.rss };
+                printer.plain(format!("  {} {} (pid {})", show(bytes), child.name, child.pid));
+            }
             if children.largest.iter().any(|child| child.name.starts_with(LOADER)) {
                 printer.plain(format!("  try: {WORKERS}"));
             }
         }
-        if let Some(others) = self.others.filter(|others| others.processes > 0) {
-            print_processes(printer, others, "other process", options);
+        if let Some(others) = self.others {
+            printer.plain(format!("{}:", others_of(others, self.quick, options)));
+            for other in &others.largest {
+                printer.plain(format!("  {} {} (pid {})", show(other.rss), other.name, other.pid));
+            }
         }
         let Some(quick) = self.quick else { return };
         let (container, machine) = (quick.container, quick.machine);
@@ -342,7 +370,7 @@ impl<'a> HostState<'a> {
             .map(|part| {
                 json!({
                     "group": part.group, "held_by": part.what, "pss_bytes": part.pss, "rss_bytes": part.rss,
-                    "allocated_at": part.owners, "advice": part.advice,
+                    "allocated_at": allocated_json(&part.owners), "advice": part.advice,
                 })
             })
             .collect();
@@ -370,44 +398,45 @@ impl<'a> HostState<'a> {
             "peak_rss_bytes": memory.peak_rss(),
             "full_ts_ns": self.full.when.ts_ns,
             "rows": rows,
-            "children": self.children.map(processes_json),
-            "others": self.others.map(processes_json),
+            "children": self.children.map(|children| processes_json(children, true)),
+            "others": self.others.map(|others| processes_json(others, false)),
             "container": container,
             "machine": machine,
         })
     }
 }
 
-/// Prints a list of processes with their memory. `noun` is the name of one of them.
-fn print_processes(printer: &mut Printer, sample: &ProcessesSample, noun: &str, options: &Options) {
-    let show = |bytes: i64| options.units.show(bytes).to_string();
-    let amount = match sample.pss {
-        -1 => format!("{} resident; shared pages count for each process", show(sample.rss)),
-        pss => format!("{} (PSS), {} resident", show(pss), show(sample.rss)),
-    };
-    printer.plain(format!(
-        "{} at {}: {amount}",
-        counted(sample.processes.cast_unsigned(), noun),
-        duration(sample.when.ts_ns)
-    ));
-    for process in &sample.largest {
-        let bytes = if process.pss >= 0 { process.pss } else { process.rss };
-        printer.plain(format!("  {} {} (pid {})", show(bytes), process.name, process.pid));
-    }
+/// Describes the sum of other processes: `1.42 GiB in 2 other processes of the container at 5.01 s`.
+pub(in crate::reports) fn others_of(
+    others: &ProcessesSample,
+    quick: Option<&QuickSample>,
+    options: &Options,
+) -> String {
+    let number = counted(others.processes.cast_unsigned(), "other process");
+    let is_limited = quick.is_some_and(|quick| quick.container.limit >= 0);
+    let scope = if is_limited { "container" } else { "machine" };
+    let at = duration(others.when.ts_ns);
+    format!("{} in {number} of the {scope} at {at}", options.units.show(others.rss))
 }
 
-fn processes_json(sample: &ProcessesSample) -> Value {
+/// Returns the bytes of each process of a list. `with_shares` is true for the children.
+fn processes_json(sample: &ProcessesSample, with_shares: bool) -> Value {
+    let bytes = |pss: i64, rss: i64| match with_shares {
+        true => json!({ "pss_bytes": pss, "rss_bytes": rss }),
+        false => json!({ "held_bytes": rss }),
+    };
     let each: Vec<Value> = sample
         .largest
         .iter()
         .map(|process| {
-            json!({
-                "name": process.name, "pid": process.pid, "pss_bytes": process.pss, "rss_bytes": process.rss,
-            })
+            let mut value = bytes(process.pss, process.rss);
+            (value["name"], value["pid"]) = (process.name.as_str().into(), process.pid.into());
+            value
         })
         .collect();
-    json!({
-        "ts_ns": sample.when.ts_ns, "processes": sample.processes, "pss_bytes": sample.pss,
-        "rss_bytes": sample.rss, "largest": each,
-    })
+    let mut value = bytes(sample.pss, sample.rss);
+    value["ts_ns"] = sample.when.ts_ns.into();
+    value["processes"] = sample.processes.into();
+    value["largest"] = each.into();
+    value
 }

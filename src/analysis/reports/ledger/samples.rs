@@ -1,9 +1,9 @@
 //! Reads the `sample` rows of a trace, which show the memory in use on a device beyond what traced calls
 //! account for. Also reads the names of NCCL's communicators.
 
-use memtrace_trace::EventName;
 use memtrace_trace::ledger::{Accounted, Rest};
 use memtrace_trace::sample::Sample;
+use memtrace_trace::{Api, EventName};
 use rustc_hash::FxHashMap;
 
 use super::communicators::Communicators;
@@ -12,7 +12,7 @@ use crate::options::Options;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::state::categories::KnownCategories;
-use crate::state::replay::{MANAGED_CALLS, Metric};
+use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
 
 /// A sample of a device, with the part of it that no traced call explains (`rest`).
@@ -33,7 +33,7 @@ pub(super) struct DeviceSamples {
 
 /// Returns true if the call allocates managed memory, which moves between host and device.
 pub(super) fn is_managed(api: &str) -> bool {
-    MANAGED_CALLS.contains(&api)
+    Api::parse(api).is_some_and(Api::is_managed)
 }
 
 impl DeviceSamples {

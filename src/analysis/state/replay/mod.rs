@@ -67,9 +67,6 @@ pub const COLUMNS: Wanted = Wanted::all_events(ANY.and(MEMORY).and(OWNED))
     .plus(EventName::Oom, Columns::of(&["api", "rounded_bytes"]))
     .plus(EventName::Sample, Columns::of(&["name"]));
 
-/// The calls that allocate managed memory, which moves between host and device.
-pub const MANAGED_CALLS: [&str; 2] = ["cudaMallocManaged", "cuMemAllocManaged"];
-
 /// The device ordinal of pinned host memory, and of rows about the process or the machine. In traces of older
 /// versions, CPU tensors have it, too.
 pub const HOST: i32 = -1;
@@ -148,7 +145,7 @@ pub struct Replay {
     places: BTreeMap<(i32, i64), (i64, i64)>,
     caching_allocator: Symbol,
     /// The calls that allocate managed memory.
-    managed_calls: [Symbol; MANAGED_CALLS.len()],
+    managed_calls: [Symbol; Api::MANAGED.len()],
 }
 
 /// Returns true if a row of this event has the current step and phase. The row of a free or a tag has the
@@ -194,7 +191,7 @@ impl Replay {
             checks: false,
             places: BTreeMap::new(),
             caching_allocator: symbols.intern("caching_allocator"),
-            managed_calls: MANAGED_CALLS.map(|call| symbols.intern(call)),
+            managed_calls: Api::MANAGED.map(|call| symbols.intern(call.as_str())),
         }
     }
 

@@ -72,12 +72,10 @@ pub(crate) fn of_report(state: &ThreadState, stream: i64, bytes: i64, device: i8
 /// Same as [`current`], for an allocation of pinned memory, with the Python lines: there are few, and their
 /// calls are slow.
 pub(crate) fn of_pinned() -> (ContextId, i32) {
-    let of_op = |state: &ThreadState| context_with(state, state.ranges.base.get().stream, detail::is_on());
-    with_step(thread::with(of_op))
+    with_step(thread::with(|state| on_host(state, detail::is_on())))
 }
 
-/// A CPU tensor of at least this many bytes gets the Python lines, whatever `MEMTRACE_STACKS` is: the kernel
-/// needs longer to provide such memory than the lines take.
+/// A CPU tensor of at least this many bytes gets the Python lines, whatever `MEMTRACE_STACKS` is.
 const LARGE_TENSOR: i64 = 1 << 20;
 
 /// Same as [`current`], for a report about a CPU tensor. A negative `bytes` means that it was freed.
@@ -89,11 +87,17 @@ pub(crate) fn of_cpu_tensor(state: &ThreadState, bytes: i64) -> (ContextId, i32)
         return with_step(Some(ranges.context.get()));
     }
     let with_lines = python_frames::are_recorded() || bytes >= LARGE_TENSOR && detail::is_on();
-    let mut context = context_with(state, stream, with_lines);
-    if context == ranges.context.get() {
-        context = op_context::outside_ops(state, &ranges.base.get(), with_lines).unwrap_or(context);
+    with_step(Some(on_host(state, with_lines)))
+}
+
+/// Returns the context of an allocation on the host.
+fn on_host(state: &ThreadState, with_lines: bool) -> ContextId {
+    let ranges = &state.ranges;
+    let context = context_with(state, ranges.base.get().stream, with_lines);
+    if context != ranges.context.get() {
+        return context;
     }
-    with_step(Some(context))
+    op_context::outside_ops(state, &ranges.base.get(), with_lines).unwrap_or(context)
 }
 
 /// Handles an allocation on one of autograd's threads outside the detailed steps: a backward must be running,

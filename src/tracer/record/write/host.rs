@@ -1,10 +1,10 @@
 //! Samples host memory on the writer thread.
 //!
-//! There are three kinds of samples with different costs. A *quick* sample (resident memory, container,
+//! There are four kinds of samples with different costs. A *quick* sample (resident memory, container,
 //! machine) reads a few small files. A *full* sample reads the process's mappings, for which the kernel walks
 //! all pages of the process. The *children* are read one by one: their resident memory, and less often their
-//! proportional memory, for which the kernel walks their pages, too. With them, the *other processes* are read
-//! that share the limit of memory with this process. After each sample, the next one of the same kind waits until the processor time that the sample took is a small share of the time that has passed
+//! proportional memory, for which the kernel walks their pages, too. The *other processes* share the limit of
+//! memory with this process. After each sample, the next one of the same kind waits until the processor time that the sample took is a small share of the time that has passed
 //! ([`SHARE`]). So a process of 500 GiB or with 500 children is sampled less often.
 
 use std::collections::BTreeMap;
@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 
 use memtrace_encode::Encoder;
 use memtrace_trace::event::bytes::text_events;
+use memtrace_trace::host::parts::{PINNED, of_tensors};
 use memtrace_trace::host::{HostFiles, HostValues, TOTAL, left_in_group};
 use memtrace_trace::memory::MemoryKind;
-use memtrace_trace::{Api, Category, Event, Header, Payload};
+use memtrace_trace::{Api, Event, Header, Payload};
 
 use super::smaps::{self, KnownMemory, PartBytes};
 use crate::intern;
@@ -63,10 +64,11 @@ const LEAST_TIGHT_CHANGE: (i64, i64) = (32 << 20, 12);
 const LEAST_HIGH: (i64, i64) = (32 << 20, 4);
 /// The longest time between two full samples of a process that changes little.
 const LONGEST_FULL: Duration = Duration::from_secs(10);
-/// The maximum number of children, and of other processes, that are read one by one and that are named.
+/// The maximum number of children, and of other processes, that are read one by one, and of those named.
 const MOST_CHILDREN: usize = 1000;
+const MOST_OTHERS: usize = 10_000;
 const MOST_NAMED: usize = 8;
-/// Another process is named if at least this many bytes of it are resident.
+/// Another process is named if it holds at least this many bytes.
 const LEAST_NAMED: i64 = 16 << 20;
 
 /// Limits how often one kind of sample is taken, by its cost in processor time.
@@ -228,8 +230,10 @@ impl HostSampler {
                 self.highs.pay(price, HIGH_SHARE);
             }
         }
-        if self.children.elapsed() >= self.every && self.children.is_affordable(CHILDREN_SHARE) {
-            self.children(queue);
+        // Little memory may be left because of the children.
+        let share = if self.is_tight { FULL_SHARE } else { CHILDREN_SHARE };
+        if self.children.elapsed() >= self.every && self.children.is_affordable(share) {
+            self.children(queue, share);
         }
     }
 
@@ -238,7 +242,7 @@ impl HostSampler {
         if !self.every.is_zero() && !queue.is_short() {
             // The children take long to read, so they come first: nothing may come between the quick and the
             // full sample, which belong together.
-            self.children(queue);
+            self.children(queue, SHARE);
             let rss = self.files.resident("self").unwrap_or(0);
             self.quick(queue, rss);
             let price = self.full(queue, encoder, rss);
@@ -287,7 +291,8 @@ impl HostSampler {
         thread_time().saturating_sub(start)
     }
 
-    fn children(&mut self, queue: &'static EventQueue) {
+    /// Lists the children and, if they may take their share of the time, the other processes.
+    fn children(&mut self, queue: &'static EventQueue, share: u32) {
         let start = thread_time();
         let mut with_shares = false;
         let descendants = self.files.descendants("self", MOST_CHILDREN);
@@ -305,7 +310,13 @@ impl HostSampler {
                 })
                 .collect();
             let pss = each.iter().map(|(_, pss, _)| *pss).sum();
-            self.record_processes(queue, Api::Child, pss, &mut each, 0);
+            let rss = each.iter().map(|(_, _, rss)| rss).sum();
+            each.sort_unstable_by_key(|(pid, _, rss)| (-rss, *pid));
+            record(queue, Api::Child, [pss, Some(rss), None, Some(each.len() as i64), None], TOTAL);
+            for (pid, pss, rss) in each.iter().take(MOST_NAMED) {
+                let values = [*pss, Some(*rss), Some(i64::from(*pid)), Some(1), None];
+                record(queue, Api::Child, values, &self.name(*pid));
+            }
         }
         let price = thread_time().saturating_sub(start);
         if with_shares {
@@ -315,47 +326,42 @@ impl HostSampler {
             self.children.pay(price, CHILDREN_SHARE);
         }
         if let Some(pids) = descendants
-            && self.others.is_affordable(CHILDREN_SHARE)
+            && self.others.is_affordable(share)
         {
             self.others(queue, &pids);
         }
     }
 
-    /// Lists the processes that share the memory limit with this process. `own` are the descendants of this
-    /// process.
+    /// Lists the processes that share the memory limit with this process and do not belong to the traced job.
+    /// `own` are the descendants of this process.
     fn others(&mut self, queue: &'static EventQueue, own: &[u32]) {
         let start = thread_time();
-        let others = self.files.others(own, MOST_CHILDREN).into_iter();
-        let mut each: Vec<(u32, Option<i64>, i64)> =
-            others.filter_map(|pid| Some((pid, None, self.files.resident(&pid.to_string())?))).collect();
-        self.record_processes(queue, Api::OtherProcess, None, &mut each, LEAST_NAMED);
+        let others = self.files.others(own, MOST_OTHERS).into_iter();
+        let mut each: Vec<(u32, i64)> =
+            others.filter_map(|pid| Some((pid, self.files.held_alone(&pid.to_string())?))).collect();
+        each.retain(|(pid, held)| *held < LEAST_NAMED || !self.files.is_of_job(&pid.to_string()));
+        each.sort_unstable_by_key(|(pid, held)| (-held, *pid));
+        let held = each.iter().map(|(_, held)| held).sum();
+        let source = Api::OtherProcess;
+        record(queue, source, [Some(held), None, Some(each.len() as i64), None, None], TOTAL);
+        for (pid, held) in each.iter().take(MOST_NAMED).filter(|(_, held)| *held >= LEAST_NAMED) {
+            record(
+                queue,
+                source,
+                [Some(*held), Some(i64::from(*pid)), Some(1), None, None],
+                &self.name(*pid),
+            );
+        }
         self.others.pay(thread_time().saturating_sub(start), CHILDREN_SHARE);
     }
 
-    /// Records a list of processes with their proportional (`None` if unknown) and resident bytes: the sum, and
-    /// the largest of those with at least `least` resident bytes. `pss` is the sum of the proportional bytes.
-    fn record_processes(
-        &self,
-        queue: &'static EventQueue,
-        source: Api,
-        pss: Option<i64>,
-        each: &mut [(u32, Option<i64>, i64)],
-        least: i64,
-    ) {
-        each.sort_unstable_by_key(|(pid, _, rss)| (-rss, *pid));
-        let rss = each.iter().map(|(_, _, rss)| rss).sum();
-        record(queue, source, [pss, Some(rss), None, Some(each.len() as i64), None], TOTAL);
-        for (pid, pss, rss) in each.iter().take(MOST_NAMED).filter(|(.., rss)| *rss >= least) {
-            let name = self.files.name(&pid.to_string()).unwrap_or_else(|| "(ended)".to_owned());
-            let values = [*pss, Some(*rss), Some(i64::from(*pid)), Some(1), None];
-            record(queue, source, values, &name);
-        }
+    fn name(&self, pid: u32) -> String {
+        self.files.name(&pid.to_string()).unwrap_or_else(|| "(ended)".to_owned())
     }
 }
 
-/// The names of the parts for pinned memory: in use, the bytes by which torch's allocator rounded requests
-/// up, and blocks that this allocator keeps for later requests.
-const PINNED: &str = "pinned";
+/// The names of the parts for the bytes by which torch's allocator rounded requests for pinned memory up, and
+/// for the blocks that this allocator keeps for later requests.
 const PINNED_ROUNDING: &str = "pinned: rounding";
 const PINNED_CACHED: &str = "pinned: cached";
 /// The name of the part for managed memory: the pages of `cudaMallocManaged` that are on the host.
@@ -369,7 +375,7 @@ fn known_memory(encoder: &Encoder, is_simulated: bool) -> Vec<KnownMemory> {
     for (start, live) in encoder.regions() {
         let range = start..start.saturating_add(live.bytes.max(0).cast_unsigned());
         let part = match (live.kind, live.api) {
-            (MemoryKind::Host, Some(Api::CpuAllocator)) => tensors_of(live.category),
+            (MemoryKind::Host, Some(Api::CpuAllocator)) => of_tensors(live.category),
             (MemoryKind::Host, _) => {
                 known.extend(pinned_parts(range, &pinned));
                 continue;
@@ -409,19 +415,6 @@ fn pinned_parts(region: Range<u64>, blocks: &[PinnedBlock]) -> Vec<KnownMemory> 
     }
     until(region.end, PINNED);
     parts
-}
-
-/// Returns the name of the part for CPU tensors of a category.
-fn tensors_of(category: Category) -> &'static str {
-    match category {
-        Category::Parameter => "CPU tensors parameter",
-        Category::Buffer => "CPU tensors buffer",
-        Category::Gradient => "CPU tensors gradient",
-        Category::Activation => "CPU tensors activation",
-        Category::OptimizerState => "CPU tensors optimizer_state",
-        Category::Input => "CPU tensors input",
-        _ => "CPU tensors",
-    }
 }
 
 fn record_parts(queue: &'static EventQueue, parts: &BTreeMap<String, PartBytes>) {
