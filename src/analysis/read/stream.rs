@@ -34,7 +34,7 @@ pub struct TraceFile {
     /// The meta row.
     pub meta: Meta,
     /// The process id in the meta row; 0 if the trace was made without one.
-    pid: i32,
+    pub(crate) pid: i32,
     /// The size on disk in bytes, later parts included.
     pub size: u64,
     /// The bytes on disk read so far, over all readings, for a progress bar.

@@ -34,7 +34,7 @@ import forked
 from checkpoints import checkpoint
 from train_gpt import GPT
 
-steps, chosen = int(sys.argv[2]), forked.each(sys.argv[1].split(","))
+steps, chosen = int(sys.argv[2]), forked.each(sys.argv[1].split(","), is_frozen=True)
 mode, is_bare = chosen.removesuffix("-bare"), chosen.endswith("-bare")
 is_large = "large" in sys.argv
 seconds = float(sys.argv[-1]) if "." in sys.argv[-1] else 0.0

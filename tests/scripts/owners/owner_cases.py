@@ -8,6 +8,7 @@ that each must have, for `checkers/expected_owners.py`.
 
 import copy
 import ctypes
+import gc
 import json
 import mmap
 import os
@@ -714,6 +715,9 @@ if __name__ == "__main__":
         child.start()
         child.join()
         sys.exit(child.exitcode)
+    import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
+
+    gc.freeze()  # see forked.py
     for case in sys.argv[1:]:
         sys.stdout.flush()
         child = os.fork()

@@ -6,6 +6,7 @@ owner_frameworks.py notebook                 in the kernel of a notebook
 owner_frameworks.py fork|spawn|forkserver    in a child of `multiprocessing`
 """
 
+import gc
 import os
 import sys
 import warnings
@@ -247,6 +248,9 @@ if __name__ == "__main__":
         child.join()
         sys.exit(child.exitcode)
     else:
+        import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
+
+        gc.freeze()  # see forked.py
         for case in sys.argv[1:]:
             sys.stdout.flush()
             child = os.fork()

@@ -264,7 +264,7 @@ def chosen():
         import torch.distributed.optim
         import torch.distributed.tensor.parallel  # noqa: F401
 
-    kind = forked.each(kinds)
+    kind = forked.each(kinds, is_frozen=True)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return kind, forked.group(kind)
     # Rank 0 would serve the store of a kind, and end before the other ranks have read it.

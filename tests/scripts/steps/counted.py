@@ -2,10 +2,12 @@
 
 Each runs in a child of its own and prints its process id and its name."""
 
+import gc
 import os
 import sys
 
 import torch
+import torch._dynamo  # once, not in every child: the first step of an optimizer imports it
 from torch import nn
 
 ITERATIONS = 6
@@ -113,6 +115,7 @@ def forwards() -> None:
             net(torch.randn(32, 128, device="cuda"))
 
 
+gc.freeze()  # see forked.py
 for case in (one, same_class, per_parameter, stages, critic, own, forwards):
     child = os.fork()
     if child == 0:

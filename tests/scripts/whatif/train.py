@@ -40,7 +40,7 @@ parser.add_argument("--shard", default="", help="fsdp, optimizer, or mixed: fsdp
 parser.add_argument("--adapters", default="", help="train LoRA adapters (lora), of packed weights (4bit)")
 parser.add_argument("--steps", type=int, default=3)
 runs = " ".join(sys.argv[1:]).split(" / ")
-run = forked.each(runs)
+run = forked.each(runs, is_frozen=True)
 options = parser.parse_args(run.split())
 
 dtype = getattr(torch, {"bf16": "bfloat16"}.get(options.dtype, options.dtype))
