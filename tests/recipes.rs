@@ -175,7 +175,11 @@ fn fit_recipe_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing() {
                 "an optimizer's class: torch.optim.SGD",
             ),
             (&tiny(), format!("{lora} --seq 64 --set targets=foo"), "no part of the model is called 'foo'"),
-            (&tiny(), format!("{lora} --seq 64 --set targets=("), "--set targets=(: not a regular expression"),
+            (
+                &tiny(),
+                format!("{lora} --seq 64 --set targets=("),
+                "--set targets=(: not a regular expression",
+            ),
             (&tiny(), format!("{lora} --set liger=on"), "needs liger_kernel"),
             (&tiny(), format!("{lora} --batch 4"), "to try one batch: --values 4"),
             (
