@@ -32,6 +32,8 @@ fn fit(torch: &Torch, folder: &Path, config: &Value, arguments: &str) -> Output 
     command.env("TORCHINDUCTOR_CACHE_DIR", env!("CARGO_TARGET_TMPDIR"));
     // The models are tiny, and threads that wait for one another take the time of other tests.
     command.env("OMP_NUM_THREADS", "1");
+    // A test may put packages of its own there.
+    command.env("PYTHONPATH", folder.join("packages"));
     command.env("HF_HUB_OFFLINE", "1").env("TMPDIR", folder).output().unwrap()
 }
 
@@ -154,6 +156,44 @@ fn fit_recipe_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing() {
             ),
             (&tiny(), lora.replace("lora", "qlora"), "needs bitsandbytes"),
             (&tiny(), lora.replace("lora", "lor"), "invalid value 'lor'"),
+            (&tiny(), format!("{lora} --set rank=0"), "--set rank=0: expected a whole number from 1 to"),
+            (
+                &tiny(),
+                format!("{lora} --set dtype=foo"),
+                "--set dtype=foo: expected one of bfloat16, float16",
+            ),
+            (
+                &tiny(),
+                lora.replace("--max 1", "--set dtype={} --values float16,foo"),
+                "--set dtype=foo: expected one",
+            ),
+            (&tiny(), format!("{lora} --set attention=foo"), "--set attention=foo: expected one of eager"),
+            (&tiny(), format!("{lora} --set optimizer=nothing"), "an optimizer's class: torch.optim.SGD"),
+            (
+                &tiny(),
+                format!("{lora} --set optimizer=torch.nn.Linear"),
+                "an optimizer's class: torch.optim.SGD",
+            ),
+            (&tiny(), format!("{lora} --seq 64 --set targets=foo"), "no part of the model is called 'foo'"),
+            (
+                &tiny(),
+                format!("{lora} --seq 64 --set targets=("),
+                "--set targets=(: not a regular expression",
+            ),
+            (&tiny(), format!("{lora} --set liger=on"), "needs liger_kernel"),
+            (&tiny(), format!("{lora} --batch 4"), "to try one batch: --values 4"),
+            (
+                &tiny(),
+                format!("{lora} --smallest"),
+                "setting that saves memory: this recipe has accumulation",
+            ),
+            (&tiny(), format!("{lora} --smallest --set rank={{}}"), "a larger rank does not save memory"),
+            (&tiny(), format!("{lora} --set accumulation={{}}"), "saves memory: add --smallest"),
+            (
+                &tiny(),
+                format!("{lora} --set accumulation={{}} --set rank={{}}"),
+                "{} is accumulation already",
+            ),
         ] {
             let folder = TempDir::new().unwrap();
             let output = fit(torch, folder.path(), config, &arguments);
@@ -205,6 +245,156 @@ fn fit_recipe_that_is_interrupted_leaves_no_temporary_file() {
         let left: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
         let is_rest = |name: &String| name.starts_with("memtrace-") && !name.starts_with("memtrace-libcuda");
         assert!(!left.iter().any(is_rest), "{left:?}");
+    });
+}
+
+/// A configuration whose logits hold nearly all of the memory, so that the parts of a batch matter.
+fn with_many_words() -> Value {
+    let mut config = tiny();
+    config["vocab_size"] = 32_000.into();
+    config
+}
+
+/// Returns the values that a search tried, and whether they fit.
+fn tried(answer: &Value) -> Vec<(&str, bool)> {
+    let trials = answer["trials"].as_array().unwrap();
+    trials.iter().map(|trial| (trial["value"].as_str().unwrap(), trial["outcome"] == "fits")).collect()
+}
+
+#[test]
+fn fit_recipe_smallest_finds_the_fewest_parts_of_a_batch_and_writes_a_script_that_trains() {
+    Torch::run("2.11.0", |torch| {
+        // The memory of the card, the batch, and the smallest accumulation that fits.
+        for (card, batch, smallest, status) in
+            [("t4,mem=1500m", "8", Some("2"), 0), ("t4", "2", Some("1"), 0), ("t4,mem=300m", "2", None, 3)]
+        {
+            let folder = TempDir::new().unwrap();
+            let arguments = format!(
+                "--recipe lora --model . --seq 512 --smallest --set accumulation={{}} --batch {batch} --phantom \
+                 {card} -o out --json --write train.py"
+            );
+            let output = fit(torch, folder.path(), &with_many_words(), &arguments);
+            let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            let stderr = text(&output.stderr);
+            assert_eq!(
+                (output.status.code(), answer["fits"].as_str()),
+                (Some(status), smallest),
+                "{card}: {stderr}{answer:#}"
+            );
+            let script = fs::read_to_string(folder.path().join("train.py"));
+            let Some(smallest) = smallest else {
+                assert!(script.is_err() && stderr.contains("nothing was written"), "{stderr}");
+                assert_eq!(tried(&answer), [("2", false)]);
+                continue;
+            };
+            let written = format!("wrote train.py: accumulation {smallest}, batch {batch}, 512 tokens");
+            assert!(stderr.contains(&written), "{stderr}");
+            let script = script.unwrap();
+            for line in [format!("ACCUMULATION = {smallest}"), format!("BATCH = {batch}")] {
+                assert!(script.lines().any(|own| own == line), "{line}: {script}");
+            }
+            let mut script = std::process::Command::new(&torch.python);
+            script.args(["train.py", "--random", "--model", ".", "--steps", "2", "--seq", "16"]);
+            let output = script.current_dir(&folder).env("HF_HUB_OFFLINE", "1").output().unwrap();
+            assert_eq!(text(&output.stdout).matches("loss").count(), 2, "{}", text(&output.stderr));
+        }
+    });
+}
+
+#[test]
+fn fit_recipe_finds_the_largest_rank_and_the_fewest_layers_to_offload() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let ranks = "--recipe lora --model . --seq 32 --set rank={} --values 4,64 --phantom t4 --json -o out";
+        let output = fit(torch, folder.path(), &tiny(), ranks);
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        assert_eq!(answer["fits"], "64", "{}{answer:#}", text(&output.stderr));
+        let peaks: Vec<i64> = ["4", "64"]
+            .iter()
+            .map(|rank| {
+                let trials = answer["trials"].as_array().unwrap();
+                let trial = trials.iter().find(|trial| trial["value"] == **rank).unwrap();
+                trial["peak_allocated_bytes"].as_i64().unwrap()
+            })
+            .collect();
+        assert!(peaks[0] < peaks[1], "{peaks:?}");
+
+        // Each layer has 64 MiB of weights.
+        let mut config = tiny();
+        config["hidden_size"] = 1024.into();
+        config["intermediate_size"] = 9_900.into();
+        config["num_hidden_layers"] = 6.into();
+        let folder = TempDir::new().unwrap();
+        let layers = "--recipe infer --model . --seq 32 --smallest --set offloaded_layers={} --phantom \
+                      t4,mem=430m --json -o out";
+        let output = fit(torch, folder.path(), &config, layers);
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let fits = answer["fits"].as_str().and_then(|fits| fits.parse::<u64>().ok());
+        assert!(fits.is_some_and(|fits| (1..=5).contains(&fits)), "{}{answer:#}", text(&output.stderr));
+        assert_eq!(tried(&answer)[0], ("6", true));
+    });
+}
+
+/// A stand-in for vLLM with the interface that the recipe uses. Its cache is what one GPU leaves free, and it
+/// refuses as vLLM does.
+const VLLM: &str = r#"
+import types
+import torch
+
+class LLM:
+    def __init__(self, model, **options):
+        assert set(options) == {
+            "load_format", "skip_tokenizer_init", "max_model_len", "max_num_seqs", "gpu_memory_utilization",
+            "tensor_parallel_size", "dtype", "quantization", "kv_cache_dtype", "cpu_offload_gb",
+            "enforce_eager", "trust_remote_code",
+        }, options
+        if torch.cuda.is_available():
+            self.weights = torch.empty(64 << 20, device="cuda")
+        blocks = 20 * options["tensor_parallel_size"]
+        if blocks * 16 < options["max_model_len"]:
+            raise ValueError("No available memory for the cache blocks.")
+        cache = types.SimpleNamespace(num_gpu_blocks=blocks, block_size=16)
+        self.llm_engine = types.SimpleNamespace(vllm_config=types.SimpleNamespace(cache_config=cache))
+"#;
+
+#[test]
+fn fit_recipe_serve_prints_options_writes_a_script_and_finds_the_fewest_gpus() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let package = folder.path().join("packages/vllm");
+        fs::create_dir_all(&package).unwrap();
+        fs::write(package.join("__init__.py"), VLLM).unwrap();
+        let run = |arguments: &str| {
+            let output = fit(torch, folder.path(), &tiny(), arguments);
+            (output.status.code(), text(&output.stdout), text(&output.stderr))
+        };
+        let serve = "--recipe serve --model .";
+        let (status, told, stderr) = run(&format!("{serve} --seq 128,256 --phantom t4 --write serve.py"));
+        assert_eq!(status, Some(0), "{told}{stderr}");
+        let flags = "vllm serve . --gpu-memory-utilization 0.92 --max-model-len 128 --max-num-seqs 2";
+        assert!(told.contains(&format!("t4: {flags}")), "{told}");
+        assert!(stderr.contains("wrote serve.py: 2 requests, 128 tokens, as on Tesla T4"), "{stderr}");
+        let script = fs::read_to_string(folder.path().join("serve.py")).unwrap();
+        assert!(script.contains("\nBATCH = 2\n") && script.contains("\nSEQ = 128\n"), "{script}");
+        let mut alone = std::process::Command::new(&torch.python);
+        alone.args(["serve.py", "--random", "--model", "."]).current_dir(&folder);
+        let output = alone.env("PYTHONPATH", folder.path().join("packages")).output().unwrap();
+        assert_eq!(text(&output.stdout), "KV cache: 320 tokens\n", "{}", text(&output.stderr));
+
+        let gpus = format!("{serve} --smallest --set gpus={{}} --phantom 8xt4 -o out");
+        let (status, told, stderr) = run(&format!("{gpus} --seq 512 --write two.py"));
+        assert_eq!(status, Some(0), "{told}{stderr}");
+        assert!(told.contains("2 fits, 1 does not"), "{told}");
+        assert!(told.contains("--max-model-len 512 --max-num-seqs 1 --tensor-parallel-size 2"), "{told}");
+        assert!(stderr.contains("wrote two.py: gpus 2, batch 256, 512 tokens"), "{stderr}");
+        for (arguments, part) in [
+            (format!("{serve} --phantom t4 --set gpus=2"), "--set gpus=2: the card is one GPU"),
+            (format!("{serve} --phantom t4 --set utilization=1.5"), "above 0 and at most 1"),
+            (format!("{serve} --phantom t4 --smallest"), "gpus, cpu_offload_gb"),
+        ] {
+            let (status, told, stderr) = run(&arguments);
+            assert_eq!((status, told.as_str(), stderr.contains(part)), (Some(2), "", true), "{stderr}");
+        }
     });
 }
 
@@ -334,6 +524,25 @@ fn fit_recipe_refuses_models_and_cards_of_other_recipes_in_one_line() {
         (&tiny(), "--recipe serve --model .", "needs vllm: "),
         (&tiny(), "--recipe zero --model .", "needs deepspeed: "),
         (&tiny(), "--recipe pretrain --model . --phantom 8xt4", "add --ranks 0"),
+        (
+            &tiny(),
+            "--recipe pretrain --model . --phantom 8xt4 --ranks 0 --set cpu_offload=maybe",
+            "on or off",
+        ),
+        (&tiny(), "--recipe dpo --model . --set optimizer=nothing", "expected one of adamw_torch"),
+        (&tiny(), "--recipe dpo --model . --set attention=foo", "expected one of eager"),
+        (&tiny(), "--recipe grpo --model . --set generations=1", "a whole number from 2"),
+        (&tiny(), "--recipe qlora --model . --set dtype=foo", "expected one of bfloat16"),
+        (
+            &tiny_unet(),
+            "--recipe diffusion --model . --set targets=to_q,foo",
+            "no part of the model is called 'foo'",
+        ),
+        (&tiny_unet(), "--recipe diffusion --model . --set dtype=foo", "expected one of bfloat16"),
+        (&tiny(), "--recipe vision --model resnet18 --set dtype=foo", "expected one of bfloat16"),
+        (&tiny(), "--recipe vision --model resnet18 --set optimizer=foo", "an optimizer's class"),
+        (&tiny(), "--recipe infer --model . --set cache=foo", "expected one of dynamic"),
+        (&tiny(), "--recipe infer --model . --set offloaded_layers=-1", "a whole number from 0"),
         (&tiny(), "--recipe dpo --model . --phantom 8xt4", "uses one GPU"),
         (&tiny(), "--recipe pretrain --model . --phantom {}xt4 --ranks 0", "--phantom {gpus}xt4 --gpus 8,16"),
     ] {

@@ -44,6 +44,14 @@ fn figure(pattern: &Regex, trial: &Trial) -> Option<String> {
     })
 }
 
+/// The line that the recipe `serve` prints.
+const KV_CACHE: &str = "KV cache: ([0-9]+) tokens";
+
+/// Returns the tokens of a server's cache, which the run printed; `None` if it did not.
+pub(super) fn cache_tokens(trial: &Trial) -> Option<u64> {
+    figure(&Regex::new(KV_CACHE).ok()?, trial)?.parse().ok()
+}
+
 /// What is asked of each run.
 pub(super) struct Question {
     pattern: String,
@@ -74,7 +82,7 @@ impl Question {
     /// Returns the question to a server: how many tokens its cache holds, at each length.
     pub(super) fn of_server(recipe: recipe::Request) -> Question {
         Question {
-            pattern: "KV cache: ([0-9]+) tokens".to_owned(),
+            pattern: KV_CACHE.to_owned(),
             words: recipe.words.clone(),
             values: recipe.lengths.iter().map(u64::to_string).collect(),
             server: Some(recipe),
@@ -97,6 +105,9 @@ pub(super) fn run(matches: &ArgMatches, question: Question) -> Result<ExitCode> 
     let cards: Vec<Option<String>> =
         if cards.is_empty() { vec![None] } else { cards.into_iter().map(Some).collect() };
     let mut waiting: VecDeque<(usize, Attempt)> = VecDeque::new();
+    if let Some(server) = &server {
+        server.prepare("")?;
+    }
     for card in &cards {
         for value in &values {
             let shown = card.as_deref().unwrap_or_default();
@@ -172,7 +183,7 @@ fn write_script(server: &recipe::Request, file: &Path, answers: &[Answered]) -> 
 fn flags(answer: &Answered, server: &recipe::Request) -> Option<String> {
     let length = answer.trial.candidate.parse().ok()?;
     if let Some(tokens) = answer.figure.as_ref().and_then(|figure| figure.parse().ok()) {
-        return Some(server.flags(length, tokens));
+        return Some(server.flags(length, tokens, ""));
     }
     let pattern = Regex::new("estimated maximum model length is ([0-9]+)").ok()?;
     let longest = figure(&pattern, &answer.trial)?;

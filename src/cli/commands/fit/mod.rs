@@ -9,7 +9,7 @@
 //! - [`plan`]: the request: its searches and their runs; [`values`]: the candidates of a search.
 //! - [`search`] and [`guess`]: the next candidates; [`searches`]: the candidates of all cards and numbers of GPUs.
 //! - [`trial`], [`process_tree`], [`runs`]: a run, its processes, and runs side by side.
-//! - [`recipe`], [`recipes`]: `--recipe`, a script for a model that the user names.
+//! - [`recipe`], [`recipes`], [`settings`]: `--recipe`, a script for a model that the user names.
 //! - [`prices`]: `--prices`, the price of each card, by which rows are sorted.
 //! - [`worst`]: `--worst`, the largest input of a trace as the case to plan for.
 //! - [`answer`], [`table`]: what is printed for one search and for several; [`ask`]: `--ask`.
@@ -26,6 +26,7 @@ mod recipes;
 mod runs;
 mod search;
 mod searches;
+mod settings;
 mod table;
 mod trial;
 mod values;
@@ -134,7 +135,7 @@ pub(crate) fn command() -> Command {
             Arg::new("smallest")
                 .long("smallest")
                 .action(ArgAction::SetTrue)
-                .conflicts_with_all(["ask", "recipe", "gpus"])
+                .conflicts_with_all(["ask", "gpus"])
                 .help(
                     "Find the smallest value that fits, for a value that saves memory: blocks to swap, layers to \
                      offload, steps of accumulation. Needs --max or --values",
@@ -191,7 +192,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     }
     let recipe = recipe::Request::new(matches, worst.as_ref())?;
     let recipe = match recipe {
-        Some(recipe) if recipe.is_server() => return ask::run(matches, ask::Question::of_server(recipe)),
+        Some(recipe) if recipe.is_asked() => return ask::run(matches, ask::Question::of_server(recipe)),
         other => other,
     };
     let plan = Plan::new(matches, recipe.as_ref(), worst.as_ref())?;
@@ -200,7 +201,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     }
     let mut searches = Searches::new(&plan);
     let mut runs = Runs::new(matches, plan.most_gpus())?;
-    searches.run(&mut runs)?;
+    searches.run(&mut runs, |value| recipe.as_ref().map_or(Ok(()), |recipe| recipe.prepare(value)))?;
     let ended = runs.stop();
     searches.remove_unnamed();
     let as_json = matches.get_flag("json");
@@ -217,6 +218,14 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     };
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
+    if let Some(recipe) = recipe.as_ref().filter(|recipe| recipe.is_server() && !as_json) {
+        for lane in &searches.lanes {
+            let (Some(trial), Some(length)) = (lane.fits(), lane.row.length) else { continue };
+            let Some(tokens) = ask::cache_tokens(trial) else { continue };
+            let flags = recipe.flags(length, tokens, &trial.candidate);
+            writeln!(stdout, "{}: {flags}", plan.card_of(lane.row))?;
+        }
+    }
     stdout.flush()?;
     if let Some((recipe, file)) = recipe.as_ref().zip(matches.get_one::<PathBuf>("write")) {
         write_script(recipe, file, &searches)?;
@@ -234,13 +243,7 @@ fn write_script(recipe: &recipe::Request, file: &Path, searches: &Searches<'_>) 
         terminal::say("--write: nothing was written, because no batch fits");
         return Ok(());
     };
-    recipe.write(file, &trial.candidate, length)?;
-    terminal::say(&format!(
-        "wrote {}: batch {}, {length} {}, as on {}",
-        file.display(),
-        trial.candidate,
-        recipe.unit(),
-        trial.peak.device
-    ));
+    let about = recipe.write(file, &trial.candidate, length)?;
+    terminal::say(&format!("wrote {}: {about}, as on {}", file.display(), trial.peak.device));
     Ok(())
 }

@@ -27,6 +27,11 @@ pub(super) struct Filling {
 }
 
 impl Filling {
+    /// Returns the texts of a run that has only a value.
+    pub(super) fn of_value(value: &str) -> Filling {
+        Filling { value: Some(value.to_owned()), ..Filling::default() }
+    }
+
     /// Returns `word` with the placeholders replaced.
     pub(super) fn fill(&self, word: &OsStr) -> OsString {
         let mut numbers: Vec<(&str, String)> = Vec::new();

@@ -69,6 +69,8 @@ pub(super) struct Plan {
     lengths: Vec<u64>,
     /// The unit of the lengths, in the plural.
     pub(super) length_unit: &'static str,
+    /// The name of the value that is searched for.
+    pub(super) value_name: String,
     /// True if the smallest value that fits is wanted, because memory shrinks as the value grows
     /// (`--smallest`). The values are then in descending order.
     pub(super) wants_smallest: bool,
@@ -105,7 +107,7 @@ impl Plan {
                  python train.py --batch {{}}; or name several cards: --phantom a100-40g,h100-80g"
             );
         }
-        if matches.get_flag("smallest") && wanted != Wanted::Value {
+        if matches.get_flag("smallest") && wanted != Wanted::Value && recipe.is_none() {
             bail!("--smallest needs {{}} in the command, such as --blocks-to-swap {{}}");
         }
         let mut plan = Plan {
@@ -119,6 +121,10 @@ impl Plan {
             is_grid: wanted == Wanted::Value && place.is_some() && matches.contains_id("values"),
             lengths: recipe.map(|recipe| recipe.lengths.clone()).unwrap_or_default(),
             length_unit: recipe.map_or("tokens", recipe::Request::unit),
+            value_name: match recipe {
+                Some(recipe) => recipe.searched().unwrap_or_else(|| "batch".to_owned()),
+                None => "value".to_owned(),
+            },
             wants_smallest: matches.get_flag("smallest"),
             prices: Prices::new(matches)?,
             left_out: Vec::new(),
@@ -133,7 +139,11 @@ impl Plan {
                 plan.rows_of_values(matches, &cards, None, &Values::List(vec![String::new()]))?
             }
             Wanted::Value => {
-                let values = values(matches)?;
+                let values = values(matches, recipe.and_then(recipe::Request::usual))?;
+                if let Some(recipe) = recipe {
+                    let last = if matches!(values, Values::Numbers { .. }) { 0 } else { values.last() };
+                    recipe.check((0..=last).map(|index| values.text(index)))?;
+                }
                 if !matches!(values, Values::List(_)) {
                     plan.within = matches.get_one("within").copied().unwrap_or_default();
                 }

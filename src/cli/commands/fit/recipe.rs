@@ -13,16 +13,15 @@ use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use memtrace_util::names::distance;
 use serde_json::{Map, Value};
 
-use super::places::{LENGTH, VALUE, entries};
+use super::places::{self, Filling, LENGTH, VALUE, entries};
 use super::recipes::{RECIPES, Recipe};
+use super::settings::{self, Changed, quoted, setting, shown, with, with_setting};
 use super::worst::Worst;
 use crate::child_env::{Scratch, run_id};
 
 const CHECK: &str = include_str!("recipes/check.py");
 /// The `config.json` of models, by their name on the Hugging Face hub, from whose pages they come.
 const MODELS: &str = include_str!("recipes/models.json");
-/// The constants that other options set.
-const RESERVED: [&str; 6] = ["MODEL", "SUBFOLDER", "BATCH", "SEQ", "SIZE", "TRUST_REMOTE_CODE"];
 /// The heading of the options in the help.
 const HEADING: &str = "Recipes (a script for a model that you name; no weights are read)";
 
@@ -49,8 +48,15 @@ pub(super) fn arguments() -> impl Iterator<Item = Arg> {
              [default: 2048; diffusion 1024; vision 224]",
         )
         .visible_alias("size"),
-        option("set", "KEY=VALUE", "Change a setting of the recipe, such as rank=64 (repeatable)")
-            .action(ArgAction::Append),
+        option(
+            "set",
+            "KEY=VALUE",
+            "Change a setting of the recipe, such as rank=64 (repeatable); KEY={} searches for its value \
+             instead of the batch",
+        )
+        .action(ArgAction::Append),
+        option("batch", "N", "The batch of a search for the value of another setting [default: 1]")
+            .value_parser(value_parser!(u64).range(1..=1 << 20)),
         option("write", "FILE", "Write the script that was run, with the batch that fits, for a real GPU")
             .value_parser(value_parser!(PathBuf)),
         Arg::new("trust-remote-code")
@@ -72,8 +78,20 @@ pub(super) struct Request {
     pub(super) words: Vec<OsString>,
     pub(super) lengths: Vec<u64>,
     script: String,
+    /// The setting that is searched for; `None` if this is the batch.
+    searched: Option<Searched>,
     /// The folder with the script and the model's `config.json`.
     _scratch: Scratch,
+}
+
+/// A setting that is searched for.
+struct Searched {
+    /// The constant in the script.
+    name: String,
+    /// The values to try if the user names none; `None` if the setting has no natural range.
+    usual: Option<Vec<String>>,
+    /// The batch of all runs: that of `--batch`, or else of the script.
+    batch: u64,
 }
 
 impl Request {
@@ -100,9 +118,16 @@ impl Request {
         bundled.retain(|_, config| recipe.suits(config));
         let found = if Path::new(model).exists() { None } else { find(&bundled, model) };
         let shown = found.map_or(model.as_str(), |(name, _)| name.as_str());
-        let mut script = lines_of(recipe);
-        for change in matches.get_many::<String>("set").into_iter().flatten() {
-            script = set(recipe, &script, change)?;
+        let listed = matches.get_one::<String>("values").map(|list| entries(list)).unwrap_or_default();
+        let changes = matches.get_many::<String>("set").into_iter().flatten();
+        let Changed { mut script, searched, texts } =
+            settings::changed(recipe, lines_of(recipe), changes, &listed)?;
+        check_search(matches, &script, searched.as_deref())?;
+        let gpus = smallest_count(card);
+        if recipe.name == "serve" && setting(&script, "GPUS").parse().is_ok_and(|given: u64| given > gpus) {
+            let (given, are) =
+                (setting(&script, "GPUS"), if gpus == 1 { "card is one GPU" } else { "card has fewer" });
+            bail!("--set gpus={given}: the {are}: --phantom {given}xh100-80g");
         }
         script = with(&script, "MODEL", &quoted(shown));
         script = with(&script, "TRUST_REMOTE_CODE", if trusts { "True" } else { "False" });
@@ -113,7 +138,7 @@ impl Request {
         script = script.replacen("TITLE", &title, 1);
 
         let scratch = Scratch::new(&run_id())?;
-        let (file, folder) = (scratch.folder.join("recipe.py"), scratch.folder.join("model"));
+        let folder = scratch.folder.join("model");
         let given = match found {
             Some((_, config)) => {
                 let own = scratch.folder.join("bundled");
@@ -130,8 +155,9 @@ impl Request {
             .args(["-c", CHECK, &given])
             .arg(&folder)
             .args([longest.as_str(), if trusts { "1" } else { "0" }])
-            .args([recipe.library, "torch", recipe.library])
+            .args([&Value::from(texts).to_string(), recipe.library, "torch", recipe.library])
             .args(recipe.packages)
+            .args((setting(&script, "LIGER") == "True").then_some("liger_kernel"))
             .stdin(Stdio::null())
             .output()
             .with_context(|| format!("cannot run {}", python.display()))?;
@@ -143,13 +169,25 @@ impl Request {
                 if known { format!("; memtrace has {}", nearest(&bundled, model)) } else { String::new() };
             bail!("{why}{near}");
         }
-        // For a pipeline of diffusers, the check prints the folder with the model's configuration.
+        // For a pipeline of diffusers, the check prints the folder with the model's configuration. For
+        // transformers, it prints the number of layers.
         let part = String::from_utf8_lossy(&output.stdout).lines().last().unwrap_or_default().to_owned();
         script = with(&script, "SUBFOLDER", &quoted(&part));
-        fs::write(&file, &script)?;
-        let mut words: Vec<OsString> = vec![python.into(), file.into()];
+        let own = script.lines().find_map(|line| line.strip_prefix("BATCH = ")?.parse().ok());
+        let searched = searched.map(|name| {
+            let batch = matches.get_one::<u64>("batch").copied().or(own).unwrap_or(1);
+            Searched { usual: usual(&name, batch, gpus, part.parse().ok()), name, batch }
+        });
+        // Each value of a setting has a script of its own.
+        let file = if searched.is_some() { "recipe-{}.py" } else { "recipe.py" };
+        let mut words: Vec<OsString> = vec![python.into(), scratch.folder.join(file).into()];
         // `serve` is asked for one number at each length, and vLLM fills the card at any batch.
-        let (batch, length) = if recipe.name == "serve" { (None, VALUE) } else { (Some(VALUE), LENGTH) };
+        let is_server = recipe.name == "serve";
+        let (batch, length) = match &searched {
+            Some(searched) => (Some(searched.batch.to_string()), LENGTH),
+            None if is_server => (None, VALUE),
+            None => (Some(VALUE.to_owned()), LENGTH),
+        };
         words.extend(["--random", recipe.length_option(), length].map(OsString::from));
         words.extend(batch.into_iter().flat_map(|batch| ["--batch".into(), batch.into()]));
         if !recipe.steps.is_empty() {
@@ -157,20 +195,64 @@ impl Request {
         }
         let model = if recipe.library == "timm" { given.into() } else { folder.into_os_string() };
         words.extend(["--model".into(), model]);
-        Ok(Some(Request { recipe, model: shown.to_owned(), words, lengths, script, _scratch: scratch }))
+        let request =
+            Request { recipe, model: shown.to_owned(), words, lengths, script, searched, _scratch: scratch };
+        Ok(Some(request))
     }
 
     /// Returns true if the recipe starts a server, which is asked how much it holds.
+    pub(super) fn is_asked(&self) -> bool {
+        self.recipe.name == "serve" && self.searched.is_none()
+    }
+
+    /// Returns true if the recipe starts a server.
     pub(super) fn is_server(&self) -> bool {
         self.recipe.name == "serve"
     }
 
-    /// Returns vLLM's options for a length at which it has a cache of `tokens` tokens.
-    pub(super) fn flags(&self, length: u64, tokens: u64) -> String {
-        let setting = |name: &str| {
-            let value = settings(&self.script).into_iter().find(|(key, _)| *key == name);
-            value.map_or("", |(_, value)| value.trim_matches('"')).to_owned()
-        };
+    /// Returns the setting that is searched for, as users write it; `None` if this is the batch.
+    pub(super) fn searched(&self) -> Option<String> {
+        self.searched.as_ref().map(|searched| shown(&searched.name))
+    }
+
+    /// Returns the values to try if the user names none; `None` if there is no natural range.
+    pub(super) fn usual(&self) -> Option<Vec<String>> {
+        self.searched.as_ref()?.usual.clone()
+    }
+
+    /// Returns the script with a value of the setting that is searched for.
+    fn script_with(&self, value: &str) -> Result<String> {
+        match &self.searched {
+            Some(searched) => with_setting(&self.script, &searched.name, value),
+            None => Ok(self.script.clone()),
+        }
+    }
+
+    /// Checks values of the setting that is searched for.
+    ///
+    /// # Errors
+    /// When a value has the wrong kind.
+    pub(super) fn check(&self, mut values: impl Iterator<Item = String>) -> Result<()> {
+        values.try_for_each(|value| self.script_with(&value).map(drop))
+    }
+
+    /// Writes the script for the runs with a value, unless an earlier run has it.
+    ///
+    /// # Errors
+    /// When the script cannot be written.
+    pub(super) fn prepare(&self, value: &str) -> Result<()> {
+        let name = self.words.get(1).map(|word| Filling::of_value(value).fill(word)).unwrap_or_default();
+        if !Path::new(&name).exists() {
+            fs::write(&name, self.script_with(value)?)?;
+        }
+        Ok(())
+    }
+
+    /// Returns vLLM's options for a length at which it has a cache of `tokens` tokens. `value` is the value of
+    /// the setting that is searched for, if there is one.
+    pub(super) fn flags(&self, length: u64, tokens: u64, value: &str) -> String {
+        let script = self.script_with(value).unwrap_or_default();
+        let setting = |name: &str| setting(&script, name).to_owned();
         let mut flags = format!(
             "vllm serve {} --gpu-memory-utilization {} --max-model-len {length} --max-num-seqs {}",
             self.model,
@@ -199,16 +281,24 @@ impl Request {
         if self.recipe.is_of_images() { "pixels" } else { "tokens" }
     }
 
-    /// Writes the script with a batch and a length.
+    /// Writes the script with the value that was found, which is the batch unless a setting was searched for,
+    /// and a length. Returns what it wrote, in words.
     ///
     /// # Errors
     /// When the file exists, or cannot be written.
-    pub(super) fn write(&self, file: &Path, batch: &str, length: u64) -> Result<()> {
+    pub(super) fn write(&self, file: &Path, value: &str, length: u64) -> Result<String> {
         let name = self.recipe.length_option().trim_start_matches('-').to_uppercase();
-        let script = with(&with(&self.script, "BATCH", batch), &name, &length.to_string());
+        let (batch, about) = match &self.searched {
+            Some(Searched { name, batch, .. }) => {
+                (batch.to_string(), format!("{} {value}, batch {batch}", shown(name)))
+            }
+            None => (value.to_owned(), format!("batch {value}")),
+        };
+        let script = with(&self.script_with(value)?, &name, &length.to_string());
+        let script = with(&script, "BATCH", &batch);
         let mut new = fs::File::create_new(file).with_context(|| format!("--write {}", file.display()))?;
         std::io::Write::write_all(&mut new, script.as_bytes())?;
-        Ok(())
+        Ok(format!("{about}, {length} {}", self.unit()))
     }
 }
 
@@ -239,7 +329,7 @@ fn check_ranks(recipe: &Recipe, card: &str, has_ranks: bool) -> Result<()> {
         bail!(
             "--phantom {card}: with a recipe, {{}} is the batch; for a row for each number of GPUs, write \
              --phantom {}{} --gpus 8,16",
-            super::places::GPUS,
+            places::GPUS,
             rest
         );
     }
@@ -252,8 +342,57 @@ fn check_ranks(recipe: &Recipe, card: &str, has_ranks: bool) -> Result<()> {
     Ok(())
 }
 
+/// Checks that the options of a search suit the setting that is searched for.
+fn check_search(matches: &ArgMatches, script: &str, searched: Option<&str>) -> Result<()> {
+    let (is_smallest, has_values) = (matches.get_flag("smallest"), matches.contains_id("values"));
+    let saving = settings::saving(script);
+    let examples = match saving.first() {
+        Some(_) => format!("this recipe has {}", saving.join(", ")),
+        None => "this recipe has none".to_owned(),
+    };
+    let Some(name) = searched else {
+        if let Some(batch) = matches.get_one::<u64>("batch") {
+            bail!(
+                "--batch {batch} is for a search for another setting, --set KEY={{}}; to try one batch: \
+                 --values {batch}"
+            );
+        }
+        if is_smallest {
+            bail!("--smallest needs --set KEY={{}} with a setting that saves memory: {examples}");
+        }
+        return Ok(());
+    };
+    let shown = shown(name);
+    if is_smallest && !settings::saves(name) {
+        bail!("--smallest: a larger {shown} does not save memory; {examples}");
+    }
+    if !is_smallest && settings::saves(name) && !has_values {
+        bail!("--set {shown}={{}}: a larger {shown} saves memory: add --smallest");
+    }
+    Ok(())
+}
+
+/// Returns the values of a setting to try if the user names none; `None` if it has no natural range. `gpus`
+/// is the number of GPUs, and `layers` the number of layers of the model.
+fn usual(name: &str, batch: u64, gpus: u64, layers: Option<u64>) -> Option<Vec<String>> {
+    let numbers: Vec<u64> = match name {
+        "ACCUMULATION" => (1..=batch).filter(|parts| batch.is_multiple_of(*parts)).collect(),
+        "OFFLOADED_LAYERS" => (0..=layers?).collect(),
+        "GPUS" => (0..20).map(|power| 1 << power).take_while(|count| *count <= gpus).collect(),
+        "STAGE" => (0..=3).collect(),
+        _ => return None,
+    };
+    Some(numbers.iter().map(u64::to_string).collect())
+}
+
+/// Returns the number of GPUs of the card with the fewest, in a list of cards such as `l4,2xh100-80g`.
+fn smallest_count(list: &str) -> u64 {
+    let count = |card: &String| card.split_once(['x', 'X']).and_then(|(count, _)| count.parse().ok());
+    places::cards(list).iter().map(|card| count(card).unwrap_or(1)).min().unwrap_or(1)
+}
+
 /// Returns the script of a recipe without the lines of other recipes.
-fn lines_of(recipe: &Recipe) -> String {
+pub(super) fn lines_of(recipe: &Recipe) -> String {
     let mut is_kept = true;
     let mut text = String::new();
     for line in recipe.script.lines() {
@@ -271,66 +410,6 @@ fn lines_of(recipe: &Recipe) -> String {
         }
     }
     text
-}
-
-/// Returns the constants of a script that `--set` can change, with their values as Python expressions.
-fn settings(script: &str) -> Vec<(&str, &str)> {
-    let constants = script.lines().filter_map(|line| line.split_once(" = "));
-    let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
-    constants.filter(|(name, _)| is_name(name) && !RESERVED.contains(name)).collect()
-}
-
-/// Returns the script with `value` as the value of the constant `name`.
-fn with(script: &str, name: &str, value: &str) -> String {
-    let start = format!("{name} = ");
-    let lines = script.lines().map(|line| match line.strip_prefix(&start) {
-        Some(_) => format!("{start}{value}\n"),
-        None => format!("{line}\n"),
-    });
-    lines.collect()
-}
-
-/// Returns the script with the change `NAME=VALUE` of `--set` applied.
-fn set(recipe: &Recipe, script: &str, change: &str) -> Result<String> {
-    let settings = settings(script);
-    let listed = || {
-        let all = settings
-            .iter()
-            .map(|(name, value)| format!("{}={}", name.to_lowercase(), value.trim_matches('"')));
-        all.collect::<Vec<_>>().join(", ")
-    };
-    let known = change.split_once('=').and_then(|(key, value)| {
-        let (name, old) =
-            settings.iter().find(|(name, _)| name.eq_ignore_ascii_case(&key.replace('-', "_")))?;
-        Some((*name, *old, value))
-    });
-    let Some((name, old, value)) = known else {
-        bail!("--set {change}: the recipe {} has {}", recipe.name, listed());
-    };
-    let expected = |what: &str| anyhow!("--set {change}: expected {what}");
-    let value = match old {
-        "True" | "False" => match value.to_lowercase().as_str() {
-            "true" | "on" | "yes" | "1" => "True".to_owned(),
-            "false" | "off" | "no" | "0" => "False".to_owned(),
-            _ => return Err(expected("on or off")),
-        },
-        _ if old.starts_with('"') => quoted(value),
-        _ if old.contains('.') => {
-            value
-                .parse::<f64>()
-                .ok()
-                .filter(|number| number.is_finite())
-                .ok_or_else(|| expected("a number"))?;
-            value.to_owned()
-        }
-        _ => value.parse::<u64>().map_err(|_| expected("a whole number"))?.to_string(),
-    };
-    Ok(with(script, name, &value))
-}
-
-/// Quotes a text for Python, in which JSON's escapes are valid, too.
-fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
 }
 
 fn lengths(list: &str) -> Result<Vec<u64>> {
@@ -372,28 +451,6 @@ fn python() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_setting_of_a_recipe_takes_its_kind_of_value_and_an_unknown_one_lists_all() {
-        let recipe = |name: &str| RECIPES.iter().find(|recipe| recipe.name == name).unwrap();
-        let lora = lines_of(recipe("lora"));
-        let change = |change: &str| set(recipe("lora"), &lora, change);
-        assert!(change("rank=64").unwrap().contains("\nRANK = 64\n"));
-        assert!(change("checkpointing=off").unwrap().contains("\nCHECKPOINTING = False\n"));
-        assert!(change("learning-rate=1e-5").unwrap().contains("\nLEARNING_RATE = 1e-5\n"));
-        assert!(change("targets=.*[qv]_proj").unwrap().contains("\nTARGETS = \".*[qv]_proj\"\n"));
-        for (text, part) in [
-            ("rnk=4", "the recipe lora has rank=16, targets=all-linear, optimizer=torch.optim.AdamW"),
-            ("model=x", "the recipe lora has"),
-            ("rank", "the recipe lora has"),
-            ("rank=many", "expected a whole number"),
-            ("checkpointing=perhaps", "expected on or off"),
-        ] {
-            let error = change(text).expect_err(text).to_string();
-            assert!(error.contains(part), "{error}");
-        }
-        assert!(set(recipe("infer"), &lines_of(recipe("infer")), "rank=4").is_err());
-    }
 
     #[test]
     fn a_server_gets_at_least_one_request_and_at_most_the_default_of_vllm() {

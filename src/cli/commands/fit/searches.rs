@@ -180,11 +180,15 @@ impl<'a> Searches<'a> {
         Searches { plan, lanes: plan.rows.iter().map(|row| Lane::new(row, plan.within)).collect() }
     }
 
-    /// Makes the runs of all searches.
+    /// Makes the runs of all searches. Before each run, calls `prepare` with its candidate.
     ///
     /// # Errors
     /// When the program cannot be run, or a trace cannot be read.
-    pub(super) fn run(&mut self, runs: &mut Runs<'_, usize>) -> Result<()> {
+    pub(super) fn run(
+        &mut self,
+        runs: &mut Runs<'_, usize>,
+        prepare: impl Fn(&str) -> Result<()>,
+    ) -> Result<()> {
         loop {
             while runs.room() > 0
                 && let Some((number, text)) = self.next(runs.room())
@@ -192,6 +196,7 @@ impl<'a> Searches<'a> {
                 let lane = &mut self.lanes[number];
                 let Some(index) = lane.index_of(&text) else { continue };
                 lane.in_progress += 1;
+                prepare(&text)?;
                 runs.start(number, self.plan.attempt(lane.row, &lane.values, index))?;
             }
             let Some((number, trial)) = runs.next_ended()? else { break };
@@ -310,7 +315,10 @@ impl<'a> Searches<'a> {
         } else if let Some(index) = lane.index_of(&value) {
             lane.search.record(index, fits);
         }
-        if lane.stopped.is_none() && lane.search.too_big.is_none() && !are_gpus && lane.is_unchanged() {
+        // With `--smallest`, the search ends when the last candidate fits, and needs no other reason.
+        let is_found = self.plan.wants_smallest && lane.search.fits == Some(lane.values.last());
+        let is_open = lane.stopped.is_none() && lane.search.too_big.is_none() && !are_gpus && !is_found;
+        if is_open && lane.is_unchanged() {
             lane.stopped = Some(format!(
                 "the peak is the same for the last {UNCHANGED} values: the program seems to ignore {{}}"
             ));

@@ -80,10 +80,10 @@ fn name(plan: &Plan, lane: &Lane<'_>) -> String {
 fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     let by_gpus = lanes.iter().any(|lane| lane.row.gpus.is_some());
     let by_length = lanes.iter().any(|lane| lane.row.length.is_some());
+    let side = if plan.wants_smallest { "smallest" } else { "largest" };
+    let limit = format!("{side} {}", plan.value_name);
     let (limit, other) = match plan.wanted {
-        Wanted::Value if by_length => ("largest batch", "does not fit"),
-        Wanted::Value if plan.wants_smallest => ("smallest value", "does not fit"),
-        Wanted::Value => ("largest value", "does not fit"),
+        Wanted::Value => (limit.as_str(), "does not fit"),
         Wanted::Gpus => ("fewest GPUs", "too few"),
         Wanted::YesOrNo => ("", ""),
     };

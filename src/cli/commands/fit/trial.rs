@@ -290,6 +290,9 @@ fn says_out_of_memory(text: &str) -> bool {
         "OutOfMemoryError",
         "CUBLAS_STATUS_ALLOC_FAILED",
         "CUDNN_STATUS_ALLOC_FAILED",
+        // vLLM refuses to start when its KV cache is too small.
+        "No available memory for the cache blocks",
+        "larger than the available KV cache",
         // To print an OOM, PyTorch queries NVML. On a Jetson, NVML cannot list processes, so this assertion
         // fails.
         "NVML_SUCCESS == r INTERNAL ASSERT FAILED",

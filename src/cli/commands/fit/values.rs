@@ -107,14 +107,19 @@ fn descending(list: Vec<String>) -> Result<Values> {
     Ok(Values::List(sorted.into_iter().map(|(_, word)| word).collect()))
 }
 
-/// Returns the values of `{}` in the command.
-pub(super) fn values(matches: &ArgMatches) -> Result<Values> {
+/// Returns the values of `{}` in the command. `usual` has the values if the user names none.
+pub(super) fn values(matches: &ArgMatches, usual: Option<Vec<String>>) -> Result<Values> {
+    let is_smallest = matches.get_flag("smallest");
+    let has = |name: &&str| matches.contains_id(name);
+    if let Some(usual) = usual.filter(|_| !["values", "min", "max", "multiple-of"].iter().any(has)) {
+        return if is_smallest { descending(usual) } else { Ok(Values::List(usual)) };
+    }
     if let Some(list) = matches.get_one::<String>("values") {
         let list = entries(list);
         if list.is_empty() {
             bail!("--values names no value; for example: --values 512,1024,2048");
         }
-        return if matches.get_flag("smallest") { descending(list) } else { Ok(Values::List(list)) };
+        return if is_smallest { descending(list) } else { Ok(Values::List(list)) };
     }
     let number = |name| matches.get_one::<u64>(name).map(|number| *number as usize);
     let step = number("multiple-of").unwrap_or(1).max(1);
@@ -123,7 +128,7 @@ pub(super) fn values(matches: &ArgMatches) -> Result<Values> {
     if most < first {
         bail!("--max {most} is smaller than the first value, {first}");
     }
-    if matches.get_flag("smallest") {
+    if is_smallest {
         if number("max").is_none() {
             bail!(
                 "--smallest begins with the largest value: give --max, such as the number of layers, or --values"

@@ -5,7 +5,6 @@ python train.py --random            the same with random weights and tokens: onl
 """
 
 import argparse
-import random
 
 import datasets
 import peft
@@ -26,10 +25,10 @@ COMPLETION = 256
 OPTIMIZER = "adamw_torch"
 LEARNING_RATE = 0.0001
 CHECKPOINTING = True
+ACCUMULATION = 1
 ATTENTION = "sdpa"
 DTYPE = "bfloat16"
 TRUST_REMOTE_CODE = False
-
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", default=MODEL)
 parser.add_argument("--batch", type=int, default=BATCH, help="rows of the data")
@@ -58,29 +57,30 @@ else:
     model = auto.from_pretrained(args.model, trust_remote_code=trust, **options)
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
 adapters = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
+part = -(-args.batch // ACCUMULATION)  # the rows of one of the steps that are accumulated
 # [dpo]
 answer = args.seq // 2
-own = {"per_device_train_batch_size": args.batch, "max_length": args.seq}
+own = {"per_device_train_batch_size": part, "max_length": args.seq}
 # []
 # [grpo]
 answer = min(COMPLETION, args.seq // 2)
-own = {"per_device_train_batch_size": args.batch * GENERATIONS, "num_generations": GENERATIONS}
+own = {"per_device_train_batch_size": part * GENERATIONS, "num_generations": GENERATIONS}
 # The answers of random weights must not end early.
 own |= {"max_completion_length": answer, "generation_kwargs": {"min_new_tokens": args.random * answer}}
 # []
 if args.data:
     rows = datasets.load_dataset("json", data_files=args.data, split="train")
 else:
-    text = lambda count: " ".join(str(random.randrange(1, len(tokenizer))) for _ in range(count))
+    text = lambda count: " ".join(map(str, torch.randint(1, len(tokenizer), (count,)).tolist()))
     # [dpo]
     # DPO adds a token at the end of each answer.
     # []
     lengths = {"prompt": args.seq - answer, "chosen": answer - 1, "rejected": answer - 1}
     rows = datasets.Dataset.from_list([{name: " " + text(lengths[name]) for name in lengths}] * args.batch)
-own |= {"output_dir": "." if args.random else "trained", "save_strategy": "no", "report_to": "none"}
-own |= {"logging_steps": 1, "max_steps": args.steps, "learning_rate": LEARNING_RATE, "optim": OPTIMIZER}
-own |= {"gradient_checkpointing": CHECKPOINTING, "use_cpu": device == "cpu"}
-own |= {"bf16": DTYPE == "bfloat16", "fp16": DTYPE == "float16" and device == "cuda"}
+own |= {"output_dir": "." if args.random else "trained", "save_strategy": "no", "use_cpu": device == "cpu"}
+own |= {"logging_steps": 1, "max_steps": args.steps, "gradient_accumulation_steps": -(-args.batch // part)}
+own |= {"learning_rate": LEARNING_RATE, "optim": OPTIMIZER, "gradient_checkpointing": CHECKPOINTING}
+own |= {"report_to": "none", "bf16": DTYPE == "bfloat16", "fp16": DTYPE == "float16" and device == "cuda"}
 # [dpo]
 trainer = trl.DPOTrainer(
     model, None, trl.DPOConfig(**own), train_dataset=rows, processing_class=tokenizer, peft_config=adapters

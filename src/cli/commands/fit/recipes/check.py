@@ -1,18 +1,23 @@
 """Checks a request of `memtrace fit --recipe` in the user's Python.
 
-The arguments are MODEL FOLDER LENGTH TRUST LIBRARY PACKAGE... LIBRARY builds the model: transformers,
-diffusers, timm, or vllm, which reads configurations with transformers. Writes the model's config.json into
-FOLDER, unless the model is timm's. If the request cannot be met, prints the reason and exits with 2.
+The arguments are MODEL FOLDER LENGTH TRUST TEXTS LIBRARY PACKAGE... TEXTS is JSON: the changed settings that
+are texts, each with its values. LIBRARY builds the model: transformers, diffusers, timm, or vllm, which reads
+configurations with transformers. Writes the model's config.json into FOLDER, unless the model is timm's. If
+the request cannot be met, prints the reason and exits with 2.
 """
 
 import difflib
 import importlib.util
 import json
 import os
+import pydoc
+import re
 import shutil
 import sys
+import typing
 
-model, folder, length, trust, library, *packages = sys.argv[1:]
+model, folder, length, trust, texts, library, *packages = sys.argv[1:]
+texts = json.loads(texts)
 
 
 def refuse(why):
@@ -29,6 +34,76 @@ def write(facts, place=""):
     os.makedirs(os.path.join(folder, place), exist_ok=True)
     with open(os.path.join(folder, place, "config.json"), "w") as file:
         json.dump(facts, file)
+
+
+def check_texts():
+    """Checks the settings whose values the installed packages decide."""
+    own = {}
+    if library != "vllm":
+        own["DTYPE"] = ["bfloat16", "float16", "float32", "float64"]
+    elif texts:
+        from vllm.config.cache import CacheDType
+        from vllm.config.model import ModelDType
+        from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+
+        own = {"DTYPE": typing.get_args(ModelDType), "CACHE_DTYPE": typing.get_args(CacheDType)}
+        own["QUANTIZATION"] = ["", *QUANTIZATION_METHODS]
+    if "ATTENTION" in texts:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        names = [name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in name]
+        # A name with a slash is a kernel on the hub.
+        own["ATTENTION"] = ["eager", *names, *(name for name in texts["ATTENTION"] if "/" in name)]
+    if "CACHE" in texts:
+        from transformers.generation import configuration_utils
+
+        names = getattr(configuration_utils, "ALL_CACHE_IMPLEMENTATIONS", ("static", "offloaded"))
+        own["CACHE"] = list(dict.fromkeys(["dynamic", *names]))
+    if "OPTIMIZER" in texts and "trl" in packages:
+        from transformers.training_args import OptimizerNames
+
+        own["OPTIMIZER"] = [name.value for name in OptimizerNames]
+    for name in own.keys() & texts.keys():
+        for value in texts[name]:
+            if value not in own[name]:
+                allowed = ", ".join(name or '""' for name in own[name])
+                refuse(f"--set {name.lower()}={value}: expected one of {allowed}")
+    if "flash_attention_2" in texts.get("ATTENTION", []) and not importlib.util.find_spec("flash_attn"):
+        refuse(
+            f"--set attention=flash_attention_2 needs flash_attn: {sys.executable} -m pip install flash-attn"
+        )
+    for value in texts.get("OPTIMIZER", []) if "trl" not in packages else []:
+        import torch
+
+        try:
+            kind = pydoc.locate(value)
+        except pydoc.ErrorDuringImport as error:
+            refuse(f"--set optimizer={value}: {first_line(error)}")
+        if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+            refuse(f"--set optimizer={value}: expected the path of an optimizer's class: torch.optim.SGD")
+
+
+def check_targets(build, is_list):
+    """Checks that each target of the adapters is a part of the model, which `build` returns."""
+    import torch
+
+    for value in texts.get("TARGETS", []):
+        if value == "all-linear":
+            continue
+        with torch.device("meta"):
+            names = {name: part for name, part in build().named_modules() if name}
+        for target in value.split(",") if is_list else [value]:
+            try:
+                pattern = re.compile(rf"(.*\.)?{re.escape(target)}" if is_list else target)
+            except re.error as error:
+                refuse(f"--set targets={value}: not a regular expression: {error}")
+            if not any(map(pattern.fullmatch, names)):
+                linear = [name for name, part in names.items() if isinstance(part, torch.nn.Linear)]
+                ends = dict.fromkeys(name.rsplit(".", 1)[-1] for name in linear)
+                refuse(
+                    f"--set targets={value}: no part of the model is called {target!r}; its linear layers "
+                    f"end in {', '.join(ends)}"
+                )
 
 
 def check_timm():
@@ -64,6 +139,7 @@ def check_diffusers():
         refuse(f"--model {model}: the recipe trains UNets of SDXL, which this configuration is not")
     if int(length) % 16:
         refuse(f"--size {length}: the width and height are multiples of 16 pixels")
+    check_targets(lambda: getattr(diffusers, name).from_config(facts), True)
     write(facts, place)
     print(place)
 
@@ -78,6 +154,7 @@ if library != "timm" and trust != "1":
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
+check_texts()
 if os.path.basename(model) == "config.json" and os.path.isfile(model):
     model = os.path.dirname(os.path.abspath(model))
 if library in ("timm", "diffusers"):
@@ -111,7 +188,16 @@ text = config.get_text_config()
 most = getattr(text, "max_position_embeddings", None)
 if isinstance(most, int) and int(length) > most:
     refuse(f"--seq {length}: the model's limit is {most} tokens (max_position_embeddings)")
+if "liger_kernel" in packages:
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        refuse(f"--set liger: this version of Liger has no kernels for the model type {kind!r}")
+if "TARGETS" in texts:
+    auto, own_code = transformers.AutoModelForCausalLM, trust == "1"
+    check_targets(lambda: auto.from_config(config, trust_remote_code=own_code), False)
 write(facts)
+print(getattr(text, "num_hidden_layers", ""))
 if os.path.isdir(model) and trust == "1":
     # A configuration with its own code needs the Python files in its folder.
     for name in os.listdir(model):

@@ -13,6 +13,7 @@ MODEL = "a name on the Hugging Face hub, or a folder"
 BATCH = 1
 SEQ = 2048
 CACHE = "dynamic"
+OFFLOADED_LAYERS = 0
 ATTENTION = "sdpa"
 DTYPE = "bfloat16"
 TRUST_REMOTE_CODE = False
@@ -30,9 +31,15 @@ dtype = getattr(torch, DTYPE)
 auto, trust = transformers.AutoModelForCausalLM, TRUST_REMOTE_CODE
 config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=trust)
 options = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION, "device_map": {"": device}}
+with torch.device("meta"):
+    empty = auto.from_config(config, dtype=dtype, trust_remote_code=trust)
+if OFFLOADED_LAYERS:  # The first layers stay in host memory. accelerate copies each to the card for its turn.
+    lists = {name: part for name, part in empty.named_modules() if isinstance(part, torch.nn.ModuleList)}
+    blocks = max(lists, key=lambda name: len(lists[name]))
+    leaves = [name for name, part in empty.named_modules() if not list(part.children())]
+    offloaded = tuple(f"{blocks}.{index}." for index in range(OFFLOADED_LAYERS))
+    options["device_map"] = {name: "cpu" if name.startswith(offloaded) else device for name in leaves}
 if args.random:
-    with torch.device("meta"):
-        empty = auto.from_config(config, dtype=dtype, trust_remote_code=trust)
     # Memory does not depend on the values: on a GPU they stay as they are, and take no host memory.
     fill = torch.empty if device == "cuda" else lambda shape, dtype: torch.randn(shape, dtype=dtype) * 0.05
     weights = {name: fill(tensor.shape, dtype=tensor.dtype) for name, tensor in empty.named_parameters()}

@@ -23,6 +23,7 @@ LEARNING_RATE = 0.0003
 CHECKPOINTING = True
 ATTENTION = "sdpa"
 CPU_OFFLOAD = False
+ACCUMULATION = 1
 # [zero]
 STAGE = 3
 # []
@@ -65,9 +66,10 @@ optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
 # []
 # [zero]
 deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo")
-offload = {"device": "cpu" if CPU_OFFLOAD else "none"}
+offload, part = {"device": "cpu" if CPU_OFFLOAD else "none"}, -(-args.batch // ACCUMULATION)
 settings = {
-    "train_micro_batch_size_per_gpu": args.batch,
+    "train_micro_batch_size_per_gpu": part,
+    "gradient_accumulation_steps": -(-args.batch // part),
     "bf16": {"enabled": True},
     "zero_optimization": {"stage": STAGE, "offload_optimizer": offload},
 }
@@ -90,15 +92,16 @@ rows = tokens[: len(tokens) // (args.batch * args.seq) * args.batch * args.seq].
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 for step in range(args.steps):
     batch = rows[(step * world + rank) % len(rows)].long().to(device)
-    loss = model(input_ids=batch, labels=batch).loss
-    # [pretrain]
-    loss.backward()
+    for part in batch.chunk(ACCUMULATION):
+        loss = model(input_ids=part, labels=part).loss
+        # [zero]
+        model.backward(loss)
+        model.step()
+        # []
+        # [pretrain]
+        (loss * len(part) / len(batch)).backward()
     optimizer.step()
     optimizer.zero_grad()
-    # []
-    # [zero]
-    model.backward(loss)
-    model.step()
     # []
     if rank == 0:
         print(f"step {step}: loss {loss.item():.3f}", flush=True)

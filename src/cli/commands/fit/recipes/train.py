@@ -34,26 +34,26 @@ CHECKPOINTING = True
 ATTENTION = "sdpa"
 DTYPE = "bfloat16"
 AUTOCAST = True
+ACCUMULATION = 1
+PACKING = 1
+LIGER = False
 TRUST_REMOTE_CODE = False
-
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", default=MODEL)
-parser.add_argument("--batch", type=int, default=BATCH)
-parser.add_argument("--seq", type=int, default=SEQ)
-parser.add_argument("--steps", type=int, default=100)
+for name, usual in (("batch", BATCH), ("seq", SEQ), ("steps", 100)):
+    parser.add_argument(f"--{name}", type=int, default=usual)
 parser.add_argument("--data", help="a text file")
 parser.add_argument("--random", action="store_true")
 args = parser.parse_args()
-
-device = "cuda" if torch.cuda.is_available() else "cpu"
-dtype = getattr(torch, DTYPE)
+device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)
 auto, trust = transformers.AutoModelForCausalLM, TRUST_REMOTE_CODE
+if LIGER:
+    from liger_kernel.transformers import AutoLigerKernelForCausalLM as auto
 config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=trust)
 options = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION, "device_map": {"": device}}
 # [qlora]
-options["quantization_config"] = transformers.BitsAndBytesConfig(
-    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
-)
+nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
+options["quantization_config"] = transformers.BitsAndBytesConfig(load_in_4bit=True, **nf4)
 # []
 if args.random:
     with torch.device("meta"):
@@ -63,7 +63,6 @@ if args.random:
     model = type(empty).from_pretrained(None, state_dict=weights, **options)
 else:
     model = auto.from_pretrained(args.model, trust_remote_code=trust, **options)
-model.config.use_cache = False
 # [qlora]
 if UPCAST:
     model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
@@ -74,20 +73,21 @@ if CHECKPOINTING:
 adapters = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
 model = peft.get_peft_model(model, adapters)
 # []
-model.train()
-optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
-
+optimizer = pydoc.locate(OPTIMIZER)(model.train().parameters(), lr=LEARNING_RATE)
 if args.data:
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
     tokens = tokenizer(pathlib.Path(args.data).read_text(), return_tensors="pt").input_ids[0]
 else:
     tokens = torch.randint(config.get_text_config().vocab_size, (args.seq * args.batch,))
 rows = tokens[: len(tokens) // args.seq * args.seq].view(-1, args.seq)
+# In each row, PACKING documents begin at position 0 and attend only to themselves.
+places = (torch.arange(args.seq, device=device) % -(-args.seq // PACKING))[None] if PACKING > 1 else None
 for step in range(args.steps):
     batch = rows[torch.arange(step * args.batch, (step + 1) * args.batch) % len(rows)].to(device)
-    with torch.autocast(device, torch.bfloat16, enabled=AUTOCAST):
-        loss = model(input_ids=batch, labels=batch).loss
-    loss.backward()
+    for part in batch.chunk(ACCUMULATION):
+        with torch.autocast(device, torch.bfloat16, enabled=AUTOCAST):
+            loss = model(input_ids=part, labels=part, position_ids=places, use_cache=False).loss
+        (loss * len(part) / len(batch)).backward()
     optimizer.step()
     optimizer.zero_grad()
     print(f"step {step}: loss {loss.item():.3f}", flush=True)

@@ -18,6 +18,7 @@ CLASSES = 1000
 OPTIMIZER = "torch.optim.AdamW"
 LEARNING_RATE = 0.001
 CHECKPOINTING = False
+ACCUMULATION = 1
 DTYPE = "float32"
 AUTOCAST = True
 CHANNELS_LAST = True
@@ -51,9 +52,10 @@ else:
 rounds = itertools.chain.from_iterable(itertools.repeat(batches))
 for step, (images, classes) in enumerate(itertools.islice(rounds, args.steps)):
     images = images.to(device, getattr(torch, DTYPE), memory_format=layout)
-    with torch.autocast(device, torch.bfloat16, enabled=AUTOCAST):
-        loss = torch.nn.functional.cross_entropy(model(images), classes.to(device))
-    loss.backward()
+    for part, labels in zip(images.chunk(ACCUMULATION), classes.to(device).chunk(ACCUMULATION), strict=True):
+        with torch.autocast(device, torch.bfloat16, enabled=AUTOCAST):
+            loss = torch.nn.functional.cross_entropy(model(part), labels)
+        (loss * len(part) / len(images)).backward()
     optimizer.step()
     optimizer.zero_grad()
     print(f"step {step}: loss {loss.item():.3f}", flush=True)
