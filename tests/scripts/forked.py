@@ -23,8 +23,8 @@ def each(cases, is_frozen=False):
     """Returns each case in a forked child of its own, which first prints the case and its process id.
 
     The parent waits for each child and ends after the last one. A single case runs without a fork. With
-    `is_frozen` the objects of the parent are hidden from the collector of the children: a test of what memtrace
-    finds among all objects must not set it.
+    `is_frozen` the objects of the parent are hidden from the collector of the children: a test of what
+    memtrace finds among all objects must not set it.
     """
     if len(cases) == 1:
         return cases[0]

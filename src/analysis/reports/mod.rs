@@ -20,7 +20,6 @@ pub(crate) mod growth;
 mod host_growth;
 mod host_owners;
 mod killed;
-mod killed_rank;
 mod late_buckets;
 pub(crate) mod leaks;
 mod leaks_holders;
