@@ -38,7 +38,8 @@ pub(crate) fn outside_ops(state: &ThreadState, base: &Context, with_lines: bool)
     let loading = may_load(state, base).then(python_frames::outside_compiled_code).flatten();
     let python = match loading {
         Some(python) => python,
-        None if with_lines => python_frames::current(0),
+        None if python_frames::are_recorded() => python_frames::current(0),
+        None if with_lines => Some(python_frames::current(0)).filter(|python| *python != 0)?,
         None => return None,
     };
     let mut context = *base;
