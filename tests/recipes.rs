@@ -137,6 +137,11 @@ fn fit_recipe_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing() {
             config["auto_map"] = json!({ "AutoConfig": "code.Config" });
             config
         };
+        let without_sdpa = {
+            let mut config = tiny();
+            config["model_type"] = "gpt_oss".into();
+            config
+        };
         let lora = format!("--recipe lora --model config.json {CARDS}");
         for (config, arguments, part) in [
             (&own, lora.clone(), "has no model type 'made_up'"),
@@ -157,6 +162,17 @@ fn fit_recipe_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing() {
             (&tiny(), lora.replace("lora", "qlora"), "needs bitsandbytes"),
             (&tiny(), lora.replace("lora", "lor"), "invalid value 'lor'"),
             (&tiny(), format!("{lora} --set rank=0"), "--set rank=0: expected a whole number from 1 to"),
+            (&without_sdpa, lora.clone(), "the model type 'gpt_oss' has no sdpa attention"),
+            (
+                &tiny(),
+                format!("{lora} --set packing=2 --set attention=flash_attention_2"),
+                "packing needs --set attention=sdpa or eager",
+            ),
+            (
+                &tiny(),
+                lora.replace("--max 1", "--smallest --set accumulation={}"),
+                "--set accumulation={} divides a batch: add --batch N",
+            ),
             (
                 &tiny(),
                 format!("{lora} --set dtype=foo"),

@@ -139,7 +139,11 @@ impl Plan {
                 plan.rows_of_values(matches, &cards, None, &Values::List(vec![String::new()]))?
             }
             Wanted::Value => {
-                let values = values(matches, recipe.and_then(recipe::Request::usual))?;
+                let values = values(
+                    matches,
+                    recipe.and_then(recipe::Request::usual),
+                    recipe.and_then(recipe::Request::least),
+                )?;
                 if let Some(recipe) = recipe {
                     let last = if matches!(values, Values::Numbers { .. }) { 0 } else { values.last() };
                     recipe.check((0..=last).map(|index| values.text(index)))?;

@@ -94,6 +94,9 @@ struct Searched {
     batch: u64,
 }
 
+/// The settings whose smallest value is 0.
+const FROM_ZERO: &[&str] = &["STAGE", "OFFLOADED_LAYERS", "CPU_OFFLOAD_GB"];
+
 impl Request {
     /// Returns the request of the command line, or `None` without `--recipe`.
     ///
@@ -123,11 +126,15 @@ impl Request {
         let Changed { mut script, searched, texts } =
             settings::changed(recipe, lines_of(recipe), changes, &listed)?;
         check_search(matches, &script, searched.as_deref())?;
-        let gpus = smallest_count(card);
-        if recipe.name == "serve" && setting(&script, "GPUS").parse().is_ok_and(|given: u64| given > gpus) {
-            let (given, are) =
-                (setting(&script, "GPUS"), if gpus == 1 { "card is one GPU" } else { "card has fewer" });
-            bail!("--set gpus={given}: the {are}: --phantom {given}xh100-80g");
+        let gpus = counts(card);
+        check_gpus(&script, searched.as_deref(), &listed, &gpus)?;
+        if setting(&script, "PACKING").parse().is_ok_and(|documents: u64| documents > 1)
+            && setting(&script, "ATTENTION").contains("flash")
+        {
+            bail!(
+                "--set packing needs --set attention=sdpa or eager: with FlashAttention, the documents of \
+                 several rows are not kept apart"
+            );
         }
         script = with(&script, "MODEL", &quoted(shown));
         script = with(&script, "TRUST_REMOTE_CODE", if trusts { "True" } else { "False" });
@@ -149,6 +156,7 @@ impl Request {
             }
             None => model.clone(),
         };
+        let needs_liger = setting(&script, "LIGER") == "True" || searched.as_deref() == Some("LIGER");
         let python = python().context("no python is on the PATH")?;
         let longest = lengths.iter().max().copied().unwrap_or(0).to_string();
         let output = Command::new(&python)
@@ -157,7 +165,7 @@ impl Request {
             .args([longest.as_str(), if trusts { "1" } else { "0" }])
             .args([&Value::from(texts).to_string(), recipe.library, "torch", recipe.library])
             .args(recipe.packages)
-            .args((setting(&script, "LIGER") == "True").then_some("liger_kernel"))
+            .args(needs_liger.then_some("liger_kernel"))
             .stdin(Stdio::null())
             .output()
             .with_context(|| format!("cannot run {}", python.display()))?;
@@ -176,8 +184,14 @@ impl Request {
         let own = script.lines().find_map(|line| line.strip_prefix("BATCH = ")?.parse().ok());
         let searched = searched.map(|name| {
             let batch = matches.get_one::<u64>("batch").copied().or(own).unwrap_or(1);
-            Searched { usual: usual(&name, batch, gpus, part.parse().ok()), name, batch }
+            Searched { usual: usual(&name, batch, gpus.first().copied(), part.parse().ok()), name, batch }
         });
+        if let Some(Searched { name, batch: 1, .. }) = &searched
+            && name == "ACCUMULATION"
+            && listed.is_empty()
+        {
+            bail!("--set accumulation={{}} divides a batch: add --batch N");
+        }
         // Each value of a setting has a script of its own.
         let file = if searched.is_some() { "recipe-{}.py" } else { "recipe.py" };
         let mut words: Vec<OsString> = vec![python.into(), scratch.folder.join(file).into()];
@@ -218,6 +232,11 @@ impl Request {
     /// Returns the values to try if the user names none; `None` if there is no natural range.
     pub(super) fn usual(&self) -> Option<Vec<String>> {
         self.searched.as_ref()?.usual.clone()
+    }
+
+    /// Returns the smallest value of the setting that is searched for, where this is 0.
+    pub(super) fn least(&self) -> Option<usize> {
+        self.searched.as_ref().filter(|searched| FROM_ZERO.contains(&searched.name.as_str())).map(|_| 0)
     }
 
     /// Returns the script with a value of the setting that is searched for.
@@ -374,21 +393,41 @@ fn check_search(matches: &ArgMatches, script: &str, searched: Option<&str>) -> R
 
 /// Returns the values of a setting to try if the user names none; `None` if it has no natural range. `gpus`
 /// is the number of GPUs, and `layers` the number of layers of the model.
-fn usual(name: &str, batch: u64, gpus: u64, layers: Option<u64>) -> Option<Vec<String>> {
+fn usual(name: &str, batch: u64, gpus: Option<u64>, layers: Option<u64>) -> Option<Vec<String>> {
     let numbers: Vec<u64> = match name {
         "ACCUMULATION" => (1..=batch).filter(|parts| batch.is_multiple_of(*parts)).collect(),
         "OFFLOADED_LAYERS" => (0..=layers?).collect(),
-        "GPUS" => (0..20).map(|power| 1 << power).take_while(|count| *count <= gpus).collect(),
+        "GPUS" => {
+            let gpus = gpus?;
+            (0..20).map(|power| 1 << power).take_while(|count| *count < gpus).chain([gpus]).collect()
+        }
         "STAGE" => (0..=3).collect(),
         _ => return None,
     };
     Some(numbers.iter().map(u64::to_string).collect())
 }
 
-/// Returns the number of GPUs of the card with the fewest, in a list of cards such as `l4,2xh100-80g`.
-fn smallest_count(list: &str) -> u64 {
+/// Returns the numbers of GPUs of a list of cards such as `l4,2xh100-80g`; empty without a card.
+fn counts(list: &str) -> Vec<u64> {
     let count = |card: &String| card.split_once(['x', 'X']).and_then(|(count, _)| count.parse().ok());
-    places::cards(list).iter().map(|card| count(card).unwrap_or(1)).min().unwrap_or(1)
+    places::cards(list).iter().map(|card| count(card).unwrap_or(1)).collect()
+}
+
+/// Checks that each card has the GPUs of the setting `gpus`, or of the `listed` values that are searched. `counts`
+/// has the numbers of GPUs of the cards; on a real machine it is empty, and nothing is checked.
+fn check_gpus(script: &str, searched: Option<&str>, listed: &[String], counts: &[u64]) -> Result<()> {
+    let is_searched = searched == Some("GPUS");
+    let given = [setting(script, "GPUS").to_owned()];
+    let wanted = if is_searched { listed } else { &given[..] };
+    let most = wanted.iter().filter_map(|value| value.parse::<u64>().ok()).max().unwrap_or(0);
+    if let Some(fewest) = counts.iter().min().filter(|count| most > **count) {
+        let are = if *fewest == 1 { "card is one GPU" } else { "card has fewer" };
+        bail!("--set gpus={most}: the {are}: --phantom {most}xh100-80g");
+    }
+    if is_searched && counts.iter().any(|count| *count != counts[0]) {
+        bail!("--set gpus={{}}: the cards have different numbers of GPUs; ask for them one by one");
+    }
+    Ok(())
 }
 
 /// Returns the script of a recipe without the lines of other recipes.
@@ -470,6 +509,32 @@ mod tests {
             }
             assert!(script.contains(&format!("import {}\n", recipe.library)), "{}", recipe.name);
         }
+    }
+
+    #[test]
+    fn numbers_of_gpus_suit_the_card() {
+        let server = |gpus: &str| format!("GPUS = {gpus}\n");
+        let refused = |script: &str, searched, listed: &[&str], cards: &str| {
+            let listed: Vec<String> = listed.iter().map(|value| (*value).to_owned()).collect();
+            check_gpus(script, searched, &listed, &counts(cards)).err().map(|error| error.to_string())
+        };
+        assert_eq!(counts("8xl4,h100-80g"), [8, 1]);
+        assert_eq!(
+            refused(&server("2"), None, &[], "l4").unwrap(),
+            "--set gpus=2: the card is one GPU: --phantom 2xh100-80g"
+        );
+        assert!(refused(&server("16"), None, &[], "8xl4").unwrap().contains("the card has fewer"));
+        // Without a simulated card the number of GPUs is not known.
+        assert!(refused(&server("2"), None, &[], "").is_none() && counts("").is_empty());
+        let searched = Some("GPUS");
+        assert!(refused(&server("1"), searched, &["1", "8"], "8xl4").is_none());
+        assert!(refused(&server("1"), searched, &["1", "16"], "8xl4").unwrap().contains("fewer"));
+        assert!(refused(&server("1"), searched, &[], "8xl4,h100-80g").unwrap().contains("one by one"));
+        assert_eq!(usual("GPUS", 1, Some(6), None).unwrap(), ["1", "2", "4", "6"]);
+        assert_eq!(
+            (usual("GPUS", 1, Some(1), None), usual("GPUS", 1, None, None)),
+            (Some(vec!["1".to_owned()]), None)
+        );
     }
 
     #[test]

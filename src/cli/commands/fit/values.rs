@@ -107,8 +107,13 @@ fn descending(list: Vec<String>) -> Result<Values> {
     Ok(Values::List(sorted.into_iter().map(|(_, word)| word).collect()))
 }
 
-/// Returns the values of `{}` in the command. `usual` has the values if the user names none.
-pub(super) fn values(matches: &ArgMatches, usual: Option<Vec<String>>) -> Result<Values> {
+/// Returns the values of `{}` in the command. `usual` has the values if the user names none, and `least` is the
+/// first value if the user gives no `--min`.
+pub(super) fn values(
+    matches: &ArgMatches,
+    usual: Option<Vec<String>>,
+    least: Option<usize>,
+) -> Result<Values> {
     let is_smallest = matches.get_flag("smallest");
     let has = |name: &&str| matches.contains_id(name);
     if let Some(usual) = usual.filter(|_| !["values", "min", "max", "multiple-of"].iter().any(has)) {
@@ -123,7 +128,7 @@ pub(super) fn values(matches: &ArgMatches, usual: Option<Vec<String>>) -> Result
     }
     let number = |name| matches.get_one::<u64>(name).map(|number| *number as usize);
     let step = number("multiple-of").unwrap_or(1).max(1);
-    let first = number("min").unwrap_or(step).next_multiple_of(step);
+    let first = number("min").or(least).unwrap_or(step).next_multiple_of(step);
     let most = number("max").unwrap_or(LARGEST.max(first));
     if most < first {
         bail!("--max {most} is smaller than the first value, {first}");

@@ -58,6 +58,7 @@ else:
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
 adapters = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
 part = -(-args.batch // ACCUMULATION)  # the rows of one of the steps that are accumulated
+parts = -(-args.batch // part)
 # [dpo]
 answer = args.seq // 2
 own = {"per_device_train_batch_size": part, "max_length": args.seq}
@@ -76,9 +77,9 @@ else:
     # DPO adds a token at the end of each answer.
     # []
     lengths = {"prompt": args.seq - answer, "chosen": answer - 1, "rejected": answer - 1}
-    rows = datasets.Dataset.from_list([{name: " " + text(lengths[name]) for name in lengths}] * args.batch)
+    rows = datasets.Dataset.from_list([{name: " " + text(lengths[name]) for name in lengths}] * part * parts)
 own |= {"output_dir": "." if args.random else "trained", "save_strategy": "no", "use_cpu": device == "cpu"}
-own |= {"logging_steps": 1, "max_steps": args.steps, "gradient_accumulation_steps": -(-args.batch // part)}
+own |= {"logging_steps": 1, "max_steps": args.steps, "gradient_accumulation_steps": parts}
 own |= {"learning_rate": LEARNING_RATE, "optim": OPTIMIZER, "gradient_checkpointing": CHECKPOINTING}
 own |= {"report_to": "none", "bf16": DTYPE == "bfloat16", "fp16": DTYPE == "float16" and device == "cuda"}
 # [dpo]

@@ -106,6 +106,18 @@ def check_targets(build, is_list):
                 )
 
 
+def lacks_sdpa(kind):
+    """Returns True if transformers has no attention of PyTorch for a model type. Its source is read as text,
+    because an import needs torch."""
+    try:
+        source = importlib.util.find_spec(f"transformers.models.{kind}.modeling_{kind}").origin
+        with open(source) as file:
+            code = file.read()
+    except (ImportError, AttributeError, OSError):
+        return False
+    return "_supports_sdpa = False" in code and "_supports_sdpa = True" not in code
+
+
 def check_timm():
     import timm
 
@@ -187,6 +199,8 @@ try:
     config = AutoConfig.from_pretrained(model, trust_remote_code=trust == "1")
 except Exception as error:
     refuse(f"--model {model}: {first_line(error)}")
+if library == "transformers" and "ATTENTION" not in texts and lacks_sdpa(str(kind).replace("-", "_")):
+    refuse(f"--model {model}: the model type {kind!r} has no sdpa attention: --set attention=eager")
 text = config.get_text_config()
 most = getattr(text, "max_position_embeddings", None)
 if isinstance(most, int) and int(length) > most:

@@ -34,9 +34,10 @@ options = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION, "
 with torch.device("meta"):
     empty = auto.from_config(config, dtype=dtype, trust_remote_code=trust)
 if OFFLOADED_LAYERS:  # The first layers stay in host memory. accelerate copies each to the card for its turn.
-    lists = {name: part for name, part in empty.named_modules() if isinstance(part, torch.nn.ModuleList)}
-    blocks = max(lists, key=lambda name: len(lists[name]))
-    leaves = [name for name, part in empty.named_modules() if not list(part.children())]
+    parts, count = dict(empty.named_modules()), config.get_text_config().num_hidden_layers
+    lists = [name for name, part in parts.items() if isinstance(part, torch.nn.ModuleList)]
+    blocks = next(name for name in lists if len(parts[name]) == count)
+    leaves = [name for name, part in parts.items() if not list(part.children()) or part._parameters]
     offloaded = tuple(f"{blocks}.{index}." for index in range(OFFLOADED_LAYERS))
     options["device_map"] = {name: "cpu" if name.startswith(offloaded) else device for name in leaves}
 if args.random:

@@ -57,7 +57,8 @@ kinds = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
 shard = {"mp_policy": fsdp.MixedPrecisionPolicy(**kinds), "reshard_after_forward": RESHARD}
 if CPU_OFFLOAD:
     shard["offload_policy"] = fsdp.CPUOffloadPolicy()
-blocks = max((list(part) for part in model.modules() if isinstance(part, torch.nn.ModuleList)), key=len)
+lists = [list(part) for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
+blocks = next(part for part in lists if len(part) == config.get_text_config().num_hidden_layers)
 for part in [*blocks, model]:
     fsdp.fully_shard(part, **shard)
 model.to_empty(device="cpu" if CPU_OFFLOAD else device)
