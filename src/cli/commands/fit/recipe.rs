@@ -171,7 +171,7 @@ impl Request {
             .with_context(|| format!("cannot run {}", python.display()))?;
         if !output.status.success() {
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
-            let why = text.lines().last().unwrap_or("the check of the model failed").to_owned();
+            let why = text.lines().last().unwrap_or("the check of the model failed").replace(&given, shown);
             let known = why.contains("no config.json was found");
             let near =
                 if known { format!("; memtrace has {}", nearest(&bundled, model)) } else { String::new() };

@@ -58,7 +58,6 @@ else:
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
 adapters = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
 part = -(-args.batch // ACCUMULATION)  # the rows of one of the steps that are accumulated
-parts = -(-args.batch // part)
 # [dpo]
 answer = args.seq // 2
 own = {"per_device_train_batch_size": part, "max_length": args.seq}
@@ -72,14 +71,14 @@ own |= {"max_completion_length": answer, "generation_kwargs": {"min_new_tokens":
 if args.data:
     rows = datasets.load_dataset("json", data_files=args.data, split="train")
 else:
-    text = lambda count: " ".join(map(str, torch.randint(1, len(tokenizer), (count,)).tolist()))
     # [dpo]
     # DPO adds a token at the end of each answer.
     # []
     lengths = {"prompt": args.seq - answer, "chosen": answer - 1, "rejected": answer - 1}
-    rows = datasets.Dataset.from_list([{name: " " + text(lengths[name]) for name in lengths}] * part * parts)
+    text = lambda key: " " + " ".join(map(str, torch.randint(1, len(tokenizer), (lengths[key],)).tolist()))
+    rows = datasets.Dataset.from_list([{key: text(key) for key in lengths}] * part * -(-args.batch // part))
 own |= {"output_dir": "." if args.random else "trained", "save_strategy": "no", "use_cpu": device == "cpu"}
-own |= {"logging_steps": 1, "max_steps": args.steps, "gradient_accumulation_steps": parts}
+own |= {"logging_steps": 1, "max_steps": args.steps, "gradient_accumulation_steps": -(-args.batch // part)}
 own |= {"learning_rate": LEARNING_RATE, "optim": OPTIMIZER, "gradient_checkpointing": CHECKPOINTING}
 own |= {"report_to": "none", "bf16": DTYPE == "bfloat16", "fp16": DTYPE == "float16" and device == "cuda"}
 # [dpo]
