@@ -170,7 +170,7 @@ fn fit_recipe_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing() {
             ),
             (
                 &tiny(),
-                lora.replace("--max 1", "--smallest --set accumulation={}"),
+                lora.replace("--max 1", "--seq 32 --smallest --set accumulation={}"),
                 "--set accumulation={} divides a batch: add --batch N",
             ),
             (

@@ -450,17 +450,24 @@ def wait() -> None:
         time.sleep(0.05)
 
 
+NEIGHBOUR = f"""
+import pathlib, sys, time
+blocks = []
+while pathlib.Path("/proc", sys.argv[1]).exists():
+    blocks.append(b"x" * {16 * MIB})
+    time.sleep(0.05)
+"""
+
+
 def neighbour() -> None:
     """Another process of the container takes its memory. The kernel kills this one, which asks for it."""
     use_device()
-    own = os.getpid()
+    own = str(os.getpid())
     if os.fork() == 0:
-        # The child of a child that has ended is not a descendant of this process.
+        # The child of a child that has ended is not a descendant of this process. Without its environment, it
+        # does not belong to the traced job.
         if os.fork() == 0:
-            blocks = []
-            while Path(f"/proc/{own}/stat").exists():
-                blocks.append(b"x" * (16 * MIB))
-                time.sleep(0.05)
+            os.execve(sys.executable, [sys.executable, "-c", NEIGHBOUR, own], {})
         os._exit(0)
     os.wait()
     Path("/proc/self/oom_score_adj").write_text("1000")

@@ -144,8 +144,8 @@ impl Killed<'_> {
         let change = changes.map(|part| part.rss).max().unwrap_or(0);
         let grown_parts = self.grown_parts().filter(|_| grown.is_some());
         let (name, bytes) = grown_parts.map_or(("", 0), |grown| grown.parts[0]);
-        // What has changed since the last full sample may be larger than what is known to have grown.
-        let is_unknown = grown.is_some() && change > bytes;
+        // What has changed since the last full sample may be far larger than what is known to have grown.
+        let is_unknown = grown.is_some() && change > 2 * bytes;
         if is_unknown && 2 * state.tensors_in_change > change {
             return Some(format!("{CPU_TENSORS}: {}", part_about(CPU_TENSORS, true).1));
         }
