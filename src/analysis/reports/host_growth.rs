@@ -10,7 +10,7 @@ use crate::options::Options;
 use crate::read::stream::TraceFile;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::fitted_line::fit;
-use crate::state::host_memory::{HostMemory, When};
+use crate::state::host_memory::{HostMemory, KINDS, WITHOUT_FILE, When};
 
 /// The minimum number of samples that remain after the warm-up; see [`WARM_UP`].
 const FEWEST: usize = 4;
@@ -25,9 +25,6 @@ const LEAST: (i64, i64) = (16 << 20, 50);
 /// The minimum coefficient of determination (R²) of the fitted line. Memory that rises once and then stays
 /// does not reach it, so it does not count as growth.
 const LEAST_R2: f64 = 0.8;
-
-/// The name of the memory that has no file: the heap, tensors and the like, before full samples tell them apart.
-const WITHOUT_FILE: &str = "memory without a file";
 
 /// A part that grows.
 pub(super) struct Growth {
@@ -87,7 +84,7 @@ impl HostGrowth {
                 series.push((name.to_owned(), part_about(name, memory.has_tensors).1, points.collect()));
             }
         } else {
-            for (at, name) in [WITHOUT_FILE, "files", "shared memory"].into_iter().enumerate() {
+            for (at, name) in KINDS.into_iter().enumerate() {
                 let points = quick.iter().map(|sample| (sample.when, sample.kinds[at])).collect();
                 series.push((
                     name.to_owned(),

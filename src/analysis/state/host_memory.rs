@@ -44,6 +44,11 @@ pub struct QuickSample {
     pub machine: Machine,
 }
 
+/// The name of memory without a file: the heap, tensors and the like.
+pub const WITHOUT_FILE: &str = "memory without a file";
+/// The names of the [`kinds`](QuickSample::kinds) of resident memory.
+pub const KINDS: [&str; 3] = [WITHOUT_FILE, "files", "shared memory"];
+
 impl QuickSample {
     /// Returns the resident bytes that have no file.
     #[must_use]

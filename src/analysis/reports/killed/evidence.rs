@@ -7,7 +7,7 @@ use super::super::ledger::host::{CHANGE, HostPart, HostState, others_of, part_ab
 use super::{Killed, Killer};
 use crate::options::Options;
 use crate::render::numbers::{counted, duration};
-use crate::state::host_memory::{FullSample, ProcessesSample, QuickSample};
+use crate::state::host_memory::{FullSample, KINDS, ProcessesSample, QuickSample, WITHOUT_FILE};
 use crate::state::moment::NamedMoment;
 
 /// The time before the end, in ns, in which growth is measured.
@@ -27,8 +27,8 @@ const LEAST_GROWTH: i64 = 16 << 20;
 /// The maximum number of parts that are named.
 const MOST_PARTS: usize = 3;
 
-/// The parts of a process's memory that grew between two full samples: their names and growth in bytes, the
-/// largest growth first.
+/// The parts of a process's memory that grew between a full sample and the end: their names and growth in bytes,
+/// the largest growth first.
 pub(super) struct GrownParts<'a> {
     pub(super) from_ns: i64,
     to_ns: i64,
@@ -130,7 +130,7 @@ impl Killed<'_> {
             Some(("shared memory", ..)) => {
                 return Some(format!("shared memory: {}", part_about("shared", false).1));
             }
-            Some(("memory without a file", ..))
+            Some((WITHOUT_FILE, ..))
                 if self.memory.symbols.or_dash(self.end().phase) == CHECKPOINT =>
             {
                 return Some(SAVE_LESS.to_owned());
@@ -171,11 +171,10 @@ impl Killed<'_> {
         let (from, to) = (last.when.ts_ns - LAST_NS, last.when.ts_ns);
         let earlier = self.memory.quick.iter().rfind(|sample| sample.when.ts_ns <= from);
         let before = earlier.or(self.memory.quick.first())?;
-        let kinds = ["memory without a file", "files", "shared memory"];
         // A value of -1 is unknown. An unknown value before the growth does not count.
         let changes =
             last.kinds.iter().zip(before.kinds).map(|(now, then)| if then < 0 { 0 } else { now - then });
-        let mut growth: Vec<(&'static str, i64)> = kinds.into_iter().zip(changes).collect();
+        let mut growth: Vec<(&'static str, i64)> = KINDS.into_iter().zip(changes).collect();
         let mut children =
             self.memory.children.iter().filter(|sample| (from..=to).contains(&sample.when.ts_ns));
         if let Some(first) = children.next() {
