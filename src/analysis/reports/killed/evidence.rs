@@ -130,9 +130,7 @@ impl Killed<'_> {
             Some(("shared memory", ..)) => {
                 return Some(format!("shared memory: {}", part_about("shared", false).1));
             }
-            Some((WITHOUT_FILE, ..))
-                if self.memory.symbols.or_dash(self.end().phase) == CHECKPOINT =>
-            {
+            Some((WITHOUT_FILE, ..)) if self.memory.symbols.or_dash(self.end().phase) == CHECKPOINT => {
                 return Some(SAVE_LESS.to_owned());
             }
             _ => {}
