@@ -7,20 +7,10 @@ use std::process::Command;
 use memtrace_trace::EventName;
 use memtrace_trace::text::NONE;
 
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod common;
-use common::{Trace, Traced, compiled, library, untraced};
-#[path = "common/running.rs"]
-mod running;
-use running::Running;
-#[path = "common/installed.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod installed;
-#[path = "common/pages.rs"]
-mod pages;
-#[path = "common/terminal.rs"]
-mod terminal;
-use terminal::Terminal;
+use crate::common::pages;
+use crate::common::running::Running;
+use crate::common::terminal::Terminal;
+use crate::common::{Trace, Traced, compiled, library, untraced};
 
 const RUNTIME: &str = "libcudart.so.12";
 

@@ -10,11 +10,8 @@ use std::process::Command;
 use memtrace_trace::EventName;
 use memtrace_trace::text::NONE;
 
-mod common;
-#[path = "common/pythons.rs"]
-mod interpreters;
-use common::{Rec, Trace, Traced, compiled, untraced};
-use interpreters::pythons;
+use crate::common::pythons::pythons;
+use crate::common::{self, Rec, Trace, Traced, compiled, untraced};
 
 const RUNTIME: &str = "libcudart.so.12";
 

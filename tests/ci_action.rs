@@ -5,15 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod harness;
-#[path = "common/venv.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod venv;
 // venv.rs refers to the harness by this name.
-use harness as torch;
-use harness::{Torch, on_every_torch};
+use crate::common::torch::{Torch, on_every_torch};
+use crate::common::venv;
 
 on_every_torch![
     action_comments_the_difference_and_fails_over_the_limit,

@@ -11,12 +11,8 @@ use memtrace_trace::config;
 use memtrace_trace::meta::{Device, Meta};
 use memtrace_trace::{Category, EventName, Row};
 
-#[path = "common/copied.rs"]
-mod copied;
-use copied::copy_program;
-#[path = "common/commands.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod commands;
+use crate::common::commands;
+use crate::common::copied::copy_program;
 
 fn memtrace(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));

@@ -9,13 +9,8 @@ use memtrace_trace::csv::RowReader;
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, is_deep, memtrace, on_every_torch, scripts, text, traces};
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod common;
-use common::compiled;
+use crate::common::compiled;
+use crate::common::torch::{Torch, is_deep, memtrace, on_every_torch, scripts, text, traces};
 
 /// Runs of `phantom/cluster.py` on `world` ranks, as torchrun starts them, under `memtrace run --ranks
 /// RANKS`.

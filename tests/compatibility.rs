@@ -5,10 +5,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-#[expect(dead_code, reason = "each test crate uses its own part")]
-#[path = "common/installed.rs"]
-mod installed;
-use installed::{cache, missing};
+use crate::common::installed::{cache, missing};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -5,10 +5,7 @@
 
 use std::collections::BTreeMap;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Case, Rec, Run, Torch, memtrace, on_every_torch, text};
+use crate::common::torch::{self, Case, Rec, Run, Torch, memtrace, on_every_torch, text};
 
 const SCRIPT: &str = "detail/steps.py";
 const WITHOUT: &str = "(without detail)";
@@ -134,7 +131,7 @@ fn detail_follows_a_new_peak_and_an_oom_in_parts_and_in_a_forked_child() {
             let name = file.file_name().unwrap().to_str().unwrap().trim_end_matches(".csv").to_owned();
             let (process, part) = name.split_once(".part").unwrap_or((&name, "1"));
             let part = part.parse().unwrap();
-            let more = harness::read(&file).into_iter().map(|row| (part, row));
+            let more = torch::read(&file).into_iter().map(|row| (part, row));
             rows.entry(process.to_owned()).or_default().extend(more);
         }
         assert_eq!(rows.len(), 2, "the process and its child: {:?}", rows.keys());
@@ -219,7 +216,7 @@ fn brief_steps_have_the_peaks_and_the_totals_of_all_rows(torch: &Torch) {
     );
     for (short, long) in short.iter().zip(&long) {
         let mode = &short.name;
-        let [some, all] = [short, long].map(|case| harness::read(&case.trace));
+        let [some, all] = [short, long].map(|case| torch::read(&case.trace));
         let [short, long] = [short, long].map(|case| std::fs::read_to_string(&case.trace).unwrap());
         assert_eq!(peaks(&some), peaks(&all), "{mode}");
         assert!(short.contains(",brief,") && !long.contains(",brief,"), "{mode}");
@@ -248,7 +245,7 @@ fn brief_steps_and_a_sigkill_leave_a_trace_that_replays_as_torch(torch: &Torch) 
     for flush in ["1", "60000"] {
         let variables = [("MEMTRACE_DETAIL", "steps:0"), ("MEMTRACE_FLUSH_MS", flush)];
         let run = torch.trace_with(LOOPS, &["kill", "30"], &variables);
-        assert_eq!(harness::exit_of(&run.output), 128 + 9, "{}", run.stderr());
+        assert_eq!(torch::exit_of(&run.output), 128 + 9, "{}", run.stderr());
         // `check` finishes the trace of the killed process, and finds no gap and no wrong total.
         torch.check(memtrace().arg("check").arg(run.file()));
         torch.verify_file(&run.file(), &run.checkpoints);
@@ -277,7 +274,7 @@ fn brief_steps_of_two_threads_and_in_parts_replay_as_torch() {
         for file in run.files() {
             torch.check(memtrace().arg("check").arg(&file));
             // The events that the writer holds during a switch of parts are not older than the new part.
-            assert!(harness::read(&file).is_sorted_by_key(|row| row.ts_ns), "{file:?}");
+            assert!(torch::read(&file).is_sorted_by_key(|row| row.ts_ns), "{file:?}");
         }
         assert!(run.report("summary", &[]).contains("120 steps"), "{}", run.report("summary", &[]));
     });
@@ -290,7 +287,7 @@ fn brief_rows_are_rows_in_the_frames_of_the_package() {
     Torch::run("2.11.0", |torch| {
         let variables = [("MEMTRACE_DETAIL", "off")];
         let run = torch.trace_with(LOOPS, &["plain", "20"], &variables).expect_success();
-        let package = harness::scripts().join("../../python");
+        let package = torch::scripts().join("../../python");
         let code = "import sys, memtrace\nfor backend in ('polars', 'pyarrow'):\n rows = memtrace.read(sys.argv[1], backend=backend)\n rows = rows.to_pylist() if backend == 'pyarrow' else rows.to_dicts()\n rows = [row for row in rows if row['device'] == 0 and row['event'] in ('alloc', 'free', 'tag', 'live', 'brief')]\n print('brief' in {row['event'] for row in rows}, sum(row['delta_bytes'] for row in rows) == rows[-1]['allocated_bytes'])";
         let output =
             torch.command().args(["-c", code]).arg(run.dir()).env("PYTHONPATH", package).output().unwrap();

@@ -1,18 +1,16 @@
 //! Checks that the documentation agrees with the code: its tables are generated, and its links have targets.
 //!
-//! `MEMTRACE_BLESS=1 cargo test --test docs` rewrites the tables.
+//! `MEMTRACE_BLESS=1 cargo test docs::` rewrites the tables.
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 
+use crate::common::commands;
 use memtrace_trace::EventName;
 use memtrace_trace::columns::{COLUMNS, ColumnType};
 use memtrace_trace::config;
-
-#[path = "common/commands.rs"]
-mod commands;
 
 #[test]
 fn the_docs_list_every_column() {
@@ -90,7 +88,7 @@ fn assert_table(page: &str, name: &str, expected: &str) {
     }
     assert_eq!(
         found, expected,
-        "the {name} in {page} are out of date: MEMTRACE_BLESS=1 cargo test --test docs writes them anew"
+        "the {name} in {page} are out of date: MEMTRACE_BLESS=1 cargo test docs:: writes them anew"
     );
 }
 
@@ -282,7 +280,7 @@ fn the_recording_of_the_tutorial_shows_its_blocks() {
     let same = std::fs::read(&picture).unwrap() == drawn.stdout;
     assert!(
         same,
-        "docs/gallery/tutorial.svg is older than the page: MEMTRACE_BLESS=1 cargo test --test docs draws it"
+        "docs/gallery/tutorial.svg is older than the page: MEMTRACE_BLESS=1 cargo test docs:: draws it"
     );
 }
 

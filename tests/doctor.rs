@@ -5,10 +5,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, memtrace};
+use crate::common::torch::{Torch, memtrace};
 
 fn doctor(arguments: &[&str]) -> Output {
     memtrace().arg("doctor").args(arguments).current_dir(env!("CARGO_TARGET_TMPDIR")).output().unwrap()

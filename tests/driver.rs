@@ -6,13 +6,8 @@ use std::sync::OnceLock;
 
 use memtrace_trace::EventName;
 
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod common;
-#[path = "common/installed.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod installer;
-use common::{Ran, Rec, Traced, compiled, library, untraced};
-use installer::missing;
+use crate::common::installed::missing;
+use crate::common::{Ran, Rec, Traced, compiled, library, untraced};
 
 const DRIVER: &str = "libcuda.so.1";
 
@@ -144,9 +139,10 @@ fn driver_calls_of_a_cudarc_program_have_one_row_each() {
         return uses_cudarc();
     }
     let program = std::env::current_exe().unwrap();
-    let ran = of_phantom(&program, &["driver_calls_of_a_cudarc_program_have_one_row_each", "--exact"])
-        .env(INSIDE, "1")
-        .run();
+    let ran =
+        of_phantom(&program, &["driver::driver_calls_of_a_cudarc_program_have_one_row_each", "--exact"])
+            .env(INSIDE, "1")
+            .run();
     assert_eq!(ran.status(), 0, "{}{}", ran.stdout(), ran.stderr());
     let trace = ran.trace();
     let name = program.file_name().unwrap().to_str().unwrap();

@@ -4,10 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-#[path = "common/torch.rs"]
-mod torch;
-use torch::{Torch, memtrace, succeeded};
+use crate::common::torch::{Torch, memtrace, succeeded};
 
 fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples")

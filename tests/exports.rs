@@ -14,10 +14,7 @@ use memtrace_trace::{EventName, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, cache, missing, scripts, succeeded};
+use crate::common::torch::{Torch, cache, missing, scripts, succeeded};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()

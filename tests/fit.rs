@@ -5,10 +5,7 @@ use std::process::Output;
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, memtrace, scripts, text};
+use crate::common::torch::{Torch, memtrace, scripts, text};
 
 struct Fit {
     output: Output,

@@ -8,12 +8,8 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod common;
-use common::{library, untraced};
-#[path = "common/parts.rs"]
-mod parts;
-use parts::parts_program;
+use crate::common::parts::parts_program;
+use crate::common::{library, untraced};
 
 fn memtrace(arguments: &[&str], path: &Path) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_memtrace")).args(arguments).arg(path).output().unwrap();

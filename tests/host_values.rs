@@ -8,10 +8,7 @@ use std::process::{Output, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, exit_of, on_every_torch, scripts, text};
+use crate::common::torch::{self, Torch, exit_of, on_every_torch, scripts, text};
 
 const OPTION: &str = "--no-host-values";
 
@@ -26,14 +23,14 @@ on_every_torch![
 fn run(torch: &Torch, options: &[&str], part: &str) -> (Output, Value) {
     let out = TempDir::new().unwrap();
     let trace = out.path().join("trace");
-    let mut command = harness::memtrace();
+    let mut command = torch::memtrace();
     command.args(["run", "--phantom", "h200", "-o"]).arg(&trace).args(options);
     command.arg("--").arg(&torch.python).arg(scripts().join("phantom/host_values.py")).arg(part);
     // Without cuBLAS's workspaces: on torch 2.6 only the model that is built on the GPU would take one.
     command.env("CUBLAS_WORKSPACE_CONFIG", ":0:0");
     let output = command.output().unwrap();
     assert_eq!(exit_of(&output), 0, "{part}: {}", text(&output.stderr));
-    let summary = harness::memtrace().arg("summary").arg(&trace).arg("--json").output().unwrap();
+    let summary = torch::memtrace().arg("summary").arg(&trace).arg("--json").output().unwrap();
     (output, serde_json::from_slice(&summary.stdout).unwrap_or_default())
 }
 
@@ -64,13 +61,13 @@ fn pinned_memory_of_the_phantom_is_resident_if_the_machine_has_room() {
     Torch::on_newest(|torch| {
         let out = TempDir::new().unwrap();
         let trace = out.path().join("trace");
-        let mut command = harness::memtrace();
+        let mut command = torch::memtrace();
         command.args(["run", "--phantom", "t4", "-o"]).arg(&trace).arg("--").arg(&torch.python);
         let output = command.arg(scripts().join("phantom/pinned_pages.py")).output().unwrap();
         assert_eq!(exit_of(&output), 0, "{}", text(&output.stderr));
         let [small, large] = numbers(&output)[..] else { panic!("{}", text(&output.stdout)) };
         assert!((64..72).contains(&small) && large < 8, "{small} MiB of 64, {large} MiB of 1 TiB");
-        let summary = harness::memtrace().arg("summary").arg(&trace).arg("--json").output().unwrap();
+        let summary = torch::memtrace().arg("summary").arg(&trace).arg("--json").output().unwrap();
         let summary: Value = serde_json::from_slice(&summary.stdout).unwrap();
         assert_eq!(summary["phantom"]["pinned_not_resident_bytes"], 1i64 << 40, "{summary:#}");
         let note = "of pinned memory was not made resident";
@@ -104,7 +101,7 @@ fn no_host_values_of_two_runs_at_once_are_apart() {
         let code = "import sys, torch; numbers = torch.empty(1 << 22).numpy(); numbers[0] = float(sys.argv[1]); \
                     print('ready', flush=True); sys.stdin.read(); print(numbers[0])";
         let start = |value: &str| {
-            let mut command = harness::on_phantom(&torch.python, "a10");
+            let mut command = torch::on_phantom(&torch.python, "a10");
             command.env("MEMTRACE_PHANTOM_HOST_VALUES", "0").args(["-c", code, value]);
             let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
             let mut line = [0; 6];
@@ -121,7 +118,7 @@ fn no_host_values_of_two_runs_at_once_are_apart() {
 fn no_host_values_without_address_space_keeps_them_and_says_so() {
     Torch::on_newest(|torch| {
         let code = "import torch; print(float(torch.ones(1 << 22).sum()), float(torch.ones(1 << 22)[5]))";
-        let mut command = harness::on_phantom(Path::new("sh"), "a10");
+        let mut command = torch::on_phantom(Path::new("sh"), "a10");
         command.args(["-c", "ulimit -v 100000000; exec \"$0\" -c \"$1\""]).arg(&torch.python).arg(code);
         let output = command.env("MEMTRACE_PHANTOM_HOST_VALUES", "0").output().unwrap();
         assert_eq!(text(&output.stdout), "4194304.0 1.0\n");
@@ -136,11 +133,11 @@ fn no_host_values_without_address_space_keeps_them_and_says_so() {
 
 #[test]
 fn memtrace_phantom_host_values_needs_a_simulated_gpu_and_a_valid_value() {
-    let refused = harness::memtrace().args(["run", OPTION, "--", "true"]).output().unwrap();
+    let refused = torch::memtrace().args(["run", OPTION, "--", "true"]).output().unwrap();
     assert_eq!(exit_of(&refused), 2);
     assert!(text(&refused.stderr).contains("--phantom"), "{}", text(&refused.stderr));
     for value in ["no", "2", "-1", " 0"] {
-        let mut run = harness::memtrace();
+        let mut run = torch::memtrace();
         run.args(["run", "--phantom", "a10", "--", "true"]).env("MEMTRACE_PHANTOM_HOST_VALUES", value);
         let output = run.output().unwrap();
         assert_eq!(exit_of(&output), 2, "{value}");

@@ -8,9 +8,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-#[path = "common/pickles.rs"]
-mod pickles;
-use pickles::{Kind, broken, readable};
+use crate::common::pickles::{Kind, broken, readable};
 
 /// The memory that a command may write to, in KiB: its data and the stacks of its threads.
 const MOST_KIB: u64 = 256 << 10;

@@ -6,17 +6,9 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-#[path = "common/copied.rs"]
-mod copied;
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-#[path = "common/torch.rs"]
-mod torch;
-#[expect(dead_code, reason = "each test crate uses its own part")]
-#[path = "common/venv.rs"]
-mod venv;
-use copied::copy_program;
-use torch::{Torch, clean, text};
-use venv::{NO_CARGO, pip_install, succeeds, wheel, wheel_python};
+use crate::common::copied::copy_program;
+use crate::common::torch::{self, Torch, clean, text};
+use crate::common::venv::{self, NO_CARGO, pip_install, succeeds, wheel, wheel_python};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

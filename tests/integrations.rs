@@ -5,10 +5,7 @@ use std::process::Output;
 
 use tempfile::TempDir;
 
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-#[path = "common/torch.rs"]
-mod torch;
-use torch::{CARD, Torch, memtrace, on_phantom, scripts, succeeded, text};
+use crate::common::torch::{self, CARD, Torch, memtrace, on_phantom, scripts, succeeded, text};
 
 /// Runs a script on the simulated GPU, traced into `folder/out` or untraced.
 fn run(torch: &Torch, script: &str, folder: &Path, traced: bool) -> Output {

@@ -9,10 +9,7 @@ use std::path::PathBuf;
 use memtrace_trace::EventName;
 use serde_json::Value;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{CARD, Run, Torch, on_every_torch, text};
+use crate::common::torch::{CARD, Run, Torch, on_every_torch, text};
 
 on_every_torch![
     ops_actions_and_categories_equal_the_profilers: "the layout of torch's callbacks and tensors",

@@ -1,7 +1,7 @@
 //! `docs/json.schema.json`: the types of every answer's fields, as the reports give them on all recorded
 //! traces. A field that changes its type or is missing fails here, because programs of users rely on it.
 //!
-//! `MEMTRACE_BLESS=1 cargo test --release --test json_schema` writes the file anew.
+//! `MEMTRACE_BLESS=1 cargo test --release json_schema::` writes the file anew.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

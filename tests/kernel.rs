@@ -6,16 +6,9 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/pages.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod pages;
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-#[path = "common/torch.rs"]
-mod torch;
-#[path = "common/venv.rs"]
-mod venv;
-use torch::{clean, succeeded, text};
-use venv::{Installed, installed};
+use crate::common::pages;
+use crate::common::torch::{clean, succeeded, text};
+use crate::common::venv::{self, Installed, installed};
 
 /// Returns a command for a program of the environment, for a user whose home is `home`.
 fn program(installed: &Installed, name: &str, home: &Path) -> Command {

@@ -1,12 +1,9 @@
 //! Kills traced programs with `scripts/kill-rounds`: each event must be in the trace or counted as lost.
 
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod common;
-
 use std::path::Path;
 use std::process::Command;
 
-use common::library;
+use crate::common::library;
 
 /// Runs `scripts/kill-rounds` with this build and these arguments. Every round must succeed.
 fn kill_rounds(arguments: &[&str]) {

@@ -7,10 +7,7 @@ use memtrace_trace::{EventName, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, json, output, printed, scripts, succeeded, text};
+use crate::common::torch::{self, Torch, json, output, printed, scripts, succeeded, text};
 
 /// Returns a trace of a model with `layers` blocks. Each is of class `class` and has 2 MiB of its own and 1
 /// MiB in its `fc`; `head` has 4 MiB.
@@ -121,7 +118,7 @@ fn layers_of_two_runs_have_the_same_names_in_a_diff() {
     let folder = TempDir::new().unwrap();
     let before = written(&folder, "before.csv", &model(8, "libmemtrace.so"));
     let after = written(&folder, "after.csv", &model(9, "libmemtrace.so"));
-    let output = harness::memtrace().args(["diff", "--json"]).arg(&before).arg(&after).output().unwrap();
+    let output = torch::memtrace().args(["diff", "--json"]).arg(&before).arg(&after).output().unwrap();
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(keys(&found, "changes"), ["N.h.*", "N.h.*.fc", "N.head"], "{}", text(&output.stderr));
 }

@@ -8,13 +8,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-#[path = "common/torch.rs"]
-mod torch;
-#[expect(dead_code, reason = "this file needs the Python of the users alone")]
-#[path = "common/venv.rs"]
-mod venv;
-use torch::{Torch, built, clean, succeeded, text};
+use crate::common::torch::{Torch, built, clean, succeeded, text};
+use crate::common::venv;
 
 /// The answers of one session of a client.
 struct Session(Value);

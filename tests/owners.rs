@@ -24,12 +24,8 @@ const TORCHRUN: &[&str] = &["-m", "torch.distributed.run", "--standalone", "--np
 const SMALL_WORKSPACES: &[(&str, &str)] =
     &[("CUBLAS_WORKSPACE_CONFIG", ":16:8"), ("CUBLASLT_WORKSPACE_SIZE", "0")];
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{CARD, Rec, Run, Torch, is_deep, memtrace, on_every_torch, read, text};
-#[path = "common/pages.rs"]
-mod pages;
+use crate::common::pages;
+use crate::common::torch::{CARD, Rec, Run, Torch, is_deep, memtrace, on_every_torch, read, text};
 
 on_every_torch![
     owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module: "the hooks of autograd and optimizers",

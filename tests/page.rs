@@ -14,13 +14,8 @@ use memtrace_trace::{Category, EventName, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/installed.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod installed;
-use installed::{cache, missing};
-#[path = "common/terminal.rs"]
-mod terminal;
-use terminal::Terminal;
+use crate::common::installed::{cache, missing};
+use crate::common::terminal::Terminal;
 
 fn memtrace() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));

@@ -3,10 +3,7 @@
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, exit_of, scripts, text};
+use crate::common::torch::{self, Torch, exit_of, scripts, text};
 
 /// A card that is too small for `past_oom.py`, and otherwise equal to [`LARGE`], so that libraries and
 /// context take the same memory on both.
@@ -27,7 +24,7 @@ impl Run {
     fn new(torch: &Torch, card: &str, past_oom: bool, conf: &str) -> Run {
         let out = TempDir::new().unwrap();
         let trace = out.path().join("trace");
-        let mut command = harness::memtrace();
+        let mut command = torch::memtrace();
         command.args(["run", "--phantom", card, "-o"]).arg(&trace);
         if past_oom {
             command.arg("--past-oom");
@@ -35,7 +32,7 @@ impl Run {
         command.arg("--").arg(&torch.python).arg(scripts().join("phantom/past_oom.py"));
         let output = command.env("PYTORCH_CUDA_ALLOC_CONF", conf).output().unwrap();
         let json = |report: &str| -> Value {
-            let output = harness::memtrace().arg(report).arg(&trace).arg("--json").output().unwrap();
+            let output = torch::memtrace().arg(report).arg(&trace).arg("--json").output().unwrap();
             serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)))
         };
         Run {
@@ -135,11 +132,11 @@ fn past_oom_grants_a_request_at_once_if_pytorch_does_not_retry_it() {
 
 #[test]
 fn memtrace_phantom_past_oom_needs_a_simulated_gpu_and_a_valid_value() {
-    let refused = harness::memtrace().args(["run", "--past-oom", "--", "true"]).output().unwrap();
+    let refused = torch::memtrace().args(["run", "--past-oom", "--", "true"]).output().unwrap();
     assert_eq!(exit_of(&refused), 2);
     assert!(text(&refused.stderr).contains("--phantom"), "{}", text(&refused.stderr));
     for value in ["yes", "2", "-1", " 1"] {
-        let mut run = harness::memtrace();
+        let mut run = torch::memtrace();
         run.args(["run", "--phantom", "a10", "--", "true"]).env("MEMTRACE_PHANTOM_PAST_OOM", value);
         let output = run.output().unwrap();
         assert_eq!(exit_of(&output), 2, "{value}");

@@ -7,10 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, built, on_every_torch, on_phantom, succeeded, text};
+use crate::common::torch::{Torch, built, on_every_torch, on_phantom, succeeded, text};
 
 /// One test per script and torch: its name, the script, the simulated GPU, further variables, and the reason to run it
 /// on the older torch too (see [`on_every_torch`]).

@@ -1,9 +1,7 @@
 //! Single calls on the simulated GPU (the phantom), from programs in C and through `ctypes`: their status
 //! and their effect. No torch is needed.
 
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod common;
-use common::{compiled, library, untraced};
+use crate::common::{compiled, library, untraced};
 
 /// Returns the output of a program of `tests/programs/phantom`, linked with the simulated GPU and without the
 /// tracer.

@@ -3,10 +3,7 @@
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, exit_of, scripts, text};
+use crate::common::torch::{self, Torch, exit_of, scripts, text};
 
 /// A run of `recovers.py` with faults: its status, stdout, stderr, and the folder of its trace.
 struct Faulty {
@@ -20,7 +17,7 @@ impl Faulty {
     fn run(torch: &Torch, card: &str, faults: &[&str], arguments: &[&str]) -> Self {
         let out = TempDir::new().unwrap();
         let trace = out.path().join("trace");
-        let mut command = harness::memtrace();
+        let mut command = torch::memtrace();
         command.args(["run", "--phantom", card, "-o"]).arg(&trace);
         for fault in faults {
             command.args(["--phantom-fault", fault]);
@@ -32,7 +29,7 @@ impl Faulty {
     }
 
     fn json(&self, report: &str) -> Value {
-        let mut command = harness::memtrace();
+        let mut command = torch::memtrace();
         let output = command.arg(report).arg(self.out.path().join("trace")).arg("--json").output().unwrap();
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)))
     }
@@ -116,7 +113,7 @@ fn phantom_fault_lost_takes_the_card_from_cuda_nvml_and_nvidia_smi() {
                     smi = subprocess.run(['nvidia-smi'], capture_output=True, text=True)\n\
                     print(smi.returncode, smi.stdout)\n\
                     print(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(1)))\n";
-        let mut command = harness::memtrace();
+        let mut command = torch::memtrace();
         let out = TempDir::new().unwrap();
         command.args(["run", "-q", "--phantom", "2xa10", "--phantom-fault", "lost@alloc:1@card:0", "-o"]);
         let output =
@@ -136,7 +133,7 @@ fn phantom_fault_lost_takes_the_card_from_cuda_nvml_and_nvidia_smi() {
 #[test]
 fn memtrace_phantom_fault_is_checked_before_the_program_starts() {
     let run = |fault: &str, command: &str| {
-        let mut run = harness::memtrace();
+        let mut run = torch::memtrace();
         run.args(["run", "--phantom", "a10", "--phantom-fault", fault, "--", command]);
         run.output().unwrap()
     };

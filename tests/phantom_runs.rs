@@ -8,10 +8,7 @@ use memtrace_trace::csv::RowReader;
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, built, on_phantom, scripts, succeeded, text, traces};
+use crate::common::torch::{self, Torch, built, on_phantom, scripts, succeeded, text, traces};
 
 /// Returns the script that trains a small model and prints torch's statistics.
 fn stats() -> PathBuf {
@@ -20,7 +17,7 @@ fn stats() -> PathBuf {
 
 /// Runs `memtrace ARGUMENTS` in the folder.
 fn memtrace(folder: &TempDir, arguments: &[&str]) -> Output {
-    harness::memtrace().args(arguments).current_dir(folder.path()).output().unwrap()
+    torch::memtrace().args(arguments).current_dir(folder.path()).output().unwrap()
 }
 
 /// Returns the memory events of the only trace in a folder, without times.
@@ -349,11 +346,11 @@ fn phantom_runtime_that_a_program_loads_itself_gives_memory_and_rows() {
                     \x20   print(runtime.cudaMalloc(ctypes.byref(address), 12345), address.value is not None)\n\
                     \x20   print(runtime.cudaFree(address), runtime.cudaGetErrorString(2).decode())\n";
         let arguments = ["run", "-q", "--phantom", "t4", "-o", "out", "--", python, "-c", code, name];
-        let mut command = harness::memtrace();
+        let mut command = torch::memtrace();
         command.args(arguments).arg(&library).current_dir(folder.path()).env("LD_LIBRARY_PATH", path);
         let stdout = succeeded("the program", &command.output().unwrap());
         assert_eq!(stdout, "0 True\n0 out of memory\n".repeat(2), "torch {version}");
-        let rows = harness::read(&traces(&folder.path().join("out"))[0]);
+        let rows = torch::read(&traces(&folder.path().join("out"))[0]);
         let calls: Vec<_> = rows
             .iter()
             .filter(|row| row.requested_bytes == 12345)

@@ -6,15 +6,11 @@ use memtrace_trace::EventName;
 use memtrace_trace::csv::RowReader;
 use serde_json::Value;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, text};
-#[path = "common/pages.rs"]
-mod pages;
+use crate::common::pages;
+use crate::common::torch::{self, Torch, text};
 
 fn nvidia_smi(arguments: &[&str], env: &[(&str, &str)]) -> Output {
-    let mut command = harness::memtrace();
+    let mut command = torch::memtrace();
     command.args(["live", "--nvidia-smi"]).args(arguments).envs(env.iter().copied()).output().unwrap()
 }
 
@@ -28,7 +24,7 @@ fn nvidia_smi_and_pynvml_agree_with_torch_with_other_processes_and_with_the_trac
         // A sample of device 0 in the trace must have the number that the program printed.
         let total = 22592 << 20;
         let mut samples = Vec::new();
-        for file in harness::traces(&run.folder().join("trace")) {
+        for file in torch::traces(&run.folder().join("trace")) {
             let mut reader = RowReader::open(&file).unwrap();
             while let Some(row) = reader.next_row().unwrap() {
                 if row.event == EventName::Sample && row.device == 0 {
@@ -43,7 +39,7 @@ fn nvidia_smi_and_pynvml_agree_with_torch_with_other_processes_and_with_the_trac
 #[test]
 fn nvidia_smi_shows_a_running_program_to_another_terminal_until_it_is_killed() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
-    let mut command = harness::on_phantom(&torch.python, "3xt4,context=120m");
+    let mut command = torch::on_phantom(&torch.python, "3xt4,context=120m");
     let code = "import time, torch\nx = torch.zeros(1 << 30, dtype=torch.uint8, device='cuda:2')\n\
                 print('ready', flush=True)\ntime.sleep(60)";
     command.args(["-c", code]).stdout(std::process::Stdio::piped());
@@ -115,11 +111,11 @@ fn memtrace_phantom_machine_names_the_machine_and_nvidia_smi_shows_one_without_p
     let Some(torch) = Torch::installed("2.11.0") else { return };
     let code = "import torch\nfree, total = torch.cuda.mem_get_info()\nprint(total - free)";
     let used = |machine: Option<&str>| {
-        let mut command = harness::on_phantom(&torch.python, "t4,context=120m");
+        let mut command = torch::on_phantom(&torch.python, "t4,context=120m");
         let holder = "import time, torch\nx = torch.zeros(1 << 30, dtype=torch.uint8, device='cuda')\n\
                       print('ready', flush=True)\ntime.sleep(60)";
         command.args(["-c", holder]).stdout(std::process::Stdio::piped());
-        let mut asker = harness::on_phantom(&torch.python, "t4,context=120m");
+        let mut asker = torch::on_phantom(&torch.python, "t4,context=120m");
         asker.args(["-c", code]);
         for command in [&mut command, &mut asker] {
             command

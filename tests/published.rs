@@ -7,10 +7,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, VERSIONS, built};
+use crate::common::torch::{Torch, VERSIONS, built};
 
 const SOURCES: &str =
     "source,title,address,measured,kind,rounding,note\ns,A source,https://example.org,somebody,,,\n";

@@ -6,13 +6,8 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-#[path = "common/torch.rs"]
-mod torch;
-#[path = "common/venv.rs"]
-mod venv;
-use torch::{built, cache, clean, text};
-use venv::{Installed, installed};
+use crate::common::torch::{built, cache, clean, text};
+use crate::common::venv::{self, Installed, installed};
 
 /// Returns a folder with one file of tests.
 fn suite(code: &str) -> TempDir {

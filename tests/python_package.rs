@@ -5,10 +5,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-#[path = "common/torch.rs"]
-mod torch;
-use torch::{Torch, cache, clean, memtrace, missing, scripts, succeeded, text};
+use crate::common::torch::{Torch, cache, clean, memtrace, missing, scripts, succeeded, text};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -4,12 +4,8 @@ use std::path::{Path, PathBuf};
 
 use memtrace_trace::csv::RowReader;
 
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod common;
-#[path = "common/pythons.rs"]
-mod interpreters;
-use common::{Trace, Traced, compiled, untraced};
-use interpreters::pythons;
+use crate::common::pythons::pythons;
+use crate::common::{self, Trace, Traced, compiled, untraced};
 
 /// Compiles the stand-in for torch's caching allocator, and its libraries.
 fn stand_in_for_torch() -> PathBuf {

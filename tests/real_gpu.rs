@@ -3,10 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, VERSIONS, built};
+use crate::common::torch::{Torch, VERSIONS, built};
 
 #[test]
 fn real_gpu_figures_of_ops_and_programs_are_met_or_have_a_cause() {

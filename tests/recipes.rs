@@ -8,10 +8,7 @@ use std::process::Output;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, cache, memtrace, missing, text};
+use crate::common::torch::{Torch, cache, memtrace, missing, text};
 
 /// Returns the `config.json` of a model that a CPU trains in seconds.
 fn tiny() -> Value {

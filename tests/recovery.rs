@@ -8,12 +8,8 @@ use memtrace_trace::EventName;
 use memtrace_trace::csv::{RowReader, end_text};
 use serde_json::Value;
 
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod common;
-use common::{Trace, Traced, compiled, untraced};
-#[path = "common/parts.rs"]
-mod parts;
-use parts::parts_program;
+use crate::common::parts::parts_program;
+use crate::common::{self, Trace, Traced, compiled, untraced};
 
 const RUNTIME: &str = "libcudart.so.12";
 

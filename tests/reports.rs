@@ -15,10 +15,7 @@ use memtrace_trace::meta::{Device, Meta};
 use memtrace_trace::{Category, EventName, Row};
 use serde_json::{Value, json};
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, memtrace, scripts, succeeded};
+use crate::common::torch::{Torch, memtrace, scripts, succeeded};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")

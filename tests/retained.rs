@@ -5,13 +5,8 @@
 
 use std::path::Path;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{CARD, Run, Torch, json, memtrace, on_every_torch, printed, read};
-#[path = "common/pages.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod pages;
+use crate::common::pages;
+use crate::common::torch::{self, CARD, Run, Torch, json, memtrace, on_every_torch, printed, read};
 use serde_json::Value;
 
 on_every_torch![
@@ -262,7 +257,7 @@ fn retained_search_of_a_million_objects_ends_when_its_time_is_over() {
 /// Runs `memtrace leaks --holders` with these arguments. Returns its status, stdout and stderr.
 fn ask(arguments: &[&str]) -> (Option<i32>, String, String) {
     let output = memtrace().args(["leaks", "--holders"]).args(arguments).output().unwrap();
-    (output.status.code(), harness::text(&output.stdout), harness::text(&output.stderr))
+    (output.status.code(), torch::text(&output.stdout), torch::text(&output.stderr))
 }
 
 #[test]
@@ -270,7 +265,7 @@ fn leaks_holders_of_a_running_process_are_asked_for_by_its_id() {
     Torch::run("2.11.0", |torch| {
         let out = tempfile::TempDir::new().unwrap();
         let mut command = torch.traced_command(&out.path().join("trace"));
-        command.arg(harness::scripts().join("retained/running.py")).arg(out.path().join("end"));
+        command.arg(torch::scripts().join("retained/running.py")).arg(out.path().join("end"));
         command.stdout(std::process::Stdio::piped());
         let mut running = command.spawn().unwrap();
         let mut lines = std::io::BufRead::lines(std::io::BufReader::new(running.stdout.take().unwrap()));

@@ -8,10 +8,7 @@ use memtrace_trace::{EventName, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, json, output, printed, scripts, succeeded, text};
+use crate::common::torch::{self, Torch, json, output, printed, scripts, succeeded, text};
 
 /// Returns the error of arguments that the command refuses.
 fn refused(arguments: &[&str], trace: &Path) -> String {
@@ -279,7 +276,7 @@ fn workspaces_have_their_category_with_every_setting() {
             let run = torch.trace_with("seeds/workspaces.py", &[], settings).expect_success();
             let freed: i64 = run.stdout().trim().parse().unwrap();
             let rows = run.rows();
-            let is_workspace = |row: &&harness::Rec| row.category == "workspace";
+            let is_workspace = |row: &&torch::Rec| row.category == "workspace";
             let tagged: i64 = rows
                 .iter()
                 .filter(|row| row.event == "tag")

@@ -16,16 +16,9 @@ use memtrace_trace::csv::RowReader;
 use memtrace_trace::files::part as part_of;
 use memtrace_trace::{EventName, Row};
 
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod common;
-use common::{Ran, Traced};
-#[path = "common/parts.rs"]
-mod parts;
-use parts::parts_program;
-#[path = "common/running.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod running;
-use running::Running;
+use crate::common::parts::parts_program;
+use crate::common::running::Running;
+use crate::common::{self, Ran, Traced};
 
 fn traced(how: &str, rounds: &str) -> Traced {
     Traced::new(&parts_program("parts"), &[how, rounds])

@@ -7,10 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, scripts, succeeded};
+use crate::common::torch::{Torch, scripts, succeeded};
 
 /// Returns the page that shows the results.
 fn page() -> PathBuf {

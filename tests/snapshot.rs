@@ -9,13 +9,8 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod harness;
-#[path = "common/pages.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod pages;
-use harness::{Run, Torch, on_every_torch};
+use crate::common::pages;
+use crate::common::torch::{Run, Torch, on_every_torch};
 
 /// Runs `memtrace ARGUMENTS` with little memory and little time.
 fn memtrace(arguments: &[&str], place: &Path) -> Output {

@@ -1,9 +1,6 @@
 //! The types and shapes of tensors in traces, and the largest input of a run.
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Run, Torch, memtrace, on_every_torch, text};
+use crate::common::torch::{Run, Torch, memtrace, on_every_torch, text};
 
 use std::collections::BTreeMap;
 

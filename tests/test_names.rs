@@ -6,13 +6,10 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use crate::common::commands;
 use memtrace_analysis::exports::EXPORTS;
 use memtrace_analysis::reports::with_views;
 use memtrace_trace::config;
-
-#[path = "common/commands.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod commands;
 
 /// Returns the names of all tests in the sources of the workspace.
 fn test_names() -> BTreeSet<String> {

@@ -10,10 +10,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{
+use crate::common::torch::{
     CARD, Rec, Torch, exit_of, is_deep, memtrace, on_every_torch, preloads, read, scripts, text, traces,
 };
 

@@ -7,16 +7,13 @@ use std::process::Output;
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, scripts, succeeded, text};
+use crate::common::torch::{self, Torch, scripts, succeeded, text};
 
 /// Runs `tests/scripts/allocators/odd_requests.py` with these allocator settings on a simulated card, with
 /// its trace in `out`. Returns the highest reserved bytes.
 fn reserved_with(torch: &Torch, settings: &str, out: &Path) -> i64 {
     let script = scripts().join("allocators/odd_requests.py");
-    let output = harness::memtrace()
+    let output = torch::memtrace()
         .args(["run", "--phantom", "mem=3g,context=400m", "-o"])
         .arg(out)
         .arg("--")
@@ -30,7 +27,7 @@ fn reserved_with(torch: &Torch, settings: &str, out: &Path) -> i64 {
 }
 
 fn tune(folder: &Path, arguments: &[&str]) -> Output {
-    harness::memtrace().arg("tune").args(arguments).current_dir(folder).output().unwrap()
+    torch::memtrace().arg("tune").args(arguments).current_dir(folder).output().unwrap()
 }
 
 #[test]

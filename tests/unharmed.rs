@@ -13,12 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tempfile::TempDir;
 
-#[expect(dead_code, reason = "each test crate uses its own part")]
-mod common;
-#[path = "common/copied.rs"]
-mod copied;
-use common::{Traced, compiled, library};
-use copied::copy_program;
+use crate::common::copied::copy_program;
+use crate::common::{self, Traced, compiled, library};
 
 /// Returns a command for a program under the library, which warns at once, because `MEMTRACE_OPS` is invalid.
 fn warned(program: &Path) -> Command {

@@ -13,10 +13,7 @@ use memtrace_trace::{Category, EventName, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "common/torch.rs"]
-#[expect(dead_code, unused_macros, unused_imports, reason = "each test crate uses its own part")]
-mod harness;
-use harness::{Torch, is_deep, scripts, succeeded, text};
+use crate::common::torch::{self, Torch, is_deep, scripts, succeeded, text};
 
 /// The largest accepted difference between a predicted and a real peak, in hundredths of a percent.
 const BOUND: i64 = 200;
@@ -39,7 +36,7 @@ fn train(torch: &Torch, out: &Path, runs: &[&str]) -> Vec<Trained> {
     let words = runs.join(" / ");
     command.arg(scripts().join("whatif/train.py")).args(words.split(' '));
     let said = succeeded(&words, &command.output().unwrap());
-    let (traces, is_forked) = (harness::traces(out), runs.len() > 1);
+    let (traces, is_forked) = (torch::traces(out), runs.len() > 1);
     let parts: Vec<&str> = said.split("== ").skip(usize::from(is_forked)).collect();
     assert_eq!((parts.len(), traces.len()), (runs.len(), runs.len()), "{said}");
     let trained = |(run, lines): (&&str, &str)| {
@@ -59,7 +56,7 @@ fn train(torch: &Torch, out: &Path, runs: &[&str]) -> Vec<Trained> {
 }
 
 fn whatif(arguments: &[&str], trace: &Path) -> Output {
-    harness::memtrace().arg("advise").args(arguments).arg(trace).output().unwrap()
+    torch::memtrace().arg("advise").args(arguments).arg(trace).output().unwrap()
 }
 
 /// Returns the answer for one device.
@@ -363,7 +360,7 @@ fn advise_names_changes_that_make_a_script_fit_on_a_t4() {
         assert!(!failed.status.success() && text(&failed.stderr).contains("OutOfMemoryError"));
 
         let advise = |arguments: &[&str]| {
-            harness::memtrace().arg("advise").arg(&trace).args(arguments).output().unwrap()
+            torch::memtrace().arg("advise").arg(&trace).args(arguments).output().unwrap()
         };
         let impossible = advise(&["--fit", "100m"]);
         assert_eq!(impossible.status.code(), Some(3), "{}", text(&impossible.stderr));
@@ -380,7 +377,7 @@ fn advise_names_changes_that_make_a_script_fit_on_a_t4() {
         let changes = device["fit"]["changes"].as_array().unwrap();
         assert!(!changes.is_empty() && device["fit"]["needs_bytes"].as_i64().unwrap() <= 13 << 30);
 
-        let oom = harness::memtrace().arg("oom").arg(&trace).output().unwrap();
+        let oom = torch::memtrace().arg("oom").arg(&trace).output().unwrap();
         let best = device["changes"][0]["change"].as_str().unwrap();
         assert!(
             text(&oom.stdout).contains(&format!("(code: memtrace advise {best} TRACE): saves at least ")),
@@ -536,7 +533,7 @@ fn advise_answers_for_lists_of_modules_in_lists_and_any_name() {
         (["Net.it's.0", "Net.it's.1", "Net.it's.2", "Net.it's.3"], "Net.it*s.*"),
     ] {
         let (_folder, path) = written(&of_calls(&modules));
-        let run = |words: &[&str]| harness::memtrace().args(words).arg(&path).output().unwrap();
+        let run = |words: &[&str]| torch::memtrace().args(words).arg(&path).output().unwrap();
         let output = run(&["advise", "--json"]);
         let said = text(&output.stderr);
         assert!(output.status.success(), "{modules:?}: {said}");
@@ -593,7 +590,7 @@ fn of_steps() -> Vec<u8> {
 #[test]
 fn advise_checkpoints_what_keeps_memory_and_gives_the_cost_in_a_steady_step() {
     let (_folder, path) = written(&of_steps());
-    let output = harness::memtrace().args(["advise", "--json"]).arg(&path).output().unwrap();
+    let output = torch::memtrace().args(["advise", "--json"]).arg(&path).output().unwrap();
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     let changes = found["devices"][0]["changes"].as_array().unwrap();
     let is_it = |change: &&Value| change["change"] == "--checkpoint 'Net.h.*'";
@@ -625,7 +622,7 @@ fn advise_names_memory_that_is_kept_before_any_change() {
         trace.free(block, 100 * MIB, Row::default());
         let (_folder, path) = written(&trace.finish());
         let answer = |more: &[&str]| {
-            let output = harness::memtrace().arg("advise").args(more).arg(&path).output().unwrap();
+            let output = torch::memtrace().arg("advise").args(more).arg(&path).output().unwrap();
             text(&output.stdout).to_owned()
         };
         (answer(&[]), serde_json::from_str::<Value>(&answer(&["--json"])).unwrap())

@@ -1,5 +1,17 @@
-//! The harness of the tests of the preloaded library: compiles C programs on demand, and reads and replays
-//! their traces.
+//! What several tests use. This file compiles C programs on demand, runs them under the preloaded library, and reads
+//! and replays their traces.
+
+pub(crate) mod commands;
+pub(crate) mod copied;
+pub(crate) mod installed;
+pub(crate) mod pages;
+pub(crate) mod parts;
+pub(crate) mod pickles;
+pub(crate) mod pythons;
+pub(crate) mod running;
+pub(crate) mod terminal;
+pub(crate) mod torch;
+pub(crate) mod venv;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::installed::missing;
+use crate::common::installed::missing;
 
 fn run(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();

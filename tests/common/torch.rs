@@ -1,17 +1,15 @@
 //! The harness of all tests that run PyTorch: an installed torch, the scripts of `tests/scripts` under it,
 //! and their traces. Programs run on the simulated GPU, with memtrace or without it.
 
-#[path = "installed.rs"]
-mod installed;
-#[allow(unused_imports, reason = "each test crate uses its own part")]
-pub(crate) use installed::{cache, missing};
-
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde::Deserialize;
 use tempfile::TempDir;
+
+use crate::common::installed;
+pub(crate) use crate::common::installed::{cache, missing};
 
 /// The simulated GPU of a test that names no other.
 pub(crate) const CARD: &str = "h100-80g";

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use crate::torch::{Torch, built, cache, clean, missing};
+use crate::common::torch::{Torch, built, cache, clean, missing};
 
 /// The `PATH` of a machine without Rust.
 pub(crate) const NO_CARGO: &str = "/usr/local/bin:/usr/bin:/bin";
