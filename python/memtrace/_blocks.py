@@ -32,10 +32,12 @@ _KEPT = tuple(
 # With these settings, the rows of a test may be in two files, or in a compressed file, so they cannot be
 # measured.
 SPLITTING = ("MEMTRACE_ROTATE", "MEMTRACE_ROTATE_SECS", "MEMTRACE_COMPRESS", "MEMTRACE_KEEP")
+# The values that switch such a setting off.
+_OFF = ("", "0", "off", "false", "no")
 # Read once, as the tracer did when this process began: a test may change the environment or the working
 # folder later.
 FOLDER = os.path.realpath(os.environ.get("MEMTRACE_OUT") or "memtrace-out")
-_SPLIT_BY = [name for name in SPLITTING if os.environ.get(name, "0") not in ("", "0", "off")]
+_SPLIT_BY = [name for name in SPLITTING if os.environ.get(name, "").lower() not in _OFF]
 
 
 class NotMeasured(Exception):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import _command, _digest_table, _digests, _heat_map, _ranks_page
+from . import _command, _digest_table, _digests, _heat_map, _ranks_page, _sizes
 from ._text import printable
 
 # The maximum number of lines of the answer as text, unless the length of its lists is given.
@@ -208,7 +208,7 @@ def show(
         lines += ["", "growth by step"]
     for row in result["leaks"][: 2 if top is None else top]:
         owner = " ".join(printable(row[key]) for key in ("module", "category", "line") if row[key])
-        grown = f"{_size(row['bytes_per_step']):>12} a step on {row['ranks']} ranks"
+        grown = f"{_size(row['bytes_per_step']):>12} a step on {_counted(row['ranks'], 'rank')}"
         lines.append(f"  {grown}: {owner or 'no owner'}")
     if missing["ranks"]:
         named = missing["list"][: 10 if top is None else top]
@@ -232,8 +232,9 @@ def _facts(result: dict[str, Any]) -> list[str]:
         f"{_size(peaks['highest'])} (rank {peaks['highest_rank']})",
         f"  median {_size(peaks['median'])}; at most {_size(peaks['highest_reserved'])} reserved, "
         f"{_size(peaks['highest_used'])} used",
-        f"  {processes['ooms']} OOMs on {processes['ranks_with_ooms']} ranks, {processes['retries']} retries"
-        f", {processes['lost_events']} lost events, {processes['incomplete']} incomplete traces",
+        f"  {_counted(processes['ooms'], 'OOM')} on {_counted(processes['ranks_with_ooms'], 'rank')}, "
+        f"{_counted(processes['retries'], 'retry')}, {_counted(processes['lost_events'], 'lost event')}, "
+        f"{_counted(processes['incomplete'], 'incomplete trace')}",
     ]
     if peaks["runs"] > 1:
         lines.append(f"  {peaks['runs']} runs are compared as one job; for one run alone, name its folder")
@@ -241,7 +242,8 @@ def _facts(result: dict[str, Any]) -> list[str]:
 
 
 def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
 
 
 def _since(row: dict[str, Any]) -> str:
@@ -261,16 +263,7 @@ def _difference(count: int | None) -> str:
 
 
 def _size(count: int | None) -> str:
-    if count is None:
-        return "unknown"
-    if count < 0:
-        return f"-{_size(-count)}"
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
+    return "unknown" if count is None else _sizes.show(count)
 
 
 def main(arguments: list[str]) -> int:

@@ -28,7 +28,9 @@ def parse(text: object) -> int:
 
 def show(size: int) -> str:
     """Formats a size in the units of memtrace's reports."""
+    if abs(size) < 1024:
+        return f"{size} B"
     for power, unit in [(3, "GiB"), (2, "MiB"), (1, "KiB")]:
-        if abs(size) >= 1024**power:
+        # A size that two decimals would round up to 1024 has the next unit.
+        if power == 1 or abs(size) >= 1024**power - 1024 ** (power - 1) // 200:
             return f"{size / 1024**power:.2f} {unit}"
-    return f"{size} B"

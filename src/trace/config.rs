@@ -76,15 +76,9 @@ pub enum Ops {
 }
 
 impl Ops {
-    /// Returns true if torch's op callbacks are installed.
+    /// Returns true if torch's op callbacks are installed. Each outermost op then has a row.
     #[must_use]
     pub fn callbacks(self) -> bool {
-        self != Ops::Off
-    }
-
-    /// Returns true if outermost ops have rows.
-    #[must_use]
-    pub fn rows(self) -> bool {
         self != Ops::Off
     }
 

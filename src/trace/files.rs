@@ -114,7 +114,7 @@ pub fn first_stem(part: &Path) -> PathBuf {
     let plain = part.with_extension("");
     let is_part = plain.extension().is_some_and(|extension| {
         let number = extension.to_str().and_then(|text| text.strip_prefix(PART));
-        number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+        number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
     });
     if is_part { plain.with_extension("") } else { plain }
 }

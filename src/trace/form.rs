@@ -116,16 +116,7 @@ fn sizes(shape: &str) -> Option<impl Iterator<Item = Option<i64>>> {
 
 /// Returns the bytes of one value of a type of PyTorch, or `None` for a type that is not known.
 fn bytes_of(dtype: &str) -> Option<i64> {
-    match dtype {
-        "complex128" => Some(16),
-        "float64" | "int64" | "uint64" | "complex64" => Some(8),
-        "float32" | "int32" | "uint32" | "complex32" => Some(4),
-        "float16" | "bfloat16" | "int16" | "uint16" => Some(2),
-        "int8" | "uint8" | "bool" => Some(1),
-        // `float8_e4m3fn` and its kin; `float4_e2m1fn_x2` has two values in a byte, and counts as one.
-        _ if dtype.starts_with("float8_") || dtype.starts_with("float4_") => Some(1),
-        _ => None,
-    }
+    SCALAR_TYPES.iter().find(|(name, _)| *name == dtype).map(|(_, bytes)| *bytes).filter(|bytes| *bytes > 0)
 }
 
 #[cfg(test)]

@@ -8,6 +8,11 @@
 //! takes two of the three, so they do not need separate types.
 #![forbid(unsafe_code)]
 
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!(
+    "memtrace builds for x86-64 and, untested on a real machine, for aarch64: no other processor's calling convention is implemented"
+);
+
 pub mod api;
 pub mod category;
 pub mod columns;
@@ -40,9 +45,6 @@ pub mod rounding;
 pub mod sample;
 pub mod stacks;
 pub mod text;
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("memtrace runs on x86-64 and aarch64: no other processor's calling convention is implemented");
-
 mod text_enum;
 pub mod units;
 

@@ -88,7 +88,7 @@ impl MemoryKind {
 /// An amount of memory, as the totals count it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The CUDA ordinal; -1 for the host.
+    /// The CUDA ordinal; -1 for the host, -2 for CPU tensors.
     pub device: i32,
     /// The kind of memory.
     pub kind: MemoryKind,
@@ -224,7 +224,7 @@ impl Metric {
 
 /// The totals of all devices, in the user's collection.
 pub trait DeviceTotals {
-    /// Returns the totals of a device, which may be new; -1 is the host.
+    /// Returns the totals of a device, which may be new; -1 is the host, -2 stands for CPU tensors.
     fn totals_mut(&mut self, device: i32) -> &mut Totals;
 }
 

@@ -194,11 +194,16 @@ pub fn redact(argv: impl IntoIterator<Item = String>) -> Vec<String> {
         .collect()
 }
 
+/// The ends of words that name a secret.
+const SECRETS: [&str; 8] =
+    ["token", "secret", "secrets", "password", "passwd", "apikey", "credential", "credentials"];
+
 fn looks_secret(option: &str) -> bool {
     let option = option.to_ascii_lowercase();
-    ["token", "secret", "password", "passwd", "api-key", "api_key", "apikey", "credential"]
-        .iter()
-        .any(|word| option.contains(word))
+    // The end of a word counts, because `--tokenizer` and `--max-tokens` have no secret, but `accessToken` has.
+    let is_secret = |word: &str| SECRETS.iter().any(|secret| word.ends_with(secret));
+    ["api-key", "api_key"].iter().any(|key| option.contains(key))
+        || option.split(['-', '_', '.']).any(is_secret)
 }
 
 #[cfg(test)]
@@ -207,12 +212,12 @@ mod tests {
 
     #[test]
     fn secrets_are_redacted_from_the_command_line() {
-        let argv = ["train.py", "--hf-token", "abc", "--lr=1", "WANDB_API_KEY=xyz", "--token", "--next"];
-        let shown = redact(argv.map(str::to_owned));
-        assert_eq!(
-            shown,
-            ["train.py", "--hf-token", "***", "--lr=1", "WANDB_API_KEY=***", "--token", "--next"]
-        );
+        let argv = "train.py --hf-token abc --lr=1 WANDB_API_KEY=xyz --token --next --tokenizer gpt2 --max-tokens=512 \
+                    --db.password x --accessToken=y";
+        let shown = redact(argv.split_whitespace().map(str::to_owned)).join(" ");
+        let expected = "train.py --hf-token *** --lr=1 WANDB_API_KEY=*** --token --next --tokenizer gpt2 --max-tokens=512 \
+                        --db.password *** --accessToken=***";
+        assert_eq!(shown, expected);
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! Functions that open a file for writing, such as a trace, a journal or a log, at a path that cannot be
-//! trusted.
+//! Functions that open a file, such as a trace, a journal or a log, at a path that cannot be trusted.
 //!
 //! The path may come from an environment variable that another user has set, and other users may have access
 //! to the folder. Therefore, a link is never followed, opening a FIFO never blocks, and an existing file is
@@ -20,8 +19,9 @@ pub fn create(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().read(true).write(true).create_new(true))
 }
 
-/// Reopens a file that this process has created, or that a repair has found. The owner is not checked, because a
-/// file system may change the owner of all files (NFS with `root_squash`).
+/// Opens a file of which the caller knows that it may be used: this process has created it, or the caller checks its
+/// owner. The owner is not checked here, because a file system may change the owner of all files (NFS with
+/// `root_squash`).
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened, is a link, or is not a regular file.

@@ -44,6 +44,17 @@ const MISSING: &[&str] = &[
 /// The characters that start a formula in a spreadsheet, in their regular and full-width forms.
 const FORMULA: &[char] = &['=', '+', '-', '@', '＝', '＋', '－', '＠'];
 
+/// Returns a text as one word of a shell's command line, such as the path of a trace in a command to paste.
+#[must_use]
+pub fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
+}
+
 /// Returns a text in the form that the file allows: cut to [`MAX_TEXT`] and on one line. It is put in quotes
 /// if a loader would read it as a missing value, a number or a truth value. It is preceded by a quote if a
 /// spreadsheet would read it as a formula; [`original_text`] removes that quote.

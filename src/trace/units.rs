@@ -36,8 +36,9 @@ impl Unit {
             Unit::GiB => (GIB, "GiB"),
             Unit::Auto => match bytes.unsigned_abs() {
                 0..=1023 => (1, "B"),
-                n if n < MIB as u64 => (KIB, "KiB"),
-                n if n < GIB as u64 => (MIB, "MiB"),
+                // A size that two decimals would round up to 1024 has the next unit.
+                n if n < (MIB - KIB / 200) as u64 => (KIB, "KiB"),
+                n if n < (GIB - MIB / 200) as u64 => (MIB, "MiB"),
                 _ => (GIB, "GiB"),
             },
         }
@@ -115,6 +116,12 @@ mod tests {
         assert_eq!(Unit::Auto.show(1536).to_string(), "1.50 KiB");
         assert_eq!(Unit::MiB.show(20 * MIB).to_string(), "20.00 MiB");
         assert_eq!(Unit::Auto.show(-3 * GIB).to_string(), "-3.00 GiB");
+        for (below, shown, next) in
+            [(MIB - 6, "1023.99 KiB", "1.00 MiB"), (GIB - 5243, "1023.99 MiB", "1.00 GiB")]
+        {
+            assert_eq!(Unit::Auto.show(below).to_string(), shown);
+            assert_eq!(Unit::Auto.show(below + 1).to_string(), next);
+        }
     }
 
     #[test]

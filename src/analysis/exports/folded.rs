@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::profile::flow_categories;
 use crate::read::record::Columns;
 use crate::read::symbols::{NO_OWNER, Symbol, SymbolTable};
-use crate::render::numbers::{count, duration};
+use crate::render::numbers::{counted, duration};
 use crate::state::replay::{Metric, Owner};
 use crate::state::replay_trace::{Replayed, replay_trace};
 use crate::state::stacks::Stacks;
@@ -86,7 +86,7 @@ impl Export for Speedscope {
         });
         let mut out = super::Out::create(job.place)?;
         write!(out, "{file}").ok();
-        job.finish_file(out, format!("{} stacks", count(stacks as u64)))
+        job.finish_file(out, counted(stacks as u64, "stack"))
     }
 }
 
@@ -130,7 +130,7 @@ impl Export for Collapsed {
                 stacks += 1;
             }
         }
-        job.finish_file(out, format!("{} stacks", count(stacks)))
+        job.finish_file(out, counted(stacks, "stack"))
     }
 }
 

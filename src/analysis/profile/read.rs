@@ -92,9 +92,11 @@ impl FlowReader {
                 let mut before: Vec<_> =
                     replay.live().values().filter(|block| block.kind != MemoryKind::External).collect();
                 before.sort_by_key(|block| block.id);
+                let has_tags = replay.counts.of(EventName::Tag) > 0;
                 for block in before.into_iter().filter(|block| block.id != row.alloc_id) {
                     let (addr, recorded) = (block.addr, block.owner.category);
-                    // An allocation has one of these categories, so any other category is from a `tag` row.
+                    // In a trace with tags, an allocation has one of these categories or that of a library, so
+                    // most others are from a `tag` row.
                     let at_alloc = matches!(
                         recorded,
                         TraceCategory::None
@@ -102,11 +104,12 @@ impl FlowReader {
                             | TraceCategory::Loaded
                             | TraceCategory::Activation
                             | TraceCategory::Temporary
+                            | TraceCategory::CudaGraph
                     );
                     let index = self.add(Block {
                         addr,
                         recorded,
-                        tagged: !at_alloc,
+                        tagged: has_tags && !at_alloc,
                         ..block_of(block.id, block.device, block.bytes)
                     });
                     self.reading.has_tags |= self.reading.blocks[index as usize].tagged;

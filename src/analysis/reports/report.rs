@@ -1,5 +1,6 @@
 //! The trait of a report, and the answer that a command prints.
 
+use memtrace_trace::text::shell_word;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
@@ -176,9 +177,7 @@ impl Answer {
 /// Returns the command line `memtrace REPORT TRACE MORE`.
 #[must_use]
 pub(super) fn next(report: &str, input: &Input, more: &str) -> String {
-    let path = input.path.display().to_string();
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
-    let path = if !path.chars().all(is_plain) { format!("'{}'", path.replace('\'', "'\\''")) } else { path };
+    let path = shell_word(&input.path.display().to_string());
     format!("memtrace {report} {path} {more}").trim_end().to_owned()
 }
 

@@ -96,16 +96,7 @@ impl Report for Serving {
     }
 
     fn flags(&self) -> &'static [Flag] {
-        const {
-            &[
-                Flag {
-                    default: "peak",
-                    help: "peak, used-peak, reserved-peak, oom, end, step:N (its end), mark:NAME or a time such as 1.5s",
-                    ..moment::FLAG
-                },
-                TOKENS,
-            ]
-        }
+        const { &[Flag { default: "peak", ..moment::FLAG }, TOKENS] }
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {

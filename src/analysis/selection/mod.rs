@@ -14,7 +14,7 @@ use std::path::Path;
 
 use memtrace_trace::EventName;
 use memtrace_trace::counts::count;
-use memtrace_trace::memory::MemoryKind;
+use memtrace_trace::memory::{MemoryKind, Metric};
 
 use crate::error::{Error, Result};
 use crate::options::{Options, Window};
@@ -24,7 +24,7 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 use crate::render::numbers::duration;
 use crate::state::marks::{self, MarkFinder, MarkName, is_mark};
-use crate::state::moment::{self, NamedMoment};
+use crate::state::moment::{self, MOMENTS, NamedMoment};
 use crate::state::replay::{CPU, has_current_step, is_gpu};
 use nearest::Ranges;
 pub use nearest::{nearest_names, nearest_numbers};
@@ -199,8 +199,8 @@ impl Selectors {
                 fault(format!("--at {}", at_text(at)), "time", content.time());
             }
             Some(NamedMoment::Oom) if !content.oom => {
-                let list = "peak, reserved-peak, used-peak, end, step:N, mark:NAME, a time such as 1.5s (it has no out-of-memory error)";
-                fault("--at oom".to_owned(), "moments", list.to_owned());
+                let others = MOMENTS.replace("oom, ", "");
+                fault("--at oom".to_owned(), "moments", format!("{others} (it has no out-of-memory error)"));
             }
             _ => {}
         }
@@ -277,6 +277,8 @@ fn at_text(at: &NamedMoment) -> String {
         NamedMoment::Oom => "oom".to_owned(),
         NamedMoment::End => "end".to_owned(),
         NamedMoment::Exit => "exit".to_owned(),
+        NamedMoment::Peak(Metric::Used) => "used-peak".to_owned(),
+        NamedMoment::Peak(Metric::Reserved) => "reserved-peak".to_owned(),
         NamedMoment::Peak(_) => "peak".to_owned(),
     }
 }

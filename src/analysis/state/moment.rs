@@ -36,15 +36,12 @@ pub enum NamedMoment {
     Mark(MarkName),
 }
 
+/// The moments, as a user writes them.
+pub const MOMENTS: &str = "peak, reserved-peak, used-peak, oom, end (of the script), exit (after Python has freed \
+                           its objects), step:N (its end), mark:NAME (the last) or mark:NAME#3, or a time such as 1.5s";
+
 /// The option `--at`.
-pub const FLAG: Flag = Flag {
-    name: "at",
-    value: Some("MOMENT"),
-    default: "",
-    choices: &[],
-    help: "peak, reserved-peak, used-peak, oom, end (of the script), exit (after Python has freed its objects), \
-           step:N (its end), mark:NAME (the last) or mark:NAME#3, or a time such as 1.5s",
-};
+pub const FLAG: Flag = Flag { name: "at", value: Some("MOMENT"), default: "", choices: &[], help: MOMENTS };
 
 impl FromStr for NamedMoment {
     type Err = Error;
@@ -59,12 +56,7 @@ impl FromStr for NamedMoment {
             "oom" => return Ok(NamedMoment::Oom),
             _ => {}
         }
-        let bad = || {
-            Error::usage(format!(
-                "--at {text}: expected peak, reserved-peak, used-peak, oom, end, exit, step:N, mark:NAME or a time \
-                 such as 1.5s"
-            ))
-        };
+        let bad = || Error::usage(format!("--at {text}: expected {MOMENTS}"));
         if let Some(step) = text.strip_prefix("step:") {
             return step.parse().map(NamedMoment::Step).map_err(|_| bad());
         }

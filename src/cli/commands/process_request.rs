@@ -8,14 +8,14 @@ use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use memtrace_trace::journal::{
     DetailAnswer, DetailRequest, HEADER_BYTES, JournalName, MAGIC, MAX_PATH, layout, process_start,
 };
-use rustix::fs::OFlags;
+use memtrace_trace::private_file;
 
 /// A request to a process. Until the request is dropped, its lock keeps other commands from sending requests
 /// to the process.
@@ -193,11 +193,8 @@ impl Mapped {
     fn open(&self, pid: u32) -> io::Result<File> {
         let seen = Path::new("/proc").join(pid.to_string()).join("root");
         let path = seen.join(self.path.strip_prefix("/").unwrap_or(&self.path));
-        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file =
-            OpenOptions::new().read(true).write(true).custom_flags(flags.bits().cast_signed()).open(path)?;
-        let data = file.metadata()?;
-        if !data.is_file() || data.ino() != self.inode {
+        let file = private_file::reopen(&path, OpenOptions::new().read(true).write(true))?;
+        if file.metadata()?.ino() != self.inode {
             return Err(io::Error::other("another file now has its name"));
         }
         Ok(file)

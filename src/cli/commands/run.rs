@@ -17,6 +17,7 @@ use memtrace_analysis::render::printer::{Printer, Side, Table};
 use memtrace_analysis::reports;
 use memtrace_cards::{CARDS, Spec};
 use memtrace_recover::Fate;
+use memtrace_trace::config::Settings;
 use memtrace_trace::host::HostFiles;
 use memtrace_trace::text::printable;
 use memtrace_trace::units::Unit;
@@ -167,11 +168,10 @@ impl Kills {
     /// out. The program died by SIGKILL, and the number of such kills has grown since it started. It had not
     /// used a GPU yet, because otherwise its trace would exist.
     fn reason(&self, fate: Fate) -> Option<String> {
-        const SIGKILL: i32 = 9;
         let now = Kills::now();
         let rose = |before: Option<i64>, now: Option<i64>| before.zip(now).map(|(before, now)| now > before);
         let whose = match (rose(self.container, now.container), rose(self.machine, now.machine)) {
-            _ if fate.signal != SIGKILL => return None,
+            _ if fate.signal != rustix::process::Signal::KILL.as_raw() => return None,
             (Some(true), _) => "the memory of the container",
             (None, Some(true)) => "the machine's memory",
             _ => return None,
@@ -244,8 +244,9 @@ fn no_trace_reason(program: &OsStr, tracer: TracerFacts, phantom: bool, status: 
     if !tracer.was_loaded {
         return format!("{TRACER} was not loaded into the program: {}", load_failure::reason(program));
     }
-    if std::env::var_os("MEMTRACE_ENABLED").is_some_and(|value| value == "0") {
-        return "tracing is switched off: MEMTRACE_ENABLED=0".to_owned();
+    if !Settings::from_lookup(|name| std::env::var_os(name)).0.enabled {
+        let value = std::env::var_os("MEMTRACE_ENABLED").unwrap_or_default();
+        return format!("tracing is switched off: MEMTRACE_ENABLED={}", printable(&value.to_string_lossy()));
     }
     if tracer.failed {
         return "it could not be written; see memtrace's message above".to_owned();

@@ -146,7 +146,7 @@ impl HostFiles {
     /// Returns the resident bytes of a process that are neither in files nor shared. `None` for a process that
     /// has ended, and for a thread of the kernel.
     #[must_use]
-    pub fn held_alone(&self, pid: &str) -> Option<i64> {
+    pub fn resident_alone(&self, pid: &str) -> Option<i64> {
         let text = self.text(pid, "statm")?;
         let mut pages = text.split_whitespace().skip(1).map_while(|pages| pages.parse::<i64>().ok());
         let (resident, shared) = (pages.next()?, pages.next()?);
@@ -328,7 +328,7 @@ mod tests {
         assert!(!files.is_of_job("6"));
         write(&folder, "7/statm", "900 50 20 1 0 3 0\n");
         write(&folder, "8/statm", "0 0 0 0 0 0 0\n");
-        assert_eq!(files.held_alone("7"), Some(30 * page_size()));
-        assert_eq!((files.held_alone("8"), files.held_alone("9")), (None, None));
+        assert_eq!(files.resident_alone("7"), Some(30 * page_size()));
+        assert_eq!((files.resident_alone("8"), files.resident_alone("9")), (None, None));
     }
 }

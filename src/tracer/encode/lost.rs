@@ -1,5 +1,6 @@
 //! Writes the rows of lost events, and the end row, which contains the number of lost events.
 
+use memtrace_trace::counts::counted;
 use memtrace_trace::end_row::{EndText, Ending};
 use memtrace_trace::units::Unit;
 use memtrace_trace::{Event, EventName, Row};
@@ -83,7 +84,11 @@ impl Encoder {
     ) -> Result<(), S::Error> {
         let events = events.min(MOST_LOST);
         self.reported_lost = self.reported_lost.saturating_add(events).min(MOST_LOST);
-        let name = format!("{events} events dropped: {}", why_lost(self.buffer_bytes, self.reported_lost));
+        let name = format!(
+            "{} dropped: {}",
+            counted(events, "event"),
+            why_lost(self.buffer_bytes, self.reported_lost)
+        );
         let (event, requested_bytes) = (EventName::Lost, events as i64);
         self.emit(&Row { event, tid: tid as i32, requested_bytes, name: &name, ..self.blank(clock_ns) }, sink)
     }

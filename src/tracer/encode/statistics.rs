@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use hdrhistogram::Histogram;
 use memtrace_trace::Api;
+use memtrace_trace::counts::counted;
 use memtrace_trace::units::Unit;
 use rustc_hash::FxHashMap;
 
@@ -85,9 +86,10 @@ impl Statistics {
         }
         if !self.blocks.is_empty() {
             let size = |quantile| Unit::Auto.show(self.blocks.value_at_quantile(quantile) as i64);
-            let mut line = format!("{} blocks: p50 {}, p99 {}", self.blocks.len(), size(0.5), size(0.99));
+            let blocks = counted(self.blocks.len(), "block");
+            let mut line = format!("{blocks}: p50 {}, p99 {}", size(0.5), size(0.99));
             if self.ooms > 0 {
-                let _ = write!(line, "; {} OOM", self.ooms);
+                let _ = write!(line, "; {}", counted(self.ooms, "OOM"));
             }
             lines.push(line);
         }
@@ -97,8 +99,8 @@ impl Statistics {
             let name = api.map_or("?", Api::as_str);
             let us = |quantile| calls.latency.value_at_quantile(quantile) as f64 / 1e3;
             let mut line = format!(
-                "{name}: {} calls, p50 {:.1} us, p99 {:.1} us",
-                calls.latency.len(),
+                "{name}: {}, p50 {:.1} us, p99 {:.1} us",
+                counted(calls.latency.len(), "call"),
                 us(0.5),
                 us(0.99)
             );
@@ -125,10 +127,10 @@ mod tests {
         let lines = statistics.lines();
         assert_eq!(lines[0], "GPU 0: peak allocated 512 B, peak reserved 2.00 MiB");
         // A histogram with two digits reports 512 as a value from 510 to 519.
-        assert!(lines[1].starts_with("1 blocks: p50 51"), "{}", lines[1]);
+        assert!(lines[1].starts_with("1 block: p50 51"), "{}", lines[1]);
         assert!(lines[2].contains("p50 2.0 us, p99 2.0 us"), "{}", lines[2]);
         assert!(
-            lines[2].starts_with("cudaMalloc: 1 calls") && lines[2].ends_with("1 failed"),
+            lines[2].starts_with("cudaMalloc: 1 call,") && lines[2].ends_with("1 failed"),
             "{}",
             lines[2]
         );

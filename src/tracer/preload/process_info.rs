@@ -7,6 +7,7 @@ use memtrace_trace::Meta;
 use memtrace_trace::end_row::NEEDED_BYTES;
 use memtrace_trace::meta::{Allocator, redact};
 use memtrace_trace::rounding::caching_enabled;
+use memtrace_util::process::Process;
 
 use crate::attribution::{steps, updates};
 use crate::capabilities;
@@ -92,11 +93,8 @@ const MOST_ANCESTORS: usize = 32;
 /// Returns the process ids of this process's ancestors, its parent first. The list ends where `/proc` shows
 /// no parent, and after [`MOST_ANCESTORS`] entries.
 fn ancestors() -> Vec<u32> {
-    let parent = |process: u32| -> Option<u32> {
-        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        // proc_pid_stat(5): `PID (NAME) STATE PPID ...`. The name may contain spaces and parentheses.
-        let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-        (parent != 0).then_some(parent)
+    let parent = |process: u32| {
+        Process::read(process).map(|it| it.parent.cast_unsigned()).filter(|parent| *parent != 0)
     };
     std::iter::successors(parent(std::process::id()), |process| parent(*process))
         .take(MOST_ANCESTORS)

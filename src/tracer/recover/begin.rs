@@ -3,15 +3,16 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf, absolute};
 
 use memtrace_encode::Encoder;
 use memtrace_trace::csv::{RowReader, RowWriter};
 use memtrace_trace::files;
 use memtrace_trace::journal::{HEADER_BYTES, JournalName, MAGIC, Run, folders, layout, mount_namespace};
+use memtrace_trace::private_file;
 use memtrace_trace::rounding::Rounding;
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::FlockOperation;
 
 use crate::journal::{is_running, meta_of, run_of, trace_of, u64_at};
 use crate::named::{is_own, open_own};
@@ -69,10 +70,7 @@ fn begin_from(journal: &Path, wanted: &Path) -> io::Result<bool> {
     if let Some(folder) = trace.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     }
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).mode(0o600).custom_flags(flags);
-    let file = options.open(&trace)?;
+    let file = private_file::reopen(&trace, OpenOptions::new().read(true).write(true).create(true))?;
     if !is_own(&file.metadata()?) {
         return Ok(false);
     }

@@ -6,12 +6,12 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use memtrace_trace::files;
 use memtrace_trace::journal::{HEADER_BYTES, JournalName, MAGIC, Run, names_path};
-use rustix::fs::OFlags;
+use memtrace_trace::private_file;
 
 use crate::journal::{is_running, run_of, trace_of};
 
@@ -130,8 +130,7 @@ pub(crate) fn open_own(path: &Path) -> io::Result<Option<(File, u64)>> {
     if !fs::symlink_metadata(path)?.is_file() {
         return Ok(None);
     }
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    let file = private_file::reopen(path, OpenOptions::new().read(true))?;
     let data = file.metadata()?;
     Ok((is_own(&data) && data.len() <= MOST_BYTES).then_some((file, data.len())))
 }

@@ -5,7 +5,7 @@
 //! restarts.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -16,7 +16,7 @@ use memtrace_trace::files;
 use memtrace_trace::journal::{
     HEADER_BYTES, JournalName, MAGIC, layout, mount_namespace, names_path, process_start,
 };
-use rustix::fs::OFlags;
+use memtrace_trace::private_file;
 
 use crate::journal::{is_locked, is_running, run_of, trace_of, u64_at};
 use crate::repair::ends_with_end_row;
@@ -132,8 +132,7 @@ fn header_of(mut file: &File) -> io::Result<Vec<u8>> {
 }
 
 fn state(path: &Path, pid: u32, data: &Metadata) -> JournalState {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let Ok(file) = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map(File::from) else {
+    let Ok(file) = private_file::reopen(path, OpenOptions::new().read(true)) else {
         return JournalState::InUse;
     };
     let Ok(header) = header_of(&file) else { return JournalState::InUse };

@@ -110,7 +110,7 @@ pub fn repair_beside(csv: &Path, part: &Path, fate: Option<Fate>) -> io::Result<
     meta.part = unfinished.part as u32 + 1;
     let text = |opening_rows| {
         meta.opening_rows = opening_rows;
-        serde_json::to_string(&meta).unwrap_or_default()
+        meta.to_json().unwrap_or_default()
     };
     encoder.open_part(unfinished.journal.run.start_ns, text, &mut sink)?;
     sink.rows = 0;

@@ -87,6 +87,8 @@ pub(super) struct Killed<'a> {
     state: Option<HostState<'a>>,
     /// The code of the CPU tensors that it allocated in the last seconds.
     grown_tensors: Vec<Allocated>,
+    /// The signal that ended the process, if `memtrace run` or a repair recorded it.
+    signal: Option<i64>,
     memory: &'a HostMemory,
 }
 
@@ -139,7 +141,8 @@ impl<'a> Killed<'a> {
             return Ok(None);
         }
         let (when, grown_tensors) = (memory.end(), Vec::new());
-        let mut killed = Killed { killer, when, child, alike, state: None, grown_tensors, memory };
+        let signal = word(SIGNAL).filter(|_| was_killed);
+        let mut killed = Killed { killer, when, child, alike, state: None, grown_tensors, signal, memory };
         killed.state = HostState::new(memory, &NamedMoment::Time(killed.end().ts_ns));
         if killed.is_out_of_memory() {
             let before_ns = killed.grown_parts().map(|grown| grown.from_ns);
@@ -286,17 +289,20 @@ impl<'a> Killed<'a> {
     }
 
     pub(super) fn json(&self, options: &Options) -> Value {
-        let (by, signal) = match self.killer {
-            None => ("", None),
-            Some(Killer::ContainerOom) => ("container_oom", Some(9)),
-            Some(Killer::MachineOom) => ("machine_oom", Some(9)),
-            Some(Killer::ProbablyOom) => ("probably_oom", None),
-            Some(Killer::AfterRank(..)) => ("after_rank", None),
-            Some(Killer::Sent(_)) => ("sent", Some(9)),
-            Some(Killer::Refused) => ("refused", None),
-            Some(Killer::Signal(signal)) => ("signal", Some(signal)),
-            Some(Killer::Unknown) => ("unknown", None),
+        let by = match self.killer {
+            None => "",
+            Some(Killer::ContainerOom) => "container_oom",
+            Some(Killer::MachineOom) => "machine_oom",
+            Some(Killer::ProbablyOom) => "probably_oom",
+            Some(Killer::AfterRank(..)) => "after_rank",
+            Some(Killer::Sent(_)) => "sent",
+            Some(Killer::Refused) => "refused",
+            Some(Killer::Signal(_)) => "signal",
+            Some(Killer::Unknown) => "unknown",
         };
+        // The kernel always kills with SIGKILL.
+        let is_by_kernel = matches!(self.killer, Some(Killer::ContainerOom | Killer::MachineOom));
+        let signal = self.signal.or(is_by_kernel.then_some(SIGKILL));
         json!({
             "by": by,
             "signal": signal,

@@ -1,6 +1,10 @@
 //! `memtrace ledger --host`: the memory of the process on the host, by owner, as the kernel counts it.
 
-use memtrace_trace::host::parts::{CPU_TENSORS, PINNED};
+use memtrace_trace::Category;
+use memtrace_trace::host::parts::{
+    ANONYMOUS, ARENAS, CPU_TENSORS, DRIVER, FILE, HEAP, LIBRARIES, MANAGED, OWN, PINNED, PINNED_CACHED,
+    PINNED_ROUNDING, SHARED, SIMULATED, STACKS, of_tensors,
+};
 use serde_json::{Value, json};
 
 use super::super::host_owners::{Allocated, HostOwners, allocated_at, allocated_json};
@@ -19,13 +23,9 @@ use crate::state::moment::NamedMoment;
 
 /// The name of a DataLoader worker, which torch sets.
 const LOADER: &str = "pt_data_worker";
-/// The name of the part that malloc allocates with `brk`.
-const HEAP: &str = "heap";
 /// Advice about the heap if CPU tensors have no rows of their own. The heap may then contain tensors: after
 /// glibc has freed an mmapped block, it allocates blocks of up to that size (at most 32 MiB) from the heap.
 const HEAP_WITH_TENSORS: &str = "CPU tensors of up to 32 MiB, objects of Python and C, and what glibc keeps: MEMTRACE_HOST_TENSORS=1 separates them";
-/// The name of the part that contains all remaining memory.
-const ANONYMOUS: &str = "anonymous";
 /// The group of the changes between the full sample and the wanted moment.
 pub(in crate::reports) const CHANGE: &str = "change";
 /// Advice about the remaining memory if CPU tensors have rows of their own.
@@ -35,29 +35,29 @@ const NO_TENSORS: &str = "not CPU tensors, which have their own rows: NumPy arra
 /// For each prefix of a part's name: its group, and the advice.
 const PARTS: &[(&str, &str, &str)] = &[
     (
-        "CPU tensors parameter",
+        of_tensors(Category::Parameter),
         "tensors",
         "weights on the host: delete a model that can be loaded again instead of offloading it",
     ),
     (
-        "CPU tensors optimizer_state",
+        of_tensors(Category::OptimizerState),
         "tensors",
         "the optimizer's state on the host: adapters (LoRA) or an 8-bit optimizer need less",
     ),
     (CPU_TENSORS, "tensors", "models offloaded with .cpu(), copies of a state, kept batches"),
-    ("pinned: rounding", "pinned", PINNED_ROUNDING),
-    ("pinned: cached", "pinned", "torch keeps it for later requests: torch._C._host_emptyCache() returns it"),
+    (PINNED_ROUNDING, "pinned", ROUNDING),
+    (PINNED_CACHED, "pinned", "torch keeps it for later requests: torch._C._host_emptyCache() returns it"),
     (PINNED, "pinned", "buffers that the GPU reads directly (pin_memory, offloading): fewer or smaller ones"),
     (
-        "CUDA managed",
+        MANAGED,
         "managed",
         "cudaMallocManaged, whose pages move between host and GPU: the state of a paged optimizer, for example",
     ),
-    ("shared", "shared", "batches of DataLoader workers: fewer workers, a smaller prefetch_factor"),
-    ("file", "file", "page cache: the kernel drops clean pages when memory runs short"),
-    ("libraries", "libraries", "code of torch and CUDA: import less"),
+    (SHARED, "shared", "batches of DataLoader workers: fewer workers, a smaller prefetch_factor"),
+    (FILE, "file", "page cache: the kernel drops clean pages when memory runs short"),
+    (LIBRARIES, "libraries", "code of torch and CUDA: import less"),
     (
-        "malloc arenas",
+        ARENAS,
         "malloc",
         "MALLOC_MMAP_THRESHOLD_=32768 returns larger blocks at once; with many threads also MALLOC_ARENA_MAX=2",
     ),
@@ -73,18 +73,14 @@ const PARTS: &[(&str, &str, &str)] = &[
         "other",
         "large mallocs: NumPy, Python, CPU tensors (MEMTRACE_HOST_TENSORS=1 separates them)",
     ),
-    ("stacks", "stacks", "fewer threads: OMP_NUM_THREADS"),
-    ("CUDA driver", "driver", ""),
-    (
-        "simulated GPU",
-        "simulated",
-        "values that the program copied to the simulated GPU; absent with a real GPU",
-    ),
-    ("memtrace", "memtrace", "the buffer of events; MEMTRACE_BUFFER sets its size"),
+    (STACKS, "stacks", "fewer threads: OMP_NUM_THREADS"),
+    (DRIVER, "driver", ""),
+    (SIMULATED, "simulated", "values that the program copied to the simulated GPU; absent with a real GPU"),
+    (OWN, "memtrace", "the buffer of events; MEMTRACE_BUFFER sets its size"),
 ];
 
 /// Advice about the rounding of pinned memory.
-const PINNED_ROUNDING: &str = "torch rounds each request up to a power of two: PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1,pinned_max_cached_size_mb:1 if it is not refused (torch 2.15 has it, 2.11 not), or pin one buffer of such a size and slice it";
+const ROUNDING: &str = "torch rounds each request up to a power of two: PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:1,pinned_max_cached_size_mb:1 if it is not refused (torch 2.15 has it, 2.11 not), or pin one buffer of such a size and slice it";
 
 /// Returns the group of a part, and the advice about it. `has_tensors` is true if the trace has CPU
 /// tensors.

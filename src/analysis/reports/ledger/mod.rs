@@ -62,16 +62,7 @@ impl Report for Ledger {
     }
 
     fn flags(&self) -> &'static [Flag] {
-        const {
-            &[
-                Flag {
-                    default: "used-peak",
-                    help: "used-peak, peak, reserved-peak, oom, end, step:N (its end), mark:NAME or a time such as 1.5s",
-                    ..moment::FLAG
-                },
-                HOST,
-            ]
-        }
+        const { &[Flag { default: "used-peak", ..moment::FLAG }, HOST] }
     }
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {

@@ -10,7 +10,7 @@ use super::super::advised::FirstAdvice;
 use super::evidence::Evidence;
 use super::finding::{Help, OomCase};
 use super::findings::larger_step::differences;
-use super::kept_reasons::remedy;
+use super::kept_reasons::words;
 use super::step_groups::Difference;
 use super::trace_to_oom::TraceToOom;
 use crate::options::Options;
@@ -260,7 +260,7 @@ impl<'a> OomCase<'a> {
             "needs_at_least_bytes": needs_at_least,
             "estimated_bytes": (to_come.bytes > 0).then(|| needs_at_least + to_come.bytes),
             "growth_bytes_per_step": self.evidence.growth().map(|growth| growth.per_step),
-            "kept": kept.map(|(holder, why)| json!({ "holder": holder.holder, "bytes": holder.bytes, "why": remedy(*why).0 })),
+            "kept": kept.map(|(holder, why)| json!({ "holder": holder.holder, "bytes": holder.bytes, "why": words(*why).because })),
         });
         value["host_bytes"] = device.host.into();
         value["dtype"] = text(row.dtype).into();

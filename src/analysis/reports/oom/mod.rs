@@ -53,7 +53,7 @@ use crate::state::replay_trace::Replayed;
 use crate::state::retained::{RetainedSearch, RetainedSearches};
 use crate::state::step_inputs::LargestInput;
 use finding::{GROWS, KEPT, OomCase};
-use kept_reasons::{Kept, remedy};
+use kept_reasons::{Kept, Words, words};
 use server_limit::Refused;
 use trace_to_oom::TraceToOom;
 
@@ -231,10 +231,10 @@ impl KeptMemory {
                 (_, "grows") => Kept::Grows,
                 _ => Kept::Traceback,
             };
-            let (reason, tries) = remedy(why);
+            let Words { because, tries } = words(why);
             KeptMemory {
                 verdict: if why == Kept::Grows { GROWS } else { KEPT },
-                because: format!("{}: {reason}", holder.line(options.units)),
+                because: format!("{}: {because}", holder.line(options.units)),
                 tries: tries.iter().map(|text| (*text).to_owned()).collect(),
             }
         }))

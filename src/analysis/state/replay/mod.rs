@@ -46,7 +46,7 @@ const MEMORY: Columns = Columns::of(&[
 /// The columns that a row needs if it allocates a block or may raise a peak.
 const OWNED: Columns = Columns::of(&["ts_ns", "op", "module", "category"]);
 
-/// The columns with the type and the shape of a tensor. The row of an allocation does not have them yet.
+/// The columns with the type and the shape of a tensor, as far as they are known.
 const FORM: Columns = Columns::of(&["dtype", "shape"]);
 
 /// The columns that a replay needs. A free row needs no owner, because the owner of its block is known

@@ -11,6 +11,7 @@ use memtrace_analysis::reports::growth_lines;
 use memtrace_analysis::state::group::{Group, Key};
 use memtrace_analysis::state::live_run::{LiveProcess, LiveRun};
 use memtrace_analysis::state::replay::{HOST, Metric};
+use memtrace_trace::text::{NONE, shell_word};
 use memtrace_trace::units::Unit;
 
 use super::GROUPINGS;
@@ -238,7 +239,7 @@ impl View<'_> {
         page.line([
             format!("rank {}, GPU {}: ", process.meta.rank, device.ordinal).into(),
             Cell::new(step, Style::Strong),
-            if phase.as_ref() == "(none)" { String::new() } else { format!(", {phase}") }.into(),
+            if phase.as_ref() == NONE { String::new() } else { format!(", {phase}") }.into(),
         ]);
         let capacity = process.meta.total_bytes(device.ordinal);
         let used = device.totals.get(Metric::Used);
@@ -286,7 +287,8 @@ impl View<'_> {
         }
         let ooms = replay.counts.of(memtrace_trace::EventName::Oom);
         if ooms > 0 {
-            let text = format!("{}: memtrace oom {}", counted(ooms, "OOM"), self.path.display());
+            let path = shell_word(&self.path.display().to_string());
+            let text = format!("{}: memtrace oom {path}", counted(ooms, "OOM"));
             page.line([Cell::new(text, Style::Alarm)]);
         }
         if let Some(host) = replay.find(HOST).filter(|host| host.totals.allocated > 0) {

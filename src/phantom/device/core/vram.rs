@@ -7,7 +7,8 @@
 //! - a `cudaMalloc` below 2 MiB shares a page with others, at a multiple of 512 bytes;
 //! - a larger allocation begins at a multiple of 2 MiB and is charged up to the next multiple.
 //!
-//! PyTorch's caching allocator only asks for multiples of 2 MiB, so these assumptions do not affect it.
+//! PyTorch's caching allocator only asks for multiples of 2 MiB, so these assumptions do not affect it. With
+//! `PYTORCH_NO_CUDA_MEMORY_CACHING=1` they do.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -146,11 +146,11 @@ fn free_host(address: usize) -> Status {
 }
 
 fn register_host(address: usize, size: usize) -> Status {
-    if address == 0 || size == 0 {
+    let Some(end) = address.checked_add(size).filter(|_| address != 0 && size != 0) else {
         return fail(INVALID_VALUE);
-    }
+    };
     let mut host = lock(&HOST_RANGES);
-    let before = host.ranges.range(..address + size).next_back();
+    let before = host.ranges.range(..end).next_back();
     if before.is_some_and(|(&start, range)| start + range.size > address) {
         return fail(ALREADY_REGISTERED);
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use memtrace_encode::Encoder;
 use memtrace_trace::event::bytes::text_events;
-use memtrace_trace::host::parts::{PINNED, of_tensors};
+use memtrace_trace::host::parts::{MANAGED, PINNED, PINNED_CACHED, PINNED_ROUNDING, SIMULATED, of_tensors};
 use memtrace_trace::host::{HostFiles, HostValues, TOTAL, left_in_group};
 use memtrace_trace::memory::MemoryKind;
 use memtrace_trace::{Api, Event, Header, Payload};
@@ -338,7 +338,7 @@ impl HostSampler {
         let start = thread_time();
         let others = self.files.others(own, MOST_OTHERS).into_iter();
         let mut each: Vec<(u32, i64)> =
-            others.filter_map(|pid| Some((pid, self.files.held_alone(&pid.to_string())?))).collect();
+            others.filter_map(|pid| Some((pid, self.files.resident_alone(&pid.to_string())?))).collect();
         each.retain(|(pid, held)| *held < LEAST_NAMED || !self.files.is_of_job(&pid.to_string()));
         each.sort_unstable_by_key(|(pid, held)| (-held, *pid));
         let held = each.iter().map(|(_, held)| held).sum();
@@ -360,13 +360,6 @@ impl HostSampler {
     }
 }
 
-/// The names of the parts for the bytes by which torch's allocator rounded requests for pinned memory up, and
-/// for the blocks that this allocator keeps for later requests.
-const PINNED_ROUNDING: &str = "pinned: rounding";
-const PINNED_CACHED: &str = "pinned: cached";
-/// The name of the part for managed memory: the pages of `cudaMallocManaged` that are on the host.
-const MANAGED: &str = "CUDA managed";
-
 /// Returns the memory whose addresses the trace knows: pinned and managed memory, CPU tensors, and the memory
 /// of simulated devices.
 fn known_memory(encoder: &Encoder, is_simulated: bool) -> Vec<KnownMemory> {
@@ -381,7 +374,7 @@ fn known_memory(encoder: &Encoder, is_simulated: bool) -> Vec<KnownMemory> {
                 continue;
             }
             (_, Some(api)) if api.is_managed() => MANAGED,
-            _ if is_simulated => "simulated GPU",
+            _ if is_simulated => SIMULATED,
             _ => continue,
         };
         known.push(KnownMemory { range, part });

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use memtrace_encode::{Encoder, Live, OutOfMemory, Owner};
 use memtrace_trace::config::{Compression, Level};
+use memtrace_trace::counts::counted;
 use memtrace_trace::memory::Totals;
-use memtrace_trace::text::{NO_CATEGORY, NO_OWNER, NONE, SCRIPT, UNKNOWN, WITHOUT_DETAIL};
+use memtrace_trace::text::{NO_CATEGORY, NO_OWNER, NONE, SCRIPT, UNKNOWN, WITHOUT_DETAIL, shell_word};
 use memtrace_trace::units::Unit;
 use memtrace_trace::{Category, Meta};
 use rustc_hash::FxHashMap;
@@ -154,9 +155,11 @@ impl OomSnapshot {
         }
         if holders.len() > NAMED {
             let rest: i64 = holders[NAMED..].iter().map(|(_, bytes)| bytes).sum();
-            lines.push(format!("  and {} more owners with {}", holders.len() - NAMED, show(rest)));
+            let more = counted((holders.len() - NAMED) as u64, "more owner");
+            lines.push(format!("  and {more} with {}", show(rest)));
         }
-        lines.push(format!("next: memtrace oom {0}, memtrace ledger --at oom {0}", trace.display()));
+        let trace = shell_word(&trace.display().to_string());
+        lines.push(format!("next: memtrace oom {trace}, memtrace ledger --at oom {trace}"));
         lines
     }
 }

@@ -5,6 +5,9 @@ use std::io::{self, BufRead};
 use std::ops::Range;
 
 use memtrace_trace::host::kib_of;
+use memtrace_trace::host::parts::{
+    ANONYMOUS, ARENAS, DRIVER, FILE, HEAP, LIBRARIES, OTHER_FILES, OWN, SHARED, STACKS,
+};
 
 /// The memory of a part of the process, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,20 +58,6 @@ pub(crate) struct KnownMemory {
     /// The name of the part.
     pub(crate) part: &'static str,
 }
-
-pub(crate) const LIBRARIES: &str = "libraries";
-pub(crate) const STACKS: &str = "stacks";
-pub(crate) const HEAP: &str = "heap";
-pub(crate) const ARENAS: &str = "malloc arenas";
-pub(crate) const ANONYMOUS: &str = "anonymous";
-pub(crate) const DRIVER: &str = "CUDA driver";
-pub(crate) const OWN: &str = "memtrace";
-/// The prefix of a part's name before the path of a file.
-pub(crate) const FILE: &str = "file ";
-/// The prefix of a part's name before the name of shared memory.
-pub(crate) const SHARED: &str = "shared ";
-/// The name of the part for all files and shared memories that are not listed by name.
-pub(crate) const OTHER_FILES: &str = "file (others)";
 
 /// The maximum number of files and shared memories that are listed by name.
 const MOST_NAMED: usize = 12;

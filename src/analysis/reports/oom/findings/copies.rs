@@ -5,7 +5,7 @@ use memtrace_trace::units::Unit;
 use super::super::evidence::Evidence;
 use super::super::finding::{Blame, Cause, GROWS, Help, OomCase};
 use super::super::holders::FEWEST_GATHERED;
-use super::super::kept_reasons::{Kept, remedy};
+use super::super::kept_reasons::{Kept, words};
 use crate::render::numbers::{counted, upper_first};
 use crate::state::retained::Holder;
 
@@ -20,7 +20,7 @@ pub(super) static CAUSE: Cause = Cause {
         are_kept(evidence).then_some(Blame { cause: &CAUSE, kept })
     },
     because,
-    tries: |_| remedy(Kept::Copies).1.to_vec(),
+    tries: |_| words(Kept::Copies).tries.to_vec(),
     help: Help::FreeKept,
     ..Cause::DEFAULT
 };

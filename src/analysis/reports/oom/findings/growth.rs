@@ -6,7 +6,7 @@ use memtrace_trace::units::Unit;
 use super::super::evidence::{Evidence, FEWEST_STEPS, StepTotals};
 use super::super::finding::{Blame, Cause, GROWS, Help, OomCase};
 use super::super::holders::is_of_forward;
-use super::super::kept_reasons::{Kept, remedy};
+use super::super::kept_reasons::{Kept, words};
 use super::copies;
 use crate::render::numbers::{counted, upper_first};
 use crate::state::block::Owner;
@@ -180,7 +180,7 @@ fn tries(case: &OomCase<'_>) -> Vec<&'static str> {
                 "torch.no_grad() or torch.inference_mode() around this loop: it keeps graphs for a backward, but no backward has run",
             );
         }
-        all.extend(remedy(*why).1);
+        all.extend(words(*why).tries);
         return all;
     }
     if case.evidence.live.states.is_some() {

@@ -24,8 +24,18 @@ pub(super) fn models(case: &OomCase<'_>) -> Vec<UntrainedModel> {
     })
 }
 
+/// Returns the remedy for the largest of the [`models`].
+pub(super) fn remedy_for_largest(case: &OomCase<'_>, units: Unit) -> Option<String> {
+    remedy(case, 0, units)
+}
+
+/// Returns the remedy for the second largest of the [`models`].
+pub(super) fn remedy_for_next(case: &OomCase<'_>, units: Unit) -> Option<String> {
+    remedy(case, 1, units)
+}
+
 /// Returns the remedy for one of the [`models`], by its index.
-pub(super) fn remedy(case: &OomCase<'_>, index: usize, units: Unit) -> Option<String> {
+fn remedy(case: &OomCase<'_>, index: usize, units: Unit) -> Option<String> {
     let model = models(case).into_iter().nth(index)?;
     let UntrainedModel { root, bytes, .. } = &model;
     // The size of the parameters is known exactly, so a saving of twice the missing memory is enough.

@@ -5,7 +5,7 @@ use memtrace_trace::units::Unit;
 use super::super::evidence::{Evidence, MATERIAL};
 use super::super::finding::{Blame, Cause, Help, KEPT, OomCase};
 use super::super::holders::{FEWEST_GATHERED, is_of_forward, is_of_state_dict};
-use super::super::kept_reasons::{Kept, remedy};
+use super::super::kept_reasons::{Kept, words};
 use super::copies::FEWEST_OF_STATE;
 use super::fragmentation::is_fragmented;
 use super::running_forward::is_of_running_forward;
@@ -54,14 +54,14 @@ pub(super) static CAUSE: Cause = Cause {
         } else {
             String::new()
         };
-        format!("{}: {}{beside}", holder.line(units), remedy(*why).0)
+        format!("{}: {}{beside}", holder.line(units), words(*why).because)
     },
     tries: |case| match case.blame.kept.as_ref().map(|(_, why)| *why) {
         Some(Kept::Graphs) if case.at.evaluates() && !case.evidence.forwards.has_backward => vec![
             "torch.no_grad() or torch.inference_mode() around this loop: the model runs in evaluation mode (model.eval()), and no \
              backward has run",
         ],
-        why => why.map(|why| remedy(why).1.to_vec()).unwrap_or_default(),
+        why => why.map(|why| words(why).tries.to_vec()).unwrap_or_default(),
     },
     help: Help::FreeKept,
     ..Cause::DEFAULT
@@ -75,12 +75,12 @@ fn beside<'a>(case: &'a OomCase<'_>) -> Option<(&'a Holder, Kept)> {
 }
 
 pub(super) fn remark(case: &OomCase<'_>, units: Unit) -> Option<String> {
-    beside(case).map(|(holder, why)| format!("{}: {}", holder.kept(units), remedy(why).0))
+    beside(case).map(|(holder, why)| format!("{}: {}", holder.kept(units), words(why).because))
 }
 
 /// Returns the remedies for the holder that [`remark`] names.
 pub(super) fn tries_beside(case: &OomCase<'_>) -> &'static [&'static str] {
-    beside(case).map_or(&[], |(_, why)| remedy(why).1)
+    beside(case).map_or(&[], |(_, why)| words(why).tries)
 }
 
 impl Evidence {

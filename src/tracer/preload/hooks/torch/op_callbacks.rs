@@ -103,7 +103,7 @@ pub(super) fn install_callbacks() {
     }
     autograd_seq::install();
     callback_state::install();
-    op_stack::set_rows(session.settings.ops.rows(), session.settings.ops.all());
+    op_stack::set_rows(session.settings.ops.callbacks(), session.settings.ops.all());
     let scopes: [(usize, Start); 3] = if op_io::is_wanted() {
         [(0, entry!(start_function_io)), (1, entry!(start_backward_io)), (7, entry!(start_user))]
     } else {
