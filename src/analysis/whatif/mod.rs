@@ -12,6 +12,7 @@ mod changes;
 mod checkpoint;
 mod chunk_loss;
 mod claims;
+mod contents;
 mod curve;
 mod in_backward;
 mod optimizer;
@@ -24,9 +25,9 @@ mod sureness;
 
 pub use candidates::{Advice, advice, sets};
 pub use changes::{Change, NewOptimizer, parse};
-pub(crate) use predict::{Contents, Predictor};
-pub use predict::{
-    MOST_ROWS, OpsAgain, Outcome, Prediction, candidates_for, changed_requests, predict, with_units,
-};
+pub(crate) use contents::Contents;
+pub use contents::{candidates_for, with_units};
+pub(crate) use predict::Predictor;
+pub use predict::{MOST_ROWS, OpsAgain, Outcome, Prediction, changed_requests, predict};
 pub(crate) use step::with_columns;
 pub use sureness::{ENDED_IN_OOM, Sureness, sureness, sureness_in};
