@@ -79,82 +79,9 @@ impl Report for Leaks {
         let mut json = Vec::new();
         let mut any = false;
         for (index, trace) in input.traces.iter().enumerate() {
-            let known = flow_categories(trace, options)?;
-            let Reading { whole, before_last, levels, found, holders } =
-                findings(trace, options, known.clone(), |_, _| {})?;
-            footer.add(trace, &whole, whole.fullest(Metric::Allocated, options).map(|d| d.ordinal));
             process_heading(&mut printer, input, index);
-            any |= !found.leaks.is_empty();
-            let mut grown: Vec<Growth> = levels
-                .devices
-                .iter()
-                .filter_map(|device| Growth::new(device, &trace.meta, is_chosen(options)))
-                .collect();
-            let has_oom = whole.replay.counts.of(EventName::Oom) > 0;
-            let kept = if has_oom { KeptMemory::find(trace, true, 0, options)? } else { None };
-            for growth in &mut grown {
-                growth.is_kept_at_oom = kept.is_some();
-                growth.name_ops(&whole.symbols);
-                growth.explain(trace, options, &known, (&before_last, &holders))?;
-                printer.gap();
-                growth.print(&mut printer, options);
-            }
-            let input = levels.largest_input(&whole.symbols);
-            if let Some(line) = input.as_ref().and_then(LargestInput::line) {
-                printer.gap();
-                printer.plain(line);
-            }
-            let lost = whole.replay.counts.lost;
-            if lost > 0 && !grown.is_empty() {
-                footer.notes.push(format!(
-                    "{} lost: memory in use is exact, because each row has the allocator's totals; kept memory and the \
-                     peak of a step may lack the lost events",
-                    counted(lost, "event")
-                ));
-            }
-            let is_flat = grown.iter().all(|growth| growth.cause().is_none());
-            let is_replaced = grown.iter().any(Growth::is_replaced);
-            // The objects that hold the memory are printed before the owners that allocated it.
-            let symbols = SymbolTable::default();
-            let (mut searches, mut host) = (RetainedSearches::default(), HostMemory::new(&symbols));
-            read_together(trace, options, &symbols, &mut [&mut searches, &mut host])?;
-            print_retained(&mut printer, searches.telling(), options);
-            let larger =
-                if grown.iter().any(Growth::keeps_more) { searches.larger(is_replaced) } else { None };
-            if let Some((before, after)) = larger {
-                printer.gap();
-                let needed_by = match after.1.text("needed_by") {
-                    "" => String::new(),
-                    needed_by => format!(", which {needed_by} needs,"),
-                };
-                printer.plain(format!(
-                    "{}{needed_by} has grown: {} in step {}, {} in step {}",
-                    after.1.holder,
-                    options.units.show(before.1.bytes),
-                    before.0,
-                    options.units.show(after.1.bytes),
-                    after.0
-                ));
-            }
-            if let Some(kept) = &kept {
-                printer.gap();
-                printer.plain(format!("when it ran out of memory: {}", kept.line()));
-            }
-            printer.gap();
-            let hidden: Vec<i64> = grown.iter().map(Growth::hides_kept).collect();
-            let cached = if hidden.contains(&0) { 0 } else { hidden.iter().sum() };
-            found.print(&mut printer, options, Shown { is_flat, is_replaced, cached });
-            let mut growth = HostGrowth::new(&host);
-            if let Some(growth) = &mut growth {
-                growth.name_owners(trace, &host, options)?;
-                printer.gap();
-                growth.print(&mut printer, options);
-            }
-            let mut value = found.json(trace);
-            value["growth"] = grown.iter().map(|growth| growth.json(options.units)).collect();
-            value["host"] = growth.as_ref().map(HostGrowth::json).into();
-            value["largest_input"] = input.as_ref().map(LargestInput::json).into();
-            value["retained"] = searches.telling().map(RetainedSearch::json).into();
+            let (value, has_leaks) = of_process(trace, &mut printer, &mut footer, options)?;
+            any |= has_leaks;
             json.push(value);
         }
         let hints = if any {
@@ -170,6 +97,99 @@ impl Report for Leaks {
             ..Answer::default()
         })
     }
+}
+
+/// Prints what grows in one process. Returns the JSON, and whether blocks of several steps pile up.
+fn of_process(
+    trace: &TraceFile,
+    printer: &mut Printer,
+    footer: &mut Footer,
+    options: &Options,
+) -> Result<(Value, bool)> {
+    let known = flow_categories(trace, options)?;
+    let Reading { whole, before_last, levels, found, holders } =
+        findings(trace, options, known.clone(), |_, _| {})?;
+    footer.add(trace, &whole, whole.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+    let mut grown: Vec<Growth> = levels
+        .devices
+        .iter()
+        .filter_map(|device| Growth::new(device, &trace.meta, is_chosen(options)))
+        .collect();
+    let has_oom = whole.replay.counts.of(EventName::Oom) > 0;
+    let kept = if has_oom { KeptMemory::find(trace, true, 0, options)? } else { None };
+    for growth in &mut grown {
+        growth.is_kept_at_oom = kept.is_some();
+        growth.name_ops(&whole.symbols);
+        growth.explain(trace, options, &known, (&before_last, &holders))?;
+        printer.gap();
+        growth.print(printer, options);
+    }
+    let largest_input = levels.largest_input(&whole.symbols);
+    if let Some(line) = largest_input.as_ref().and_then(LargestInput::line) {
+        printer.gap();
+        printer.plain(line);
+    }
+    let lost = whole.replay.counts.lost;
+    if lost > 0 && !grown.is_empty() {
+        footer.notes.push(format!(
+                    "{} lost: memory in use is exact, because each row has the allocator's totals; kept memory and the \
+                     peak of a step may lack the lost events",
+                    counted(lost, "event")
+                ));
+    }
+    let is_flat = grown.iter().all(|growth| growth.cause().is_none());
+    let is_replaced = grown.iter().any(Growth::is_replaced);
+    // The objects that hold the memory are printed before the owners that allocated it.
+    let symbols = SymbolTable::default();
+    let (mut searches, mut host) = (RetainedSearches::default(), HostMemory::new(&symbols));
+    read_together(trace, options, &symbols, &mut [&mut searches, &mut host])?;
+    print_retained(printer, searches.telling(), options);
+    if grown.iter().any(Growth::keeps_more) {
+        print_larger_holder(&searches, is_replaced, printer, options);
+    }
+    if let Some(kept) = &kept {
+        printer.gap();
+        printer.plain(format!("when it ran out of memory: {}", kept.line()));
+    }
+    printer.gap();
+    let hidden: Vec<i64> = grown.iter().map(Growth::hides_kept).collect();
+    let cached = if hidden.contains(&0) { 0 } else { hidden.iter().sum() };
+    found.print(printer, options, Shown { is_flat, is_replaced, cached });
+    let mut host_growth = HostGrowth::new(&host);
+    if let Some(growth) = &mut host_growth {
+        growth.name_owners(trace, &host, options)?;
+        printer.gap();
+        growth.print(printer, options);
+    }
+    let mut value = found.json(trace);
+    value["growth"] = grown.iter().map(|growth| growth.json(options.units)).collect();
+    value["host"] = host_growth.as_ref().map(HostGrowth::json).into();
+    value["largest_input"] = largest_input.as_ref().map(LargestInput::json).into();
+    value["retained"] = searches.telling().map(RetainedSearch::json).into();
+    Ok((value, !found.leaks.is_empty()))
+}
+
+/// Prints which holder has grown most between two searches.
+fn print_larger_holder(
+    searches: &RetainedSearches,
+    is_replaced: bool,
+    printer: &mut Printer,
+    options: &Options,
+) {
+    let Some((before, after)) = searches.larger(is_replaced) else { return };
+    printer.gap();
+    let needed_by = match after.1.text("needed_by") {
+        "" => String::new(),
+        needed_by => format!(", which {needed_by} needs,"),
+    };
+    printer.plain(format!(
+        "{}{needed_by} has grown: {} in step {}, {} in step {}",
+        after.1.holder,
+        options.units.show(before.1.bytes),
+        before.0,
+        options.units.show(after.1.bytes),
+        after.0
+    ));
 }
 
 /// The result of reading a trace to find growing memory.
@@ -251,7 +271,7 @@ pub(crate) struct Leak {
     pub(crate) steps: usize,
     pub(crate) first: i64,
     pub(crate) last: i64,
-    pub(crate) line: FittedLine,
+    pub(crate) fit: FittedLine,
 }
 
 /// The memory that is live when the script ends, before Python frees its objects.
@@ -396,12 +416,12 @@ impl Findings {
                     steps: steps.len(),
                     first,
                     last: newest,
-                    line: fit(&points),
+                    fit: fit(&points),
                 })
             })
             .collect();
         leaks.sort_by(|a, b| {
-            let key = |leak: &Leak| (leak.line.slope, leak.bytes);
+            let key = |leak: &Leak| (leak.fit.slope, leak.bytes);
             key(b).partial_cmp(&key(a)).unwrap_or(std::cmp::Ordering::Equal).then_with(|| a.op.cmp(&b.op))
         });
         // The first step is left out because it fills caches that later steps reuse.
@@ -412,7 +432,7 @@ impl Findings {
 
     /// Returns the growth of all leaks together, in bytes per step; `None` if the trace has too few steps.
     pub(super) fn rate(&self) -> Option<i64> {
-        let sum: f64 = self.leaks.iter().map(|leak| leak.line.slope).sum();
+        let sum: f64 = self.leaks.iter().map(|leak| leak.fit.slope).sum();
         (self.steps >= FEWEST_STEPS).then_some(sum as i64)
     }
 
@@ -420,7 +440,7 @@ impl Findings {
     pub(super) fn growing_category(&self) -> &'static str {
         let mut sums: BTreeMap<&'static str, f64> = BTreeMap::new();
         for leak in &self.leaks {
-            *sums.entry(leak.category).or_default() += leak.line.slope;
+            *sums.entry(leak.category).or_default() += leak.fit.slope;
         }
         let fastest = sums.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
         fastest.map_or("", |(category, _)| category)
@@ -445,7 +465,7 @@ impl Findings {
                 format!("Nothing that is kept grows over {over}.")
             });
         } else {
-            let sum: f64 = self.leaks.iter().map(|leak| leak.line.slope).sum();
+            let sum: f64 = self.leaks.iter().map(|leak| leak.fit.slope).sum();
             printer.line([
                 Cell::new(format!("{} per step", units.show(sum as i64)), Style::Alarm),
                 format!(
@@ -476,8 +496,8 @@ impl Findings {
             let with_lines = self.leaks.iter().any(|leak| leak.code.is_some());
             for leak in self.leaks.iter().take(options.top.unwrap_or(10)) {
                 table.row([
-                    Cell::new(units.show(leak.line.slope.round() as i64).to_string(), Style::Strong),
-                    format!("{:.2}", leak.line.r2).into(),
+                    Cell::new(units.show(leak.fit.slope.round() as i64).to_string(), Style::Strong),
+                    format!("{:.2}", leak.fit.r2).into(),
                     units.show(leak.bytes).to_string().into(),
                     count(leak.blocks).into(),
                     format!("{}-{}", leak.first, leak.last).into(),
@@ -494,7 +514,7 @@ impl Findings {
             for leak in self.leaks.iter().take(options.top.unwrap_or(10)) {
                 if let Some(line) = &leak.code {
                     printer
-                        .plain(format!("  {} per step: {line}", units.show(leak.line.slope.round() as i64)));
+                        .plain(format!("  {} per step: {line}", units.show(leak.fit.slope.round() as i64)));
                 }
             }
         }
@@ -511,7 +531,7 @@ impl Findings {
             .map(|leak| {
                 json!({
                     "line": leak.code, "op": leak.op, "module": leak.module, "category": leak.category,
-                    "phase": leak.phase, "bytes_per_step": leak.line.slope, "r2": leak.line.r2,
+                    "phase": leak.phase, "bytes_per_step": leak.fit.slope, "r2": leak.fit.r2,
                     "bytes": leak.bytes, "blocks": leak.blocks, "steps": leak.steps,
                     "first_step": leak.first, "last_step": leak.last,
                 })

@@ -233,8 +233,8 @@ fn leak(leak: &Leak) -> DigestRow {
         .text(C::Category, leak.category)
         .int(C::Bytes, leak.bytes)
         .count(C::Blocks, leak.blocks)
-        .float(C::BytesPerStep, leak.line.slope)
-        .float(C::R2, leak.line.r2)
+        .float(C::BytesPerStep, leak.fit.slope)
+        .float(C::R2, leak.fit.r2)
         .int(C::FirstStep, leak.first)
         .int(C::LastStep, leak.last)
         .count(C::Steps, leak.steps as u64);

@@ -18,6 +18,12 @@ enum Apart {
     Streams(i64, usize),
 }
 
+/// The remedy for one step that is larger than the others.
+const CROP_ONE: &str = "crop, split or skip inputs as large as this step's; run the largest batch first";
+/// The remedy for steps of various sizes.
+const CROP_LONGEST: &str =
+    "crop the longest input, or limit the total length of a batch; run the largest batch first";
+
 impl Growth {
     /// Returns the reason for the growth of a part, in one or two sentences.
     pub(super) fn why(&self, part: Part, units: Unit) -> String {
@@ -168,8 +174,11 @@ impl Growth {
     /// Returns a remedy for the growth of a part.
     pub(super) fn remedy(&self, part: Part) -> String {
         let remedy = self.remedy_of(part);
-        let by_gradients = part == Part::LargerSteps && self.trains && remedy.contains("largest batch first");
-        if by_gradients { format!("{remedy}; validation: torch.no_grad()") } else { remedy.to_owned() }
+        if self.trains && [CROP_ONE, CROP_LONGEST].contains(&remedy) {
+            format!("{remedy}; validation: torch.no_grad()")
+        } else {
+            remedy.to_owned()
+        }
     }
 
     fn remedy_of(&self, part: Part) -> &'static str {
@@ -201,12 +210,8 @@ impl Growth {
                 Shape::Rising => {
                     "limit the length or the number of inputs; plan for the largest: memtrace advise"
                 }
-                Shape::OneLarge => {
-                    "crop, split or skip inputs as large as this step's; run the largest batch first"
-                }
-                Shape::Varying => {
-                    "crop the longest input, or limit the total length of a batch; run the largest batch first"
-                }
+                Shape::OneLarge => CROP_ONE,
+                Shape::Varying => CROP_LONGEST,
             },
             Part::Cached if matches!(self.apart(), Some(Apart::Graphs(..))) => {
                 "fewer captured shapes (pad to a few sizes), and one pool for all graphs: torch.cuda.graph_pool_handle()"
