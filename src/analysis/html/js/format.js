@@ -9,7 +9,8 @@ const UNITS = [
 function bytes(value) {
   // A size that two decimals would round up to 1024 has the next unit.
   for (const [name, size] of UNITS)
-    if (Math.abs(value) >= size - Math.floor(size / 1024 / 200)) return `${hundredths((value * 100) / size)} ${name}`;
+    if (Math.abs(value) >= size - Math.floor(size / 1024 / 200))
+      return `${hundredths((value * 100) / size)} ${name}`;
   return `${value} B`;
 }
 

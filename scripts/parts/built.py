@@ -1,0 +1,29 @@
+"""The release build and the installed programs, for the scripts that run memtrace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILT = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+
+
+def installed(*name: str) -> str:
+    """Installs a program by `scripts/env`, unless it is installed. Returns its path."""
+    done = subprocess.run([ROOT / "scripts/env", *name], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{Path(sys.argv[0]).name}: scripts/env {' '.join(name)} failed")
+    return done.stdout.splitlines()[-1]
+
+
+def answer(report: str, trace: Path, *options: str) -> dict:
+    """Returns the JSON answer of a report on a trace."""
+    command = [BUILT / "memtrace", report, "--json", *options, trace]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"memtrace {report}: {done.stderr.strip()}")
+    return json.loads(done.stdout)
