@@ -59,14 +59,6 @@ mod query {
     pub(super) const QUEUE_POP: u8 = 15;
     pub(super) const QUEUE_LEN: u8 = 16;
     pub(super) const LIST_KEYS: u8 = 17;
-    /// The query `store NAME`. The constant is its first byte, by which a query is recognized.
-    pub(super) const STORE: u8 = b's';
-    /// The query `waited PLACE<tab>KEY`, by its first byte.
-    pub(super) const WAITED: u8 = b'w';
-    /// The query `pipeline RANK,RANK,...`, by its first byte.
-    pub(super) const PIPELINE: u8 = b'p';
-    /// The query `key HEX`, by its first byte.
-    pub(super) const KEY: u8 = b'k';
 }
 
 /// An answer to CHECK: all keys have a value.
@@ -279,7 +271,7 @@ impl Requests {
         (0..self.count()?).map(|_| self.key()).collect()
     }
 
-    /// Reads the rest of a line.
+    /// Reads the rest of a line, whose first letter is read already.
     fn line(&mut self) -> io::Result<String> {
         let mut line = String::new();
         (&mut self.0).take(2 * LONGEST_KEY).read_line(&mut line)?;
@@ -390,43 +382,47 @@ fn serve(all: &Arc<RankStores>, store: &Store, mut stream: TcpStream) -> io::Res
                 answer.extend_from_slice(&(values.len() as i64).to_le_bytes());
                 values.keys().for_each(|key| put_bytes(&mut answer, key));
             }
-            query::PIPELINE => {
-                let line = requests.line()?;
-                let ranks =
-                    line.trim_start_matches("ipeline").trim().split(',').map(|rank| rank.parse().ok());
-                if let Some(ranks) = ranks.collect::<Option<BTreeSet<u32>>>() {
-                    *all.pipeline.lock().unwrap_or_else(PoisonError::into_inner) = ranks;
-                }
-                answer.push(b'\n');
-            }
-            query::KEY => {
-                let line = requests.line()?;
-                let key = all.key_of_id(&bytes_of_hex(line.trim_start_matches("ey").trim()));
-                let printable = key.filter(|key| !key.contains('\n')).unwrap_or_default();
-                answer.extend_from_slice(format!("{printable}\n").as_bytes());
-            }
-            query::WAITED => {
-                let line = requests.line()?;
-                let (place, key) =
-                    line.trim_start_matches("aited").trim().split_once('\t').unwrap_or_default();
-                let answer_to_it = match all.note_place(key, place) {
-                    None => "set\n",
-                    Some(Answered { is_own: true, .. }) => "own\n",
-                    Some(_) => "empty\n",
-                };
-                answer.extend_from_slice(answer_to_it.as_bytes());
-            }
-            query::STORE => {
-                let line = requests.line()?;
-                store.joined.store(true, Ordering::Release);
-                let port = all.port(line.trim_start_matches("tore").trim())?;
-                answer.extend_from_slice(format!("{port}\n").as_bytes());
+            first @ (b'a'..=b'z') => {
+                let line = format!("{}{}", char::from(first), requests.line()?);
+                answer.extend_from_slice(answer_to_line(all, store, &line)?.as_bytes());
             }
             _ => return Ok(()),
         }
         if !answer.is_empty() {
             stream.write_all(&answer)?;
         }
+    }
+}
+
+/// Returns the answer, a line, to a query in words, which only memtrace's stand-ins send.
+fn answer_to_line(all: &Arc<RankStores>, store: &Store, line: &str) -> io::Result<String> {
+    let (word, rest) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
+    match word {
+        "pipeline" => {
+            let ranks = rest.split(',').map(|rank| rank.parse().ok());
+            if let Some(ranks) = ranks.collect::<Option<BTreeSet<u32>>>() {
+                *all.pipeline.lock().unwrap_or_else(PoisonError::into_inner) = ranks;
+            }
+            Ok("\n".to_owned())
+        }
+        "key" => {
+            let key = all.key_of_id(&bytes_of_hex(rest));
+            Ok(format!("{}\n", key.filter(|key| !key.contains('\n')).unwrap_or_default()))
+        }
+        "waited" => {
+            let (place, key) = rest.split_once('\t').unwrap_or_default();
+            let answer = match all.note_place(key, place) {
+                None => "set\n",
+                Some(Answered { is_own: true, .. }) => "own\n",
+                Some(_) => "empty\n",
+            };
+            Ok(answer.to_owned())
+        }
+        "store" => {
+            store.joined.store(true, Ordering::Release);
+            Ok(format!("{}\n", all.port(rest)?))
+        }
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "an unknown query")),
     }
 }
 
