@@ -1,8 +1,8 @@
 //! Makes hostile memory snapshots.
 
-/// A value in pickle format.
-type Pickled = Vec<u8>;
-type Fields = Vec<(&'static str, Pickled)>;
+use memtrace_analysis::testing::pickled::{
+    Fields, Pickled, block, dict, event, frame, int, list, segment, text, with,
+};
 
 /// One kind of hostile snapshot.
 pub(crate) struct Kind {
@@ -15,68 +15,8 @@ const MIB: i64 = 1 << 20;
 const MOST: i64 = (1 << 62) - 1;
 const CONTROL: &str = "\u{1b}[2J\u{1b}]0;owned\u{7}\n\r\0\u{202E}</script><img src=x onerror=alert(1)>,\"'";
 
-fn text(text: &str) -> Pickled {
-    [&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat()
-}
-
-fn int(number: i64) -> Pickled {
-    [&[0x8A, 8][..], &number.to_le_bytes()].concat()
-}
-
-/// Returns a list, which adds at most 1,000 values at a time.
-fn list(values: &[Pickled]) -> Pickled {
-    let parts = values.chunks(1000).flat_map(|part| [&b"("[..], &part.concat(), b"e"].concat());
-    [b"]".to_vec(), parts.collect()].concat()
-}
-
-fn dict(fields: &Fields) -> Pickled {
-    let items = fields.iter().flat_map(|(key, value)| [text(key), value.clone()]);
-    [b"}(".to_vec(), items.collect::<Vec<_>>().concat(), b"u".to_vec()].concat()
-}
-
-fn with(mut fields: Fields, key: &'static str, value: Pickled) -> Fields {
-    fields.retain(|(name, _)| *name != key);
-    fields.push((key, value));
-    fields
-}
-
-fn frame(name: &str, file: &str, line: i64) -> Pickled {
-    dict(&vec![("name", text(name)), ("filename", text(file)), ("line", int(line))])
-}
-
-fn event(action: &str, addr: i64, bytes: i64, time_us: i64) -> Fields {
-    let addr_key = if action == "oom" { "device_free" } else { "addr" };
-    vec![
-        ("action", text(action)),
-        (addr_key, int(addr)),
-        ("size", int(bytes)),
-        ("stream", int(0)),
-        ("time_us", int(time_us)),
-        ("frames", list(&[frame("f", "a.py", 7)])),
-    ]
-}
-
-fn block(addr: i64, bytes: i64, state: &str) -> Fields {
-    vec![
-        ("address", int(addr)),
-        ("size", int(bytes)),
-        ("requested_size", int(bytes)),
-        ("state", text(state)),
-        ("frames", list(&[])),
-    ]
-}
-
-fn segment(addr: i64, bytes: i64, blocks: &[Fields]) -> Fields {
-    vec![
-        ("device", int(0)),
-        ("address", int(addr)),
-        ("total_size", int(bytes)),
-        ("stream", int(0)),
-        ("segment_pool_id", [int(0), int(0), vec![0x86]].concat()),
-        ("is_expandable", vec![0x89]),
-        ("frames", list(&[])),
-        ("blocks", list(&blocks.iter().map(dict).collect::<Vec<_>>())),
-    ]
+fn framed(name: &str, file: &str, line: i64) -> Pickled {
+    dict(&frame(name, file, line))
 }
 
 /// Returns a segment with one block of its size.
@@ -220,7 +160,7 @@ pub(crate) fn broken(proof: &str) -> Vec<Kind> {
         kind("a list in itself as segments", raw(&two(b"]q\x00h\x00a"))),
         kind("a dict in itself", raw(&[&b"}q\x00"[..], &text("segments"), b"h\x00s"].concat())),
         kind("a stack in itself", in_stack(b"]q\x00h\x00a")),
-        kind("a stack of 100,000 frames", in_stack(&list(&vec![frame("f", "a.py", 1); 100_000]))),
+        kind("a stack of 100,000 frames", in_stack(&list(&vec![framed("f", "a.py", 1); 100_000]))),
         // Opcodes without their values.
         kind("STOP without a value", raw(b"")),
         kind("STOP inside a list", raw(b"](N")),
@@ -280,7 +220,7 @@ pub(crate) fn readable() -> Vec<Kind> {
     let kind = |name, bytes| Kind { name, bytes };
     let events = |count: i64, of: &dyn Fn(i64) -> Fields| (0..count).map(of).collect::<Vec<_>>();
     let stack = |frames: &[Pickled]| with(event("alloc", MIB, 512, 1), "frames", list(frames));
-    let call = |at| frame("_call_impl", "/x/torch/nn/modules/module.py", at);
+    let call = |at| framed("_call_impl", "/x/torch/nn/modules/module.py", at);
     let annotation = |at: i64, stage: Pickled| {
         dict(&vec![
             ("stage", stage),
@@ -301,7 +241,7 @@ pub(crate) fn readable() -> Vec<Kind> {
     many_keys.extend(event("alloc", MIB, 512, 1));
     let pools =
         |at: i64| with(full(at * MIB, MIB), "segment_pool_id", [int(at + 1), int(0), vec![0x86]].concat());
-    let forward = |at: i64| [call(at), frame("forward", &format!("/x/{at}{}.py", "n".repeat(200)), at)];
+    let forward = |at: i64| [call(at), framed("forward", &format!("/x/{at}{}.py", "n".repeat(200)), at)];
     let by_device: Vec<Pickled> = (0..127)
         .map(|device| all(&events(500, &|at| event("alloc", at * 512, 512, (at * 7 + device) % 97))))
         .collect();
@@ -310,7 +250,7 @@ pub(crate) fn readable() -> Vec<Kind> {
         kind("10 MiB after its end", [file(&[], &[]), vec![b'('; 10 << 20]].concat()),
         kind(
             "control characters and markup",
-            file(&[], &[stack(&[frame(CONTROL, &format!("{CONTROL}.py"), -1)])]),
+            file(&[], &[stack(&[framed(CONTROL, &format!("{CONTROL}.py"), -1)])]),
         ),
         kind(
             "texts that are not UTF-8",
@@ -327,10 +267,10 @@ pub(crate) fn readable() -> Vec<Kind> {
                 .concat(),
             ),
         ),
-        kind("a name of 1 MiB", file(&[], &[stack(&[frame(&"n".repeat(1 << 20), "a.py", 1)])])),
+        kind("a name of 1 MiB", file(&[], &[stack(&[framed(&"n".repeat(1 << 20), "a.py", 1)])])),
         kind(
             "an op with a hostile name",
-            file(&[], &[stack(&[frame(&format!("at::_ops::{CONTROL}::call(at::Tensor)"), "??", 0)])]),
+            file(&[], &[stack(&[framed(&format!("at::_ops::{CONTROL}::call(at::Tensor)"), "??", 0)])]),
         ),
         kind(
             "5,000 calls of modules",
@@ -339,7 +279,7 @@ pub(crate) fn readable() -> Vec<Kind> {
                 &[stack(
                     &(0..5000)
                         .rev()
-                        .flat_map(|at| [frame("forward", "/x/net.py", at), call(at)])
+                        .flat_map(|at| [framed("forward", "/x/net.py", at), call(at)])
                         .collect::<Vec<_>>()[..1000],
                 )],
             ),
@@ -352,7 +292,7 @@ pub(crate) fn readable() -> Vec<Kind> {
                     with(
                         event("alloc", at * 512, 512, at),
                         "frames",
-                        list(&[frame("forward", &format!("/x/a{at}.py"), at), call(at)]),
+                        list(&[framed("forward", &format!("/x/a{at}.py"), at), call(at)]),
                     )
                 }),
             ),

@@ -4,75 +4,7 @@ use std::path::Path;
 
 use super::model::Model;
 use super::{Snapshot, rows};
-
-/// A value in pickle format.
-type Pickled = Vec<u8>;
-
-fn text(text: &str) -> Pickled {
-    [&[0x8C, text.len() as u8], text.as_bytes()].concat()
-}
-
-fn int(number: i64) -> Pickled {
-    [&[0x8A, 8][..], &number.to_le_bytes()].concat()
-}
-
-fn list(values: &[Pickled]) -> Pickled {
-    [b"](".to_vec(), values.concat(), b"e".to_vec()].concat()
-}
-
-type Fields = Vec<(&'static str, Pickled)>;
-
-fn dict(fields: &Fields) -> Pickled {
-    let items = fields.iter().flat_map(|(key, value)| [text(key), value.clone()]);
-    [b"}(".to_vec(), items.collect::<Vec<_>>().concat(), b"u".to_vec()].concat()
-}
-
-/// Returns `fields` with the value of `key` replaced.
-fn with(mut fields: Fields, key: &'static str, value: Pickled) -> Fields {
-    fields.retain(|(name, _)| *name != key);
-    fields.push((key, value));
-    fields
-}
-
-fn frame() -> Fields {
-    vec![("name", text("f")), ("filename", text("a.py")), ("line", int(7))]
-}
-
-fn event(action: &str, addr: i64, bytes: i64, time_us: i64) -> Fields {
-    let addr_key = if action == "oom" { "device_free" } else { "addr" };
-    vec![
-        ("action", text(action)),
-        (addr_key, int(addr)),
-        ("size", int(bytes)),
-        ("stream", int(0)),
-        ("time_us", int(time_us)),
-        ("frames", list(&[dict(&frame())])),
-    ]
-}
-
-fn block(addr: i64, bytes: i64, state: &str) -> Fields {
-    vec![
-        ("address", int(addr)),
-        ("size", int(bytes)),
-        ("requested_size", int(bytes)),
-        ("state", text(state)),
-        ("frames", list(&[])),
-    ]
-}
-
-fn segment(addr: i64, bytes: i64, blocks: &[Fields]) -> Fields {
-    let blocks: Vec<Pickled> = blocks.iter().map(dict).collect();
-    vec![
-        ("device", int(0)),
-        ("address", int(addr)),
-        ("total_size", int(bytes)),
-        ("stream", int(0)),
-        ("segment_pool_id", [int(0), int(0), vec![0x86]].concat()),
-        ("is_expandable", vec![0x89]),
-        ("frames", list(&[])),
-        ("blocks", list(&blocks)),
-    ]
-}
+use crate::testing::pickled::{Fields, Pickled, block, dict, event, frame, int, list, segment, text, with};
 
 fn file(segments: &[Fields], events: &[Fields]) -> Vec<u8> {
     let all = |fields: &[Fields]| list(&fields.iter().map(dict).collect::<Vec<_>>());
@@ -248,8 +180,8 @@ fn a_wrong_value_of_any_field_is_refused_or_left_out() {
             let segment = segment(4096, 2 * MIB, &[with(block(), key, value.clone())]);
             all.push((key, one(segment, event())));
         }
-        for (key, _) in frame() {
-            let frames = list(&[dict(&with(frame(), key, value.clone()))]);
+        for (key, _) in frame("f", "a.py", 7) {
+            let frames = list(&[dict(&with(frame("f", "a.py", 7), key, value.clone()))]);
             all.push((key, one(segment(4096, 2 * MIB, &[block()]), with(event(), "frames", frames))));
         }
         for (key, file) in all {
@@ -306,7 +238,7 @@ fn a_segment_whose_totals_differ_from_its_blocks_is_noted() {
 fn a_frame_whose_line_is_the_largest_number_has_no_line() {
     // PyTorch writes 2^64 - 1 for the line of some frames.
     let largest = [&[0x8A, 9][..], &[0xFF; 8], &[0]].concat();
-    let unknown = dict(&with(frame(), "line", largest.clone()));
+    let unknown = dict(&with(frame("f", "a.py", 7), "line", largest.clone()));
     let alloc = with(event("alloc", 4096, 2 * MIB, 1), "frames", list(&[unknown]));
     let segments = [segment(4096, 2 * MIB, &[block(4096, 2 * MIB, "active_allocated")])];
     let model = Model::read(file(&segments, &[alloc]).as_slice()).unwrap();

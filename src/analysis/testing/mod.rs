@@ -1,5 +1,7 @@
 //! Small traces for tests, written with the row writer of `memtrace-trace`.
 
+pub mod pickled;
+
 use memtrace_trace::csv::RowWriter;
 use memtrace_trace::meta::Meta;
 use memtrace_trace::{EventName, Row};
