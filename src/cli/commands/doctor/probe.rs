@@ -35,24 +35,8 @@ pub(super) fn run_probe(
 ) -> Result<()> {
     let scratch = Scratch::new(&run_id())?;
     let out = scratch.folder.join("out");
-    let mut preload = vec![scratch.loadable(tracer)?];
-    if card.is_some() {
-        preload.push(scratch.loadable(&library(PHANTOM)?)?);
-    }
-    let [program, arguments @ ..] = python else { return Ok(()) };
-    let mut command = Command::new(program);
-    command.args(arguments).args(["-c", PROBE]).stdin(Stdio::null());
-    for (name, _) in std::env::vars_os() {
-        // Remove the user's settings, because they could disable tracing. Another check reports on them.
-        if name.to_string_lossy().starts_with("MEMTRACE_") {
-            command.env_remove(name);
-        }
-    }
-    command.env("LD_PRELOAD", preload_list(&preload, std::env::var_os("LD_PRELOAD").as_deref()));
-    command.env("MEMTRACE_OUT", &out).env(HELLO, scratch.hello()).env("PYTHONDONTWRITEBYTECODE", "1");
-    if let Some(card) = card {
-        command.env(CARD_VARIABLE, card);
-    }
+    let [program, ..] = python else { return Ok(()) };
+    let mut command = probe_command(&scratch, &out, tracer, python, card)?;
     let shown = Path::new(program).display().to_string();
     let output = match command.output() {
         Ok(output) => output,
@@ -80,39 +64,7 @@ pub(super) fn run_probe(
         );
         return Ok(());
     };
-    let list_of = |name: &str| -> Vec<String> {
-        let of = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        answer[name].as_array().map_or(Vec::new(), |list| list.iter().map(of).collect())
-    };
-    findings.ok("python", list_of("python").join(" "));
-    if answer["subinterpreter"] == true {
-        findings.add(
-            "python",
-            State::Degraded,
-            "this is a subinterpreter",
-            "module names are traced in the main interpreter only",
-        );
-    }
-    let loaded = scratch.tracer_was_loaded() && !list_of("preloaded").is_empty();
-    findings.check(
-        "library",
-        loaded,
-        format!("{} is loaded into this Python", tracer.display()),
-        (
-            State::Missing,
-            &format!("{} is not loaded into this Python", tracer.display()),
-            "it is set-user-id or static, or a wrapper removes LD_PRELOAD; name the interpreter itself",
-        ),
-    );
-    let libc = list_of("libc");
-    if loaded && libc.first().is_some_and(|name| name != "glibc") {
-        findings.add(
-            "library",
-            State::Missing,
-            format!("its libc is {}", libc.join(" ")),
-            "only glibc is supported",
-        );
-    }
+    check_python(findings, &answer, tracer, scratch.tracer_was_loaded());
     if answer["no_torch"].is_string() {
         let message = answer["no_torch"].as_str().unwrap_or_default();
         findings.add(
@@ -124,18 +76,7 @@ pub(super) fn run_probe(
         return Ok(());
     }
     check_torch(findings, &answer);
-    let counts = match fs::read_dir(&out) {
-        Ok(entries) => entries
-            .flatten()
-            .map(|file| file.path())
-            .find(|file| {
-                let name = file.to_string_lossy();
-                files::is_trace(&name) && files::compression(&name) == Compression::Off
-            })
-            .map(|file| TraceCounts::read(&file).context("the trace cannot be read"))
-            .transpose()?,
-        Err(_) => None,
-    };
+    let counts = counts_in(&out)?;
     check_device(findings, &answer, card.is_some());
     match counts {
         Some(counts) => check_trace(findings, &counts, &answer),
@@ -157,4 +98,85 @@ pub(super) fn run_probe(
         }
     }
     Ok(())
+}
+
+/// Returns the command that runs the probe, with its trace in `out`. `python` is not empty.
+fn probe_command(
+    scratch: &Scratch,
+    out: &Path,
+    tracer: &Path,
+    python: &[OsString],
+    card: Option<&String>,
+) -> Result<Command> {
+    let mut preload = vec![scratch.loadable(tracer)?];
+    if card.is_some() {
+        preload.push(scratch.loadable(&library(PHANTOM)?)?);
+    }
+    let mut command = Command::new(&python[0]);
+    command.args(&python[1..]).args(["-c", PROBE]).stdin(Stdio::null());
+    for (name, _) in std::env::vars_os() {
+        // Remove the user's settings, because they could disable tracing. Another check reports on them.
+        if name.to_string_lossy().starts_with("MEMTRACE_") {
+            command.env_remove(name);
+        }
+    }
+    command.env("LD_PRELOAD", preload_list(&preload, std::env::var_os("LD_PRELOAD").as_deref()));
+    command.env("MEMTRACE_OUT", out).env(HELLO, scratch.hello()).env("PYTHONDONTWRITEBYTECODE", "1");
+    if let Some(card) = card {
+        command.env(CARD_VARIABLE, card);
+    }
+    Ok(command)
+}
+
+/// Adds findings about the interpreter, and whether the tracer was loaded into it.
+fn check_python(findings: &mut Findings, answer: &Value, tracer: &Path, was_loaded: bool) {
+    let list_of = |name: &str| -> Vec<String> {
+        let of = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        answer[name].as_array().map_or(Vec::new(), |list| list.iter().map(of).collect())
+    };
+    findings.ok("python", list_of("python").join(" "));
+    if answer["subinterpreter"] == true {
+        findings.add(
+            "python",
+            State::Degraded,
+            "this is a subinterpreter",
+            "module names are traced in the main interpreter only",
+        );
+    }
+    let loaded = was_loaded && !list_of("preloaded").is_empty();
+    findings.check(
+        "library",
+        loaded,
+        format!("{} is loaded into this Python", tracer.display()),
+        (
+            State::Missing,
+            &format!("{} is not loaded into this Python", tracer.display()),
+            "it is set-user-id or static, or a wrapper removes LD_PRELOAD; name the interpreter itself",
+        ),
+    );
+    let libc = list_of("libc");
+    if loaded && libc.first().is_some_and(|name| name != "glibc") {
+        findings.add(
+            "library",
+            State::Missing,
+            format!("its libc is {}", libc.join(" ")),
+            "only glibc is supported",
+        );
+    }
+}
+
+/// Returns what the trace of the probe has, or `None` without a trace.
+fn counts_in(out: &Path) -> Result<Option<TraceCounts>> {
+    match fs::read_dir(out) {
+        Ok(entries) => entries
+            .flatten()
+            .map(|file| file.path())
+            .find(|file| {
+                let name = file.to_string_lossy();
+                files::is_trace(&name) && files::compression(&name) == Compression::Off
+            })
+            .map(|file| TraceCounts::read(&file).context("the trace cannot be read"))
+            .transpose(),
+        Err(_) => Ok(None),
+    }
 }
