@@ -22,7 +22,8 @@ use crate::state::categories::KnownCategories;
 use crate::state::group::{Key, layers_of, sorted};
 use crate::state::host_memory::{HostMemory, SAMPLE};
 use crate::state::last_oom::LastOom;
-use crate::state::replay::{self, CPU, HOST, Metric, is_gpu};
+use crate::state::module_layers::Layers;
+use crate::state::replay::{self, Block, CPU, HOST, Metric, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_rows, replay_rows_knowing};
 use crate::state::retained::{self, RetainedSearch, RetainedSearches};
 use crate::state::series::TimeGrid;
@@ -210,6 +211,52 @@ impl FirstReading {
         )
     }
 
+    /// Returns what the page says about a device: the process, the card, the peaks and counts, and the live memory at
+    /// the peak and at the OOM.
+    fn about(
+        &self,
+        trace: &TraceFile,
+        device: &replay::Device,
+        layers: &Layers,
+        at_peak: &[Block],
+        at_oom: Option<&[Block]>,
+        allocations: u64,
+    ) -> Value {
+        let host = self.replayed.replay.find(HOST);
+        let pinned_peak = host.map_or(0, |host| host.peak(Metric::Allocated).bytes);
+        json!({
+            "rank": trace.meta.rank,
+            "world_size": trace.meta.world_size,
+            "host": trace.meta.host,
+            "file": trace.path.display().to_string(),
+            "argv": trace.meta.argv,
+            "versions": trace.meta.versions,
+            "start_unix_ns": trace.meta.start_unix_ns,
+            "allocator": trace.meta.allocator.conf,
+            "phantom": !trace.meta.phantom.is_null(),
+            "gpu": trace.meta.device(device.ordinal).map_or("", |card| card.name.as_str()),
+            "capacity": trace.meta.total_bytes(device.ordinal),
+            "peak_allocated": self.replayed.moment(device.peak(Metric::Allocated)),
+            "peak_reserved": self.replayed.moment(device.peak(Metric::Reserved)),
+            "used_name": device.name_of(Metric::Used),
+            "peak_used": self.replayed.moment(device.peak(Metric::Used)),
+            "layers": layers.levels().collect::<Vec<_>>(),
+            "at_peak": groups::json(at_peak, &self.replayed.replay),
+            "at_oom": at_oom.map(|blocks| groups::json(blocks, &self.replayed.replay)),
+            "allocations": allocations,
+            "rows": self.replayed.replay.counts.rows,
+            "frees": self.replayed.replay.counts.of(EventName::Free),
+            "segments_taken": self.replayed.replay.counts.of(EventName::SegmentAlloc)
+                + self.replayed.replay.counts.of(EventName::SegmentMap),
+            "oom_count": self.replayed.replay.counts.of(EventName::Oom),
+            "failed_count": self.replayed.replay.counts.failed,
+            "duration_ns": self.replayed.replay.ts_ns,
+            "finished": !self.replayed.replay.problems.unfinished,
+            "lost": self.replayed.replay.counts.lost,
+            "pinned_peak": pinned_peak,
+        })
+    }
+
     /// Reads the trace a second time, and fills a track for each device that was used. `among` has all traces
     /// of the run. `size` returns the number of time buckets and the maximum number of allocations for a
     /// device.
@@ -245,43 +292,12 @@ impl FirstReading {
             let oom = self.last_oom(ordinal);
             let at_oom = oom.map(|oom| oom.blocks(&self.replayed.replay, ordinal));
             let oom = oom.map_or(0, |oom| oom.seq);
-            let host = self.replayed.replay.find(HOST);
-            let pinned_peak = host.map_or(0, |host| host.peak(Metric::Allocated).bytes);
-            about.push(json!({
-                "rank": trace.meta.rank,
-                "world_size": trace.meta.world_size,
-                "host": trace.meta.host,
-                "file": trace.path.display().to_string(),
-                "argv": trace.meta.argv,
-                "versions": trace.meta.versions,
-                "start_unix_ns": trace.meta.start_unix_ns,
-                "allocator": trace.meta.allocator.conf,
-                "phantom": !trace.meta.phantom.is_null(),
-                "gpu": trace.meta.device(ordinal).map_or("", |card| card.name.as_str()),
-                "capacity": trace.meta.total_bytes(ordinal),
-                "peak_allocated": self.replayed.moment(device.peak(Metric::Allocated)),
-                "peak_reserved": self.replayed.moment(device.peak(Metric::Reserved)),
-                "used_name": device.name_of(Metric::Used),
-                "peak_used": self.replayed.moment(device.peak(Metric::Used)),
-                "layers": layers.levels().collect::<Vec<_>>(),
-                "at_peak": groups::json(&at_peak, &self.replayed.replay),
-                "at_oom": at_oom.as_ref().map(|blocks| groups::json(blocks, &self.replayed.replay)),
-                "allocations": sizes.count,
-                "rows": self.replayed.replay.counts.rows,
-                "frees": self.replayed.replay.counts.of(EventName::Free),
-                "segments_taken": self.replayed.replay.counts.of(EventName::SegmentAlloc)
-                    + self.replayed.replay.counts.of(EventName::SegmentMap),
-                "oom_count": self.replayed.replay.counts.of(EventName::Oom),
-                "failed_count": self.replayed.replay.counts.failed,
-                "duration_ns": self.replayed.replay.ts_ns,
-                "finished": !self.replayed.replay.problems.unfinished,
-                "lost": self.replayed.replay.counts.lost,
-                "pinned_peak": pinned_peak,
-                "retained": retained,
-                "verdict": verdict,
-                "host_memory": host_memory,
-                "killed": killed,
-            }));
+            let mut text = self.about(trace, device, &layers, &at_peak, at_oom.as_deref(), sizes.count);
+            text["retained"] = retained.clone();
+            text["verdict"] = verdict.cloned().into();
+            text["host_memory"] = host_memory.clone();
+            text["killed"] = killed.clone();
+            about.push(text);
             tracks.push(Track::new(TrackPlan {
                 ordinal,
                 metric,
