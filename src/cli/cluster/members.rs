@@ -22,9 +22,10 @@ use crate::signals::Forwarder;
 use crate::terminal;
 
 /// The Python files that run inside a rank's process and answer for the other ranks.
-const PYTHON: [(&str, &str); 3] = [
+const PYTHON: [(&str, &str); 4] = [
     ("sitecustomize.py", include_str!("python/sitecustomize.py")),
     ("memtrace_stand_ins.py", include_str!("python/stand_ins.py")),
+    ("memtrace_host_results.py", include_str!("python/host_results.py")),
     ("memtrace_waits.py", include_str!("python/waits.py")),
 ];
 /// The time that ranks have to end after they were asked to, as in PyTorch's `PContext.close`.
