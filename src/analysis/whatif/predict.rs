@@ -288,6 +288,16 @@ impl<'a> Predictor<'a> {
         }
     }
 
+    /// Reads the trace, and returns its replay and the predictions.
+    fn read(mut self, trace: &TraceFile, options: &Options) -> Result<(Replayed, Vec<Prediction>)> {
+        let wanted = with_columns(replay::COLUMNS);
+        let replayed = replay_rows(trace, wanted, options, Metric::Allocated, |row, replay| {
+            self.feed(row, replay);
+        })?;
+        let predictions = self.finish(trace, &replayed, options)?;
+        Ok((replayed, predictions))
+    }
+
     /// Returns the predictions after the last row.
     ///
     /// # Errors
@@ -336,13 +346,7 @@ pub fn predict(
     lists: &[Vec<Change>],
     options: &Options,
 ) -> Result<(Replayed, Vec<Prediction>)> {
-    let mut predictor = Predictor::new(trace, lists, options, MOST_ROWS);
-    let wanted = with_columns(replay::COLUMNS);
-    let replayed = replay_rows(trace, wanted, options, Metric::Allocated, |row, replay| {
-        predictor.feed(row, replay);
-    })?;
-    let predictions = predictor.finish(trace, &replayed, options)?;
-    Ok((replayed, predictions))
+    Predictor::new(trace, lists, options, MOST_ROWS).read(trace, options)
 }
 
 /// Returns the requests that the program of `trace` would make under `changes`. `base` has its requests
@@ -357,12 +361,8 @@ pub fn changed_requests(
     options: &Options,
 ) -> Result<Requests> {
     let lists = [changes.to_vec()];
-    let mut predictor = Predictor::new(trace, &lists, options, MOST_ROWS).with_requests();
-    let wanted = with_columns(replay::COLUMNS);
-    let replayed = replay_rows(trace, wanted, options, Metric::Allocated, |row, replay| {
-        predictor.feed(row, replay);
-    })?;
-    let predictions = predictor.finish(trace, &replayed, options)?;
+    let predictor = Predictor::new(trace, &lists, options, MOST_ROWS).with_requests();
+    let (_, predictions) = predictor.read(trace, options)?;
     let made = predictions.into_iter().find(|each| each.device == base.device).and_then(|each| each.requests);
     Ok(made.unwrap_or_default().finish(base))
 }

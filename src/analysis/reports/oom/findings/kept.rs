@@ -19,6 +19,8 @@ const LARGE: f64 = 0.15;
 /// The maximum number of ordinary forwards of the root module without a backward: two are common (an
 /// adversarial or contrastive loss), three are a loop.
 const MOST_FORWARDS: u64 = 2;
+/// The ends of the files in which `torch.load` holds tensors while it reads a checkpoint.
+const UNPICKLERS: [&str; 2] = ["_weights_only_unpickler.py", "torch/serialization.py"];
 /// The names under which IPython keeps the results of cells, without `_`, which scripts use, too.
 const SHELL_NAMES: [&str; 4] = ["__", "___", "Out", "_oh"];
 
@@ -95,6 +97,7 @@ impl Evidence {
         found.max_by_key(|(holder, why)| (*why == Kept::Traceback, holder.bytes))
     }
 
+    /// Returns the reason why a holder keeps memory that the program does not need now, or `None` if it needs it.
     pub(super) fn why_kept(&self, holder: &Holder) -> Option<Kept> {
         let text = |name: &str| holder.text(name);
         if text("kind") == "traceback" || holder.verdict == "traceback" {
@@ -103,10 +106,7 @@ impl Evidence {
         if text("kind") == "unused" {
             return Some(Kept::Unused);
         }
-        if ["_weights_only_unpickler.py", "torch/serialization.py"]
-            .iter()
-            .any(|file| text("file").ends_with(file))
-        {
+        if UNPICKLERS.iter().any(|file| text("file").ends_with(file)) {
             return (self.request.step < 0).then_some(Kept::Loading);
         }
         // A search for holders leaves out the parameters themselves. So tensors that torch's `state_dict`
@@ -123,28 +123,43 @@ impl Evidence {
         if holder.verdict == "grows" {
             return Some(Kept::Grows);
         }
-        let (first, last) = (holder.first_step?, holder.last_step?);
+        let steps = (holder.first_step?, holder.last_step?);
         if holder.graphs > 0 {
-            // In a script without modules, the first step begins after its forward. So the graph of its
-            // forward has step -1, and is needed in step 0.
-            if self.request.step > last && (last >= 0 || self.request.step > 0) {
-                return (!self.steps.continued.contains(&last)).then_some(Kept::EarlierGraph);
-            }
-            // The backward of the last forward needs one graph. So there must be more forwards than usual,
-            // and the earlier forwards must have left memory.
-            let is_of_several =
-                self.forwards.count > self.most_forwards() && 3 * self.forwards.left >= holder.bytes;
-            let most = 2 * holder.bytes > self.live.activations;
-            return (holder.graphs >= FEWEST_GATHERED || is_of_several && most).then_some(Kept::Graphs);
+            self.why_graph_is_kept(holder, steps.1)
+        } else if steps.1 < 0 && self.request.step >= 0 {
+            self.is_second_copy(holder).then_some(Kept::Loaded)
+        } else {
+            self.why_result_is_kept(holder, steps)
         }
-        if last < 0 && self.request.step >= 0 {
-            // A data set on the GPU has one or two tensors, but a second copy of the weights has many. A name
-            // with a dot belongs to an attribute of an object, such as averaged weights that each step uses.
-            let is_copy = holder.tensors >= FEWEST_OF_STATE
-                && self.live.parameters > 0
-                && 4 * holder.bytes >= 3 * self.live.parameters;
-            return (is_copy && !text("name").contains('.')).then_some(Kept::Loaded);
+    }
+
+    /// Returns the reason why the graph of a forward in the step `last` is kept, or `None` if a backward needs it.
+    fn why_graph_is_kept(&self, holder: &Holder, last: i64) -> Option<Kept> {
+        // In a script without modules, the first step begins after its forward. So the graph of its
+        // forward has step -1, and is needed in step 0.
+        if self.request.step > last && (last >= 0 || self.request.step > 0) {
+            return (!self.steps.continued.contains(&last)).then_some(Kept::EarlierGraph);
         }
+        // The backward of the last forward needs one graph. So there must be more forwards than usual,
+        // and the earlier forwards must have left memory.
+        let is_of_several =
+            self.forwards.count > self.most_forwards() && 3 * self.forwards.left >= holder.bytes;
+        let most = 2 * holder.bytes > self.live.activations;
+        (holder.graphs >= FEWEST_GATHERED || is_of_several && most).then_some(Kept::Graphs)
+    }
+
+    /// Returns true if tensors from before training are a second copy of the weights. A data set on the GPU has one
+    /// or two tensors, but a copy has many. A name with a dot belongs to an attribute of an object, such as averaged
+    /// weights that each step uses.
+    fn is_second_copy(&self, holder: &Holder) -> bool {
+        holder.tensors >= FEWEST_OF_STATE
+            && self.live.parameters > 0
+            && 4 * holder.bytes >= 3 * self.live.parameters
+            && !holder.text("name").contains('.')
+    }
+
+    /// Returns the reason why results of the steps `first` to `last` are kept, or `None` if they are needed.
+    fn why_result_is_kept(&self, holder: &Holder, (first, last): (i64, i64)) -> Option<Kept> {
         if 2 * self.live.kv_cache.max(self.live.inputs) >= holder.bytes {
             return None;
         }
@@ -166,7 +181,7 @@ impl Evidence {
             }
             // A running call of a library may hold memory that no variable refers to, such as the backward of
             // a checkpoint.
-            let is_of_call = text("kind") == "unnamed" && last >= self.request.step;
+            let is_of_call = holder.text("kind") == "unnamed" && last >= self.request.step;
             return (!is_of_call).then_some(Kept::Gathered);
         }
         let is_enough = holder.bytes >= self.lacking() && self.larger_step().is_none();
