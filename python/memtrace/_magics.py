@@ -15,6 +15,8 @@ from typing import Any
 
 from . import _blocks, _command, _marks, _page, _sizes
 
+# The endings of traces and snapshots.
+_TRACES = (".csv", ".csv.gz", ".csv.zst", ".pickle", ".pkl")
 UNTRACED = "this kernel is not traced; python -m memtrace.kernel install adds one that is"
 
 
@@ -38,7 +40,7 @@ def line_magic(line: str) -> Any:
     """Returns a report on the trace of this kernel, or on the trace that the line names."""
     words = shlex.split(line) or ["summary"]
     try:
-        if not any(os.path.exists(word) for word in words[1:]):
+        if words[0] != "help" and not any(map(_names_trace, words, words[1:])):
             words.append(own_trace())
         if words[0] == "report" and not any(word.startswith(("-o", "--output")) for word in words):
             return _page.page(words[1:])
@@ -46,6 +48,14 @@ def line_magic(line: str) -> Any:
     except (_command.TraceError, _blocks.NotMeasured) as error:
         print(f"memtrace: {error}")
         return None
+
+
+def _names_trace(before: str, word: str) -> bool:
+    """Returns true if a word names a trace, and not the value of the option before it."""
+    if not os.path.exists(word):
+        return False
+    files = os.listdir(word) if os.path.isdir(word) else [word]
+    return not before.startswith("-") or any(file.endswith(_TRACES) for file in files)
 
 
 def cell_magic(ipython: Any, line: str, cell: str) -> Any:

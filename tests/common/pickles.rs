@@ -189,7 +189,6 @@ pub(crate) fn broken(proof: &str) -> Vec<Kind> {
             "an event twice",
             raw(&dict(&vec![("segments", list(&[])), ("device_traces", list(&[event_twice]))])),
         ),
-        kind("an unknown action", bad_event("action", text("system"))),
         kind("an action that is a list", bad_event("action", list(&[]))),
         kind("an event of -1 bytes", bad_event("size", int(-1))),
         kind("an event of 2^63 bytes", bad_event("size", int(i64::MAX))),

@@ -42,11 +42,14 @@ def watch(trainer: Any) -> Any:
         _name(trainer, name, phase)
     if hasattr(trainer, "_save_checkpoint"):
         _name(trainer, "_save_checkpoint", "checkpoint")
-    if hasattr(trainer.model, "generate"):
-        _name(trainer.model, "generate", "generate")
+    # The class, because a copy of the model would keep a method of the original among its attributes.
+    model_class = type(trainer.model)
+    if hasattr(model_class, "generate") and not hasattr(model_class.generate, "memtrace"):
+        _name(model_class, "generate", "generate")
+        model_class.generate.memtrace = True
     return trainer
 
 
 def _name(owner: Any, method: str, phase: str) -> None:
-    """Makes a method of one object run inside a phase."""
+    """Makes a method of an object or a class run inside a phase."""
     setattr(owner, method, _marks.phase(phase)(getattr(owner, method)))

@@ -58,6 +58,9 @@ struct Replacement {
     target: PathBuf,
 }
 
+/// The ending of a temporary file, which replaces its target when it is complete. Its name begins with a dot.
+pub(super) const PARTIAL: &str = ".partial";
+
 impl Replacement {
     /// Creates the temporary file in the folder of its target. Returns `None` if `path` must be written in
     /// place, because it is not a regular file, or because no file can be created in its folder or given to
@@ -72,7 +75,7 @@ impl Replacement {
             return None;
         }
         let name = target.file_name()?.to_string_lossy();
-        let partial = target.with_file_name(format!(".{name}.{}.partial", process::id()));
+        let partial = target.with_file_name(format!(".{name}.{}{PARTIAL}", process::id()));
         let file = File::create_new(&partial).ok()?;
         let replacement = Replacement { partial, target };
         if let Some(old) = old {

@@ -111,25 +111,35 @@ fn clear(folder: &Path) -> Result<()> {
         let entries = std::fs::read_dir(folder).map_err(io)?;
         entries.map(|entry| entry.map(|entry| entry.path()).map_err(io)).collect()
     };
-    let mut old = Vec::new();
+    let (mut old, mut emptied) = (Vec::new(), Vec::new());
     for child in children(folder)? {
         let name = child.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // A symbolic link may lead to files that memtrace did not write.
         let is_own = child.is_dir() && !child.is_symlink();
-        let files =
-            if name.starts_with(&format!("{PARTITION}=")) && is_own { children(&child)? } else { Vec::new() };
-        if files.is_empty() || !files.iter().all(|file| is_export(file)) {
+        let is_own = is_own && name.starts_with(&format!("{PARTITION}="));
+        let files = if is_own { children(&child)? } else { Vec::new() };
+        if !is_own || !files.iter().all(|file| is_export(file) || is_partial(file)) {
             return Err(Error::usage(format!(
                 "{} contains {name}, which is not from an earlier export: name another folder with -o",
                 folder.display()
             )));
         }
         old.extend(files);
+        emptied.push(child);
     }
     for file in old {
         std::fs::remove_file(file).map_err(io)?;
     }
+    for folder in emptied {
+        std::fs::remove_dir(folder).map_err(io)?;
+    }
     Ok(())
+}
+
+/// Returns true for a file that an interrupted export has left.
+fn is_partial(file: &Path) -> bool {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    name.starts_with('.') && name.ends_with(super::out::PARTIAL)
 }
 
 /// Returns true if memtrace wrote this file. Other tools also name folders `rank=N`.

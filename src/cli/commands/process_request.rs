@@ -5,7 +5,7 @@
 //! process reads the word when a step begins, so no port is open and no signal is sent.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -92,11 +92,13 @@ impl Request {
         };
         // The lock prevents a second request before this one is answered: both commands would wait for the
         // same answer.
-        if journal.try_lock().is_err() {
-            bail!(
+        match journal.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => bail!(
                 "another request to process {pid} is pending; try again when the other `memtrace live` or \
                  `memtrace leaks` has its answer"
-            );
+            ),
+            Err(TryLockError::Error(error)) => return Err(error).context("cannot lock the journal"),
         }
         let taken = word(&journal, layout::DETAIL_TAKEN)?;
         let asked = word(&journal, layout::DETAIL_ASKED)?;
@@ -142,8 +144,9 @@ fn word(journal: &File, place: usize) -> Result<u64> {
 
 /// Opens the journal that a process has mapped. Fails if this is not the journal `named`.
 fn journal_of(pid: u32, named: Option<&Path>) -> Result<File> {
-    let maps = match fs::read_to_string(format!("/proc/{pid}/maps")) {
-        Ok(maps) => maps,
+    // A process may map files whose names are not UTF-8. The name of a journal is.
+    let maps = match fs::read(format!("/proc/{pid}/maps")) {
+        Ok(maps) => String::from_utf8_lossy(&maps).into_owned(),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             bail!(
                 "process {pid} belongs to another user, or access to it is not permitted: run this as its \

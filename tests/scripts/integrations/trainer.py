@@ -1,5 +1,6 @@
 """Trains a tiny GPT-2 with the Trainer, evaluates, saves and generates: trainer.py FOLDER."""
 
+import copy
 import sys
 
 import memtrace.integrations.transformers
@@ -31,6 +32,7 @@ memtrace.integrations.transformers.watch(trainer)
 # A second call of `watch` changes nothing.
 memtrace.integrations.transformers.watch(trainer)
 trainer.train()
+assert copy.deepcopy(model).generate.__self__ is not model, "a copy generates with its own weights"
 model.generate(torch.zeros(1, 4, dtype=torch.long, device=model.device), max_new_tokens=2, pad_token_id=0)
 logged = [entry for entry in trainer.state.log_history if "gpu_peak_allocated_mib" in entry]
 callbacks = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]

@@ -109,6 +109,14 @@ def objects():
     for request in dist.batch_isend_irecv(requests):
         request.wait()
     assert received.item() == (rank - 1) % world, received
+    # Two messages to one rank and two from one in a group, as ring attention passes keys and values on.
+    sent = [torch.tensor([10 * rank + part], device="cuda") for part in range(2)]
+    parts = [torch.empty_like(part) for part in sent]
+    requests = [dist.P2POp(dist.isend, part, (rank + 1) % world) for part in sent]
+    requests += [dist.P2POp(dist.irecv, part, (rank - 1) % world) for part in parts]
+    for request in dist.batch_isend_irecv(requests):
+        request.wait()
+    assert [part.item() for part in parts] == [10 * ((rank - 1) % world) + part for part in range(2)], parts
     pieces = (torch.arange(world) + 100 * rank).cuda()
     swapped = torch.empty_like(pieces)
     dist.all_to_all_single(swapped, pieces)

@@ -212,7 +212,7 @@ pub(super) fn beginning(model: &Model, device: i32, rounding: Rounding) -> Begin
                     memory.reserved.insert(addr, Reserved { end, stream, pool: 0, expandable, stack });
                 }
             }
-            Action::Oom | Action::Snapshot => {}
+            Action::Oom | Action::Snapshot | Action::Unknown => {}
         }
     }
     guessed.retain(|addr| memory.blocks.contains_key(addr));

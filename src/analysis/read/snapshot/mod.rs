@@ -180,6 +180,10 @@ fn notes(model: &Model, beginnings: &[(i32, Beginning)]) -> Vec<String> {
             ));
         }
     }
+    if model.unknown_actions > 0 {
+        let unknown = counted(model.unknown_actions as u64, "event");
+        add(format!("{unknown} of a kind that this version of memtrace does not know, left out"));
+    }
     let wrong = model.segments.iter().filter(|segment| !segment.has_right_sums).count();
     if wrong > 0 {
         let (segments, verb) = (counted(wrong as u64, "segment"), if wrong == 1 { "has" } else { "have" });

@@ -27,6 +27,8 @@ pub(super) struct Model {
     pub(super) step_ends: Vec<i64>,
     /// True if the events have no times. Their times are then their numbers.
     pub(super) has_no_times: bool,
+    /// The number of events with an action that is not known here.
+    pub(super) unknown_actions: usize,
     /// True if an allocation in the history has a stack.
     has_event_stacks: bool,
     /// The ids of the private pools. Pool 1 is the first of them.
@@ -102,6 +104,7 @@ pub(super) enum Action {
     SegmentUnmap,
     Oom,
     Snapshot,
+    Unknown,
 }
 
 impl Segment {
@@ -166,6 +169,7 @@ impl Model {
         }
         let has_event_stacks =
             events.iter().any(|event| event.action == Action::Alloc && !Owners::is_empty(event.stack));
+        let unknown_actions = events.iter().filter(|event| event.action == Action::Unknown).count();
         let mut model = Model {
             segments,
             events,
@@ -174,6 +178,7 @@ impl Model {
             settings,
             step_ends,
             has_no_times,
+            unknown_actions,
             has_event_stacks,
             pools,
         };
@@ -393,16 +398,18 @@ impl Folder {
             "segment_unmap" => Action::SegmentUnmap,
             "oom" => Action::Oom,
             "snapshot" => Action::Snapshot,
-            other => return Err(format!("it has an unknown action {other:?}")),
+            // Newer versions of torch may have further actions.
+            _ => Action::Unknown,
         };
         let (addr, most) = match action {
             Action::Oom => (Key::DeviceFree, MAX_NUMBER),
             _ => (Key::Addr, MAX_BYTES),
         };
+        let default = (action == Action::Unknown).then_some(0);
         let event = Event {
             action,
-            addr: fields.number(addr, MAX_NUMBER)?,
-            bytes: fields.number(Key::Size, most)?,
+            addr: fields.number_or(addr, MAX_NUMBER, default)?,
+            bytes: fields.number_or(Key::Size, most, default)?,
             stream: fields.number_or(Key::Stream, MAX_NUMBER, Some(0))?,
             time_us: fields.number_or(Key::TimeUs, MAX_NUMBER / 1000, Some(0))?,
             stack: self.stack(fields, values)?,

@@ -230,7 +230,7 @@ impl<W: Write> Rows<'_, W> {
                 };
                 self.add_owned(row, stack, phase)
             }
-            Action::Snapshot => Ok(()),
+            Action::Snapshot | Action::Unknown => Ok(()),
         }
     }
 

@@ -235,6 +235,17 @@ fn a_segment_whose_totals_differ_from_its_blocks_is_noted() {
 }
 
 #[test]
+fn an_event_of_an_unknown_kind_is_left_out_and_noted() {
+    let unknown = vec![("action", text("user_defined")), ("name", text("forward"))];
+    let events = [event("segment_alloc", 0, 1024, 1), unknown, event("alloc", 0, 512, 2)];
+    let blocks = [block(0, 512, "active_allocated"), block(512, 512, "inactive")];
+    let model = Model::read(file(&[segment(0, 1024, &blocks)], &events).as_slice()).unwrap();
+    let notes = Snapshot::new(model, Path::new("x.pickle")).meta.degraded;
+    let note = "1 event of a kind that this version of memtrace does not know, left out";
+    assert!(notes.iter().any(|text| text.ends_with(note)), "{notes:?}");
+}
+
+#[test]
 fn a_frame_whose_line_is_the_largest_number_has_no_line() {
     // PyTorch writes 2^64 - 1 for the line of some frames.
     let largest = [&[0x8A, 9][..], &[0xFF; 8], &[0]].concat();

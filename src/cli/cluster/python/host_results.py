@@ -1,5 +1,5 @@
-"""The results of collectives of host tensors in a rank whose peers are stand-ins: as if all ranks had the same data as
-this rank. Each function takes the group and the arguments of the collective.
+"""The results of collectives of host tensors in a rank whose peers are stand-ins: as if all ranks had the
+same data as this rank. Each function takes the group and the arguments of the collective.
 
 `stand_ins.py` loads this module after PyTorch.
 """

@@ -118,6 +118,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         by: GROUPINGS.iter().position(|key| *key == text("by")).unwrap_or(0),
         sort: 0,
         rank: matches.get_one::<i32>("rank").copied(),
+        chosen: None,
         paused: false,
         help: false,
         notice: String::new(),
@@ -135,8 +136,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         && !once
     {
         loop {
-            check_rank(&live_run, path, view.settings.rank)?;
-            openmetrics::write(&live_run, file, view.settings.rank)?;
+            // The wanted rank may begin later than others.
+            if check_rank(&live_run, path, view.settings.rank).is_ok() {
+                openmetrics::write(&live_run, file, view.settings.rank)?;
+            }
             std::thread::sleep(view.settings.interval);
             live_run.update();
         }
@@ -221,7 +224,7 @@ fn watch(live_run: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
             }
             KeyCode::Char('s' | '>') => settings.sort = (settings.sort + 1) % SORTS.len(),
             KeyCode::Char('<') => settings.sort = (settings.sort + SORTS.len() - 1) % SORTS.len(),
-            KeyCode::Char('r') => view.next_rank(live_run),
+            KeyCode::Char('r') => view.next_process(live_run),
             KeyCode::Char('d') => view.settings.notice = ask(&mut request, view.process(live_run)),
             KeyCode::Char('+') => settings.interval = (settings.interval / 2).max(Duration::from_millis(100)),
             KeyCode::Char('-') => settings.interval = (settings.interval * 2).min(Duration::from_secs(60)),

@@ -11,6 +11,7 @@ use memtrace_analysis::reports::growth_lines;
 use memtrace_analysis::state::group::{Group, Key};
 use memtrace_analysis::state::live_run::{LiveProcess, LiveRun};
 use memtrace_analysis::state::replay::{HOST, Metric};
+use memtrace_trace::files::process_name;
 use memtrace_trace::text::{NONE, shell_word};
 use memtrace_trace::units::Unit;
 
@@ -28,8 +29,11 @@ pub(super) struct ViewSettings {
     pub(super) by: usize,
     /// An index into [`SORTS`].
     pub(super) sort: usize,
-    /// The rank to show. If `None`, the rank with the most memory in use is shown.
+    /// The rank that `--rank` names.
     pub(super) rank: Option<i32>,
+    /// The name of the chosen process's trace. Without it, the process of `rank` is shown or, without that, the process
+    /// with the most memory in use.
+    pub(super) chosen: Option<String>,
     pub(super) paused: bool,
     pub(super) help: bool,
     /// A line above the keys, about the last request for detail; empty if there was no request.
@@ -50,7 +54,7 @@ pub(super) struct View<'a> {
 pub(super) struct Previous {
     at: Instant,
     by: usize,
-    rank: i32,
+    process: String,
     rows: u64,
     groups: Vec<(String, Group)>,
     /// For each owner, the growth in bytes between this refresh and the one before it.
@@ -59,38 +63,44 @@ pub(super) struct Previous {
 }
 
 impl View<'_> {
-    /// Returns the process to show: the process of the chosen rank, or else the process with the most memory
-    /// in use. Returns `None` if the run has no processes yet.
+    /// Returns the position of the chosen process, or `None` if none is chosen.
+    fn place(&self, live_run: &LiveRun) -> Option<usize> {
+        let mut processes = live_run.processes.iter();
+        match (&self.settings.chosen, self.settings.rank) {
+            (Some(name), _) => processes.position(|process| process_name(&process.path) == *name),
+            (None, Some(rank)) => processes.position(|process| process.meta.rank == rank),
+            (None, None) => None,
+        }
+    }
+
+    /// Returns the process to show: the chosen process, or else the process with the most memory in use. Returns `None`
+    /// if the run has no processes yet.
     pub(super) fn process<'f>(&self, live_run: &'f LiveRun) -> Option<&'f LiveProcess> {
-        let chosen =
-            self.settings.rank.and_then(|rank| live_run.processes.iter().find(|p| p.meta.rank == rank));
-        chosen.or_else(|| {
+        self.place(live_run).map(|place| &live_run.processes[place]).or_else(|| {
             let used = |p: &LiveProcess| p.device().map_or(0, |device| device.totals.get(Metric::Used));
             live_run.processes.iter().max_by_key(|p| (used(p), -p.meta.rank))
         })
     }
 
-    /// Chooses the next rank. After the last rank, chooses the rank with the most memory in use.
-    pub(super) fn next_rank(&mut self, live_run: &LiveRun) {
-        let ranks: Vec<i32> = live_run.processes.iter().map(|process| process.meta.rank).collect();
-        let place = self.settings.rank.and_then(|rank| ranks.iter().position(|known| *known == rank));
-        self.settings.rank = match place {
-            None => ranks.first().copied(),
-            Some(place) => ranks.get(place + 1).copied(),
-        };
+    /// Chooses the next process. After the last one, chooses the process with the most memory in use.
+    pub(super) fn next_process(&mut self, live_run: &LiveRun) {
+        let next = self.place(live_run).map_or(0, |place| place + 1);
+        self.settings.rank = None;
+        self.settings.chosen = live_run.processes.get(next).map(|process| process_name(&process.path));
     }
 
     /// Computes the growth of each owner since the previous refresh, and stores the owners for the next
     /// refresh.
     pub(super) fn remember(&mut self, live_run: &LiveRun) {
         let Some(process) = self.process(live_run) else { return };
-        let (by, rank, rows) = (self.settings.by, process.meta.rank, process.replay.counts.rows);
+        let (by, rows) = (self.settings.by, process.replay.counts.rows);
+        let process_name = process_name(&process.path);
         let groups = groups(process, by);
         let now = Instant::now();
         let mut growth = Vec::new();
         let mut rows_per_second = 0.0;
         if let Some(previous) =
-            self.previous.as_ref().filter(|previous| previous.by == by && previous.rank == rank)
+            self.previous.as_ref().filter(|previous| previous.by == by && previous.process == process_name)
         {
             let seconds = now.duration_since(previous.at).as_secs_f64().max(1e-3);
             rows_per_second = rows.saturating_sub(previous.rows) as f64 / seconds;
@@ -99,7 +109,8 @@ impl View<'_> {
                 growth.push((name.clone(), group.bytes - old));
             }
         }
-        self.previous = Some(Previous { at: now, by, rank, rows, groups, growth, rows_per_second });
+        let process = process_name;
+        self.previous = Some(Previous { at: now, by, process, rows, groups, growth, rows_per_second });
     }
 
     /// Returns the whole screen, in at most `height` lines of `width` columns.
@@ -328,7 +339,8 @@ impl View<'_> {
         let by = self.settings.by;
         let mut groups = groups(process, by);
         let total: i64 = groups.iter().map(|(_, group)| group.bytes).sum();
-        let known = self.previous.as_ref().filter(|b| b.by == by && b.rank == process.meta.rank);
+        let name = process_name(&process.path);
+        let known = self.previous.as_ref().filter(|before| before.by == by && before.process == name);
         let growth = |name: &str| {
             known
                 .and_then(|previous| previous.growth.iter().find(|(n, _)| n == name))
@@ -417,12 +429,13 @@ fn groups(process: &LiveProcess, by: usize) -> Vec<(String, Group)> {
 
 fn keys(page: &mut Printer, settings: &ViewSettings) {
     let mut cells = Vec::new();
+    let is_chosen = settings.chosen.is_some() || settings.rank.is_some();
     for (key, action) in [
         ("q", "quit".to_owned()),
         ("space", if settings.paused { "resume" } else { "pause" }.to_owned()),
         ("b", format!("by {}", GROUPINGS[settings.by])),
         ("s", format!("sort: {}", SORTS[settings.sort])),
-        ("r", settings.rank.map_or("rank: most used".to_owned(), |rank| format!("rank {rank}"))),
+        ("r", if is_chosen { "next process" } else { "process: most used" }.to_owned()),
         ("d", "detail".to_owned()),
         ("+ -", format!("every {:.1} s", settings.interval.as_secs_f64())),
         ("h", "help".to_owned()),
@@ -444,7 +457,7 @@ fn help(page: &mut Printer) {
         ("b", "next grouping: module, category, op, phase, step"),
         ("m c o p t", "group by module, category, op, phase, step"),
         ("s  < >", "next or previous order: bytes, growth, blocks, name"),
-        ("r", "next rank; after the last, the rank with the most memory in use"),
+        ("r", "next process; after the last, the one with the most memory in use"),
         ("d", "record the next 5 steps of the shown process in full, as --detail does"),
         ("+ -", "refresh more often, less often"),
         ("h ?", "this help; any key closes it"),

@@ -3,13 +3,18 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
+use tokio::task::JoinHandle;
 
 /// The maximum bytes that are kept of each output stream. A program of `run` may print without end.
-const MOST_BYTES: u64 = 16 << 20;
+const MOST_BYTES: usize = 16 << 20;
+/// How long a stream of an ended child is read, if another process keeps it open.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The exit status with which `memtrace` refuses a request or cannot read a trace.
 const REFUSED: i32 = 2;
@@ -46,11 +51,12 @@ pub(super) async fn answer(command: &str, arguments: &[OsString], folder: &Path)
         .map_err(failed)?;
     let leader = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     let mut group = Group(leader);
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let (stdout, stderr) = tokio::try_join!(text(stdout), text(stderr)).map_err(failed)?;
+    let (stdout, stderr) = (Collected::start(child.stdout.take()), Collected::start(child.stderr.take()));
     let status = child.wait().await.map_err(failed)?;
-    // A process that the program left behind goes on, as it does after `memtrace run` in a shell.
+    // A process that the program left behind goes on, as it does after `memtrace run` in a shell. It may keep
+    // the pipes open.
     group.0 = None;
+    let (stdout, stderr) = (stdout.end().await, stderr.end().await);
     let stderr = stderr.trim_end();
     match status.code() {
         Some(REFUSED) if stdout.is_empty() => Err(stderr.to_owned()),
@@ -60,12 +66,35 @@ pub(super) async fn answer(command: &str, arguments: &[OsString], folder: &Path)
     }
 }
 
-/// Reads a stream to its end and returns its first [`MOST_BYTES`] bytes.
-async fn text(stream: Option<impl AsyncRead + Unpin>) -> std::io::Result<String> {
-    let Some(mut stream) = stream else { return Ok(String::new()) };
-    let mut bytes = Vec::new();
-    (&mut stream).take(MOST_BYTES).read_to_end(&mut bytes).await?;
-    // A full pipe would stop the child.
-    tokio::io::copy(&mut stream, &mut tokio::io::sink()).await?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+/// The first [`MOST_BYTES`] bytes of a stream, which a task reads to its end.
+struct Collected {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    task: JoinHandle<()>,
+}
+
+impl Collected {
+    fn start(stream: Option<impl AsyncRead + Unpin + Send + 'static>) -> Collected {
+        let bytes = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&bytes);
+        let task = tokio::spawn(async move {
+            let Some(mut stream) = stream else { return };
+            let mut part = vec![0; 1 << 16];
+            // Reads on after the last byte that is kept, because a full pipe would stop the child.
+            while let Ok(read @ 1..) = stream.read(&mut part).await {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                let left = MOST_BYTES - kept.len();
+                kept.extend_from_slice(&part[..read.min(left)]);
+            }
+        });
+        Collected { bytes, task }
+    }
+
+    /// Returns the text after the child has ended. Waits for [`PATIENCE`] at most, because another process may keep
+    /// the stream open.
+    async fn end(mut self) -> String {
+        if tokio::time::timeout(PATIENCE, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
+        String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
 }

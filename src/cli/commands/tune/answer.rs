@@ -102,12 +102,20 @@ impl<'a> TuneAnswer<'a> {
     /// retries.
     fn best(&self) -> Option<&Trial> {
         let (best, own) = (self.trials.first()?, self.own());
-        if !best.fits() || self.own_index == 0 {
+        if !best.fits() || self.own_index == 0 || self.own_failure().is_some() {
             return None;
         }
         let saves = share(own.peak_reserved - best.peak_reserved, own.peak_reserved) >= LEAST_SAVING;
         let rescues = !own.fits() || best.lost(self.requests) < own.lost(self.requests);
         (saves || rescues || best.retries < own.retries).then_some(best)
+    }
+
+    /// Returns why the replay with the run's own settings has no answer, or `None` if it has one.
+    fn own_failure(&self) -> Option<&str> {
+        match &self.own().outcome {
+            ReplayOutcome::Failed(why) => Some(why),
+            _ => None,
+        }
     }
 
     fn differences(&self) -> i64 {
@@ -117,6 +125,12 @@ impl<'a> TuneAnswer<'a> {
     /// Returns a sentence that says how well the replay with the run's own settings agrees with the trace,
     /// which shows how far all replays can be trusted.
     fn trust(&self) -> String {
+        if let Some(why) = self.own_failure() {
+            return format!(
+                "The replay with the run's own settings failed (torch {}): {why}. So no replay is compared with the trace.",
+                self.torch
+            );
+        }
         let checks = self.own["checks"].as_i64().unwrap_or(0);
         let differences = self.differences();
         let changes = counted(checks.max(0).cast_unsigned(), "change");
@@ -165,7 +179,7 @@ impl<'a> TuneAnswer<'a> {
             let is_own = index == self.own_index;
             let name = if trial.settings.is_empty() { "the defaults" } else { &trial.settings };
             let name = if is_own { format!("{name} (this run's)") } else { name.to_owned() };
-            let comparable = trial.fits() && !is_own;
+            let comparable = trial.fits() && !is_own && self.own_failure().is_none();
             table.row([
                 Cell::new(name, if is_own { Style::Strong } else { Style::Plain }),
                 units.show(trial.peak_reserved).to_string().into(),
@@ -190,7 +204,12 @@ impl<'a> TuneAnswer<'a> {
 
     fn verdict(&self, units: Unit) -> Vec<String> {
         let Some(best) = self.best() else {
-            return vec![if self.fits() {
+            let is_failed = |trial: &Trial| matches!(trial.outcome, ReplayOutcome::Failed(_));
+            return vec![if self.trials.iter().all(is_failed) {
+                "No replay has an answer: try the torch of the run with --python.".to_owned()
+            } else if self.own_failure().is_some() {
+                "What other settings save is unknown; the table has the peak with each.".to_owned()
+            } else if self.fits() {
                 "Keep this run's settings: no others save 1 % or more.".to_owned()
             } else {
                 "No settings make it fit: the run needs less allocated memory (memtrace oom, memtrace peak)."

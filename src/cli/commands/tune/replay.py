@@ -111,7 +111,8 @@ class Replay:
         self.peak = {"allocated_bytes.all": 0, "reserved_bytes.all": 0, "active_bytes.all": 0}
         # Occupy the memory that was not free when the traced run started: its context may have been larger,
         # and other processes may have used the device.
-        filler = self.runtime.free_bytes() - plan["free_at_start"] if plan["free_at_start"] else 0
+        free = plan["free_at_start"]
+        filler = 0 if free is None else self.runtime.free_bytes() - free
         if filler > 0:
             self.runtime.alloc(filler)
 

@@ -38,7 +38,7 @@ impl Capacity {
         let total = trace.meta.total_bytes(requests.device);
         let total = if total > 0 { total } else { requests.peak_reserved * 2 };
         let taken = trace.meta.phantom["context_bytes"].as_i64().or(requests.taken);
-        Capacity { total, free_at_start: taken.map(|taken| total - taken) }
+        Capacity { total, free_at_start: taken.map(|taken| (total - taken).max(0)) }
     }
 }
 
@@ -90,9 +90,9 @@ pub(super) fn run(
         let sender = sender.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                let sent = serde_json::from_str::<Value>(&line)
-                    .is_ok_and(|line| sender.send((worker, line)).is_ok());
-                if !sent {
+                // A library may print a line of its own.
+                let Ok(line) = serde_json::from_str::<Value>(&line) else { continue };
+                if sender.send((worker, line)).is_err() {
                     break;
                 }
             }

@@ -74,7 +74,8 @@ pub(crate) fn arm(faults: Vec<Fault>) {
     let armed = faults.into_iter().map(|fault| Armed {
         calls: AtomicU64::new(0),
         has_begun: AtomicBool::new(false),
-        left: AtomicU32::new(fault.times.unwrap_or(0)),
+        // The first failure is that of the call at which the fault begins.
+        left: AtomicU32::new(fault.times.map_or(0, |times| times.saturating_sub(1))),
         failures: AtomicU32::new(0),
         first: OnceLock::new(),
         fault,
@@ -137,11 +138,11 @@ pub(crate) fn refusal(
     if part == Part::Other {
         let _ = REQUEST.try_with(|request| request.set(None));
     }
-    if is_allocation && let Some(status) = continue_request(faults, name) {
+    if is_allocation && let Some(status) = continue_request(faults, name, card) {
         return Some(code(status));
     }
     for (index, armed) in faults.iter().enumerate() {
-        let here = armed.fault.card.is_none_or(|wanted| wanted as usize == card);
+        let here = armed.is_on(card);
         let fits = match armed.fault.kind {
             FaultKind::OutOfMemory => is_allocation,
             FaultKind::Ecc | FaultKind::Lost => !matches!(part, Part::None | Part::LastError),
@@ -181,8 +182,7 @@ fn is_named(wanted: &str, name: &str) -> bool {
 pub(crate) fn fails_at(bytes: u64, card: usize) -> bool {
     let faults = FAULTS.get().map_or(&[][..], Vec::as_slice);
     for (index, armed) in faults.iter().enumerate() {
-        let here = armed.fault.card.is_none_or(|wanted| wanted as usize == card);
-        if here && matches!(armed.fault.moment, Moment::Bytes(limit) if bytes > limit) {
+        if armed.is_on(card) && matches!(armed.fault.moment, Moment::Bytes(limit) if bytes > limit) {
             // If the fault is an ECC error or a lost card, it begins here, too. The allocation itself
             // succeeds, and later calls fail.
             if begin(index, armed, "an allocation", card) == Some(OUT_OF_MEMORY) {
@@ -205,13 +205,14 @@ pub(crate) fn sticky(card: usize) -> Option<Status> {
 /// Returns the status of an allocation that must fail because an earlier one did: this thread's request has
 /// retries left that fail, or a fault with a stated number of failures has not caused all of them. Counts the
 /// failure. Returns `None` if the allocation need not fail.
-fn continue_request(faults: &[Armed], name: &'static str) -> Option<Status> {
-    if let Some((index, left)) = REQUEST.try_with(Cell::get).ok().flatten() {
+fn continue_request(faults: &[Armed], name: &'static str, card: usize) -> Option<Status> {
+    let request = REQUEST.try_with(Cell::get).ok().flatten();
+    if let Some((index, left)) = request.filter(|(index, _)| faults[*index].is_on(card)) {
         let _ = REQUEST.try_with(|request| request.set((left > 1).then_some((index, left - 1))));
         faults[index].count(name);
         return Some(OUT_OF_MEMORY);
     }
-    for armed in faults.iter().filter(|armed| armed.has_begun.load(Ordering::Relaxed)) {
+    for armed in faults.iter().filter(|it| it.is_on(card) && it.has_begun.load(Ordering::Relaxed)) {
         let less = |left: u32| left.checked_sub(1);
         if armed.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
             armed.count(name);
@@ -222,6 +223,11 @@ fn continue_request(faults: &[Armed], name: &'static str) -> Option<Status> {
 }
 
 impl Armed {
+    /// Returns true if the fault affects this card.
+    fn is_on(&self, card: usize) -> bool {
+        self.fault.card.is_none_or(|wanted| wanted as usize == card)
+    }
+
     fn count(&self, name: &'static str) {
         let _ = self.first.set(name);
         self.failures.fetch_add(1, Ordering::Relaxed);
@@ -241,13 +247,8 @@ fn begin(index: usize, armed: &'static Armed, name: &'static str, card: usize) -
     let pci = &bus[..bus.len() - 2];
     match fault.kind {
         FaultKind::OutOfMemory => {
-            match fault.times {
-                None => {
-                    let _ = REQUEST.try_with(|request| request.set(Some((index, MAX_RETRIES - 1))));
-                }
-                Some(_) => {
-                    armed.left.fetch_sub(1, Ordering::Relaxed);
-                }
+            if fault.times.is_none() {
+                let _ = REQUEST.try_with(|request| request.set(Some((index, MAX_RETRIES - 1))));
             }
             *lock(&LAST) = Some(&fault.text);
             eprintln!("memtrace: injected fault {}: {name} fails with \"out of memory\"", fault.text);

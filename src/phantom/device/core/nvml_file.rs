@@ -26,6 +26,9 @@ const DYNAMIC: u64 = SYMBOL + 24;
 /// SONAME, NULL.
 const ENTRIES: [[u64; 2]; 6] =
     [[5, NAMES], [6, SYMBOL], [10, 1 + SONAME.len() as u64], [11, 24], [14, 1], [0, 0]];
+/// The processor (`EM_X86_64`, `EM_AARCH64`), and the size of its largest ordinary page.
+const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+const LARGEST_PAGE: u64 = if cfg!(target_arch = "aarch64") { 0x1_0000 } else { 0x1000 };
 const SIZE: u64 = DYNAMIC + 16 * ENTRIES.len() as u64;
 
 /// Returns the bytes of the empty library, in the format of `elf.h`.
@@ -33,10 +36,10 @@ fn bytes() -> Vec<u8> {
     // Read and write: the loader writes addresses into the dynamic section.
     const READ_WRITE: u32 = 6;
     let mut file = Vec::with_capacity(SIZE as usize);
-    // 64 bits, little endian, version 1; a shared object for x86-64.
+    // 64 bits, little endian, version 1; a shared object for this processor.
     file.extend(b"\x7fELF\x02\x01\x01");
     file.resize(16, 0);
-    file.extend([3u16.to_le_bytes(), 62u16.to_le_bytes()].concat());
+    file.extend([3u16.to_le_bytes(), MACHINE.to_le_bytes()].concat());
     file.extend(1u32.to_le_bytes());
     // No entry point; the program headers; no sections.
     file.extend([0, FILE_HEADER, 0].map(u64::to_le_bytes).concat());
@@ -45,7 +48,7 @@ fn bytes() -> Vec<u8> {
     file.extend(sizes.map(u16::to_le_bytes).concat());
     // The whole file (LOAD), the dynamic section (DYNAMIC), a stack that is not executable (GNU_STACK).
     let parts: [(u32, u64, u64, u64); PROGRAM_HEADERS as usize] =
-        [(1, 0, SIZE, 0x1000), (2, DYNAMIC, SIZE - DYNAMIC, 8), (0x6474_e551, 0, 0, 16)];
+        [(1, 0, SIZE, LARGEST_PAGE), (2, DYNAMIC, SIZE - DYNAMIC, 8), (0x6474_e551, 0, 0, 16)];
     for (kind, start, size, alignment) in parts {
         file.extend([kind, READ_WRITE].map(u32::to_le_bytes).concat());
         file.extend([start, start, start, size, size, alignment].map(u64::to_le_bytes).concat());

@@ -1,5 +1,6 @@
 //! The driver: initialization, devices, contexts and errors.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::Mutex;
 
@@ -20,6 +21,29 @@ fn make_current(context: usize) -> Status {
     // A null context leaves the thread without a context. The device that a runtime call on this thread would
     // use does not change.
     if context == 0 { OK } else { set_current(device_of_context(context) as c_int) }
+}
+
+thread_local! {
+    /// The devices that were current before each context that this thread has pushed, the latest last.
+    static PUSHED: RefCell<Vec<c_int>> = const { RefCell::new(Vec::new()) };
+}
+
+fn push_current(context: usize) -> Status {
+    let before = current_index();
+    let status = make_current(context);
+    if status == OK {
+        let _ = PUSHED.try_with(|pushed| pushed.borrow_mut().push(before));
+    }
+    status
+}
+
+/// Writes the current context, and makes the device current that was so before the latest push.
+fn pop_current(out: Out<usize>) -> Status {
+    out.put(context_handle(current_index() as usize));
+    match PUSHED.try_with(|pushed| pushed.borrow_mut().pop()).ok().flatten() {
+        Some(before) => set_current(before),
+        None => OK,
+    }
 }
 
 /// Returns success if a visible device has this index, or the error for an invalid device.
@@ -219,16 +243,10 @@ answers! {
     Success fn cuCtxDestroy_v2(_context: Word) { OK }
     Real fn cuCtxGetCurrent(out: Out<usize>) { out.give(context_handle(current_index() as usize)) }
     Real fn cuCtxSetCurrent(context: Word) { make_current(context) }
-    Real fn cuCtxPushCurrent_v2(context: Word) { make_current(context) }
-    Real fn cuCtxPopCurrent_v2(out: Out<usize>) {
-        out.put(context_handle(current_index() as usize));
-        OK
-    }
-    Real fn cuCtxPushCurrent(context: Word) { make_current(context) }
-    Real fn cuCtxPopCurrent(out: Out<usize>) {
-        out.put(context_handle(current_index() as usize));
-        OK
-    }
+    Real fn cuCtxPushCurrent_v2(context: Word) { push_current(context) }
+    Real fn cuCtxPopCurrent_v2(out: Out<usize>) { pop_current(out) }
+    Real fn cuCtxPushCurrent(context: Word) { push_current(context) }
+    Real fn cuCtxPopCurrent(out: Out<usize>) { pop_current(out) }
     Real fn cuCtxGetDevice(out: Out<c_int>) { out.give(current_index()) }
     Real fn cuCtxGetFlags(out: Out<u32>) { out.give(0) }
     Real fn cuCtxGetId(context: Word, out: Out<u64>) { out.give(context as u64) }

@@ -318,10 +318,39 @@ unsafe fn several_pointer_attributes(
         let (attribute, out) = unsafe { (attributes.at(index).get(), outs.at(index).get()) };
         if let (Some(attribute), Some(out)) = (attribute, out) {
             // SAFETY: the caller's promise.
-            unsafe { pointer_attribute(out, attribute, address) };
+            if unsafe { pointer_attribute(out, attribute, address) } != OK {
+                // SAFETY: as above.
+                unsafe { null_attribute(out, attribute) };
+            }
         }
     }
     OK
+}
+
+/// Writes the null value of an attribute, which `cuPointerGetAttributes` gives for a pointer that CUDA does not know.
+///
+/// # Safety
+/// `out` is null or good for a write of the attribute's type.
+unsafe fn null_attribute(out: Out<u64>, attribute: c_int) {
+    match attribute {
+        CU_POINTER_ATTRIBUTE_CONTEXT
+        | CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+        | CU_POINTER_ATTRIBUTE_HOST_POINTER
+        | CU_POINTER_ATTRIBUTE_BUFFER_ID
+        | CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
+        | CU_POINTER_ATTRIBUTE_RANGE_SIZE => out.put(0),
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        | CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+        | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+        | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
+        | CU_POINTER_ATTRIBUTE_IS_MANAGED
+        | CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        | CU_POINTER_ATTRIBUTE_MAPPED => {
+            // SAFETY: the value of these attributes has 32 bits.
+            unsafe { out.cast::<u32>() }.put(0);
+        }
+        _ => {}
+    }
 }
 
 /// Writes the free and the total bytes of the current device.

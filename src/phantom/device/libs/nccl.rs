@@ -15,10 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use cudarc::nccl::sys::{ncclResult_t, ncclUniqueId};
+use rustc_hash::FxHashMap;
 
 use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{Handle, In, OK, Out, Status, Word, opaque_handle};
-use crate::core::host_state::current;
+use crate::core::host_state::{current, device};
 use crate::core::lock::lock;
 use crate::core::past_oom::Caller;
 use crate::core::values::SMALL;
@@ -58,9 +59,10 @@ struct UniqueId([u64; 16]);
 
 const _: () = assert!(size_of::<UniqueId>() == size_of::<ncclUniqueId>());
 
-/// Creates a communicator. `near` is the number of its ranks on this machine, if known.
+/// Creates a communicator on a device. `near` is the number of its ranks on this machine, if known.
 fn create(
     out: Out<Handle<Communicator>>,
+    device: usize,
     (ranks, rank): (usize, usize),
     near: Option<usize>,
     name: Option<u64>,
@@ -68,7 +70,6 @@ fn create(
     if ranks < 1 || rank >= ranks {
         return INVALID_ARGUMENT;
     }
-    let device = current().index;
     let place = RankPlace::new(ranks, rank, near);
     let memory = match CommunicatorMemory::new(device, &place) {
         Ok(memory) => memory,
@@ -93,18 +94,22 @@ fn create_with_id(out: Out<Handle<Communicator>>, ranks: c_int, rank: c_int, id:
     // The id of another machine names memory that does not exist here, and stand-ins have no memory.
     let name = (id.0[3] == machine_hash() && !stand_ins::exist()).then(|| hash(id.0));
     let bytes: Vec<u8> = id.0.iter().flat_map(|word| word.to_le_bytes()).collect();
-    create(out, (ranks, rank), nccl_groups::near_of_id(&bytes), name)
+    create(out, current().index, (ranks, rank), nccl_groups::near_of_id(&bytes), name)
 }
 
-/// Creates communicators for all ranks in this process. Several ranks in one thread cannot wait for each
-/// other, so each uses its own data.
+/// Creates communicators for all ranks in this process, each on its device of `devices` or, if that is null, on the
+/// device with the number of the rank. Several ranks in one thread cannot wait for each other, so each uses its own
+/// data.
 ///
 /// # Safety
-/// `out` is null or has `ranks` elements.
-unsafe fn create_all(out: Out<Handle<Communicator>>, ranks: usize) -> Status {
+/// `out` and `devices` are null or have `ranks` elements.
+unsafe fn create_all(out: Out<Handle<Communicator>>, ranks: usize, devices: In<c_int>) -> Status {
     for rank in 0..ranks {
         // SAFETY: rank < ranks.
-        let status = create(unsafe { out.at(rank) }, (ranks, rank), Some(ranks), None);
+        let wanted = unsafe { devices.at(rank).get() }.unwrap_or(rank as c_int);
+        let Some(device) = device(wanted) else { return INVALID_ARGUMENT };
+        // SAFETY: rank < ranks.
+        let status = create(unsafe { out.at(rank) }, device.index, (ranks, rank), Some(ranks), None);
         if status != OK {
             return status;
         }
@@ -175,7 +180,7 @@ impl Communicator {
                 Some(ranks) => (ranks, unsigned(key), stand_ins::announced_near()),
                 None => (self.ranks, self.rank, Some(self.place.near)),
             };
-            return create(out, (ranks, rank.min(ranks.saturating_sub(1))), near, None);
+            return create(out, self.device, (ranks, rank.min(ranks.saturating_sub(1))), near, None);
         }
         let mine = [color.to_le_bytes(), key.to_le_bytes()].concat();
         let all = self.exchange(Some(mine));
@@ -196,7 +201,13 @@ impl Communicator {
         let Some(rank) = members.iter().position(|&(_, rank)| rank == self.rank) else {
             return INVALID_ARGUMENT;
         };
-        create(out, (members.len(), rank), None, self.name.map(|name| hash((name, child, color))))
+        create(
+            out,
+            self.device,
+            (members.len(), rank),
+            None,
+            self.name.map(|name| hash((name, child, color))),
+        )
     }
 
     /// Creates a communicator without some ranks.
@@ -209,7 +220,13 @@ impl Communicator {
         let gone: Vec<_> = (0..count).filter_map(|index| unsafe { excluded.at(index) }.get()).collect();
         let left: Vec<_> = (0..self.ranks).filter(|&rank| !gone.contains(&(rank as c_int))).collect();
         let Some(rank) = left.iter().position(|&rank| rank == self.rank) else { return INVALID_ARGUMENT };
-        create(out, (left.len(), rank), None, self.name.map(|name| hash((name, child, "shrunk"))))
+        create(
+            out,
+            self.device,
+            (left.len(), rank),
+            None,
+            self.name.map(|name| hash((name, child, "shrunk"))),
+        )
     }
 }
 
@@ -473,14 +490,29 @@ fn group_end() -> Status {
         return OK;
     }
     let group = GROUP.try_with(RefCell::take).unwrap_or_default();
-    // Sends run first, so that a receive never waits for a send of its own group.
-    let (sends, others): (Vec<_>, Vec<_>) =
-        group.into_iter().partition(|operation| matches!(operation.action, Action::Send(_)));
-    let statuses: Vec<_> = sends
+    let is_send = |operation: &Operation| matches!(operation.action, Action::Send(_));
+    let sends: Vec<Operation> = group.iter().copied().filter(is_send).collect();
+    // A send waits until its peer has received the message before. So the operations run in rounds: the first
+    // message to and from each peer, then the second one, and so on. In a round, sends run first.
+    let mut so_far: FxHashMap<(bool, usize, usize), usize> = FxHashMap::default();
+    let mut rounds: Vec<(usize, Operation)> = Vec::with_capacity(group.len());
+    for operation in group {
+        let comm = operation.comm.get().map_or(0, |comm| std::ptr::from_ref(comm).addr());
+        let round = match operation.action {
+            Action::Send(peer) | Action::Receive(peer) => {
+                let count = so_far.entry((is_send(&operation), comm, peer)).or_default();
+                *count += 1;
+                *count
+            }
+            _ => 1,
+        };
+        rounds.push((round, operation));
+    }
+    rounds.sort_by_key(|(round, operation)| (*round, !is_send(operation)));
+    let statuses: Vec<_> = rounds
         .iter()
-        .chain(&others)
         // SAFETY: `submit` queued the operations, and its callers promised this.
-        .map(|operation| unsafe { operation.receive_own(&sends).unwrap_or_else(|| operation.run()) })
+        .map(|(_, operation)| unsafe { operation.receive_own(&sends).unwrap_or_else(|| operation.run()) })
         .collect();
     statuses.into_iter().map(nccl_status).find(|&status| status != OK).unwrap_or(OK)
 }
@@ -518,8 +550,8 @@ answers! {
     ) {
         ids.get().map_or(INVALID_ARGUMENT, |id| create_with_id(out, ranks, rank, id))
     }
-    Guess fn ncclCommInitAll(out: Out<Handle<Communicator>>, ranks: c_int, _devices: Word) {
-        by_contract!(create_all(out, unsigned(ranks)))
+    Guess fn ncclCommInitAll(out: Out<Handle<Communicator>>, ranks: c_int, devices: In<c_int>) {
+        by_contract!(create_all(out, unsigned(ranks), devices))
     }
     Real fn ncclCommSplit(
         comm: Handle<Communicator>, color: c_int, key: c_int, out: Out<Handle<Communicator>>, _config: Word,
