@@ -196,10 +196,16 @@ fn export_replaces_only_an_earlier_export() {
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("not from an earlier export"), "{}", text(&output.stderr));
     assert_eq!(std::fs::read(&trace).unwrap(), before);
-    for _ in 0..2 {
-        let output = memtrace(folder.path(), &[&"export", &"--to", &"parquet", &trace, &"-o", &"set"]);
+    // All ranks, then one rank, then all again; the last export before was interrupted.
+    for traces in [fixtures().join("sharded"), trace.clone(), fixtures().join("sharded")] {
+        let output = memtrace(folder.path(), &[&"export", &"--to", &"parquet", &traces, &"-o", &"set"]);
         assert!(output.status.success(), "{}", text(&output.stderr));
+        std::fs::write(folder.path().join("set/rank=0/.x.parquet.7.partial"), "PAR1").unwrap();
     }
+    let foreign = folder.path().join("set/rank=0/notes.txt");
+    std::fs::write(&foreign, "").unwrap();
+    let output = memtrace(folder.path(), &[&"export", &"--to", &"parquet", &trace, &"-o", &"set"]);
+    assert!(output.status.code() == Some(2) && foreign.exists(), "{}", text(&output.stderr));
 }
 
 #[test]

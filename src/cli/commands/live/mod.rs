@@ -136,9 +136,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         && !once
     {
         loop {
-            // The wanted rank may begin later than others.
-            if check_rank(&live_run, path, view.settings.rank).is_ok() {
-                openmetrics::write(&live_run, file, view.settings.rank)?;
+            match check_rank(&live_run, path, view.settings.rank) {
+                Ok(()) => openmetrics::write(&live_run, file, view.settings.rank)?,
+                // The wanted rank may begin later than others.
+                Err(_) if view.settings.rank.is_some_and(|rank| is_of_job(&live_run, rank)) => {}
+                Err(error) => return Err(error),
             }
             std::thread::sleep(view.settings.interval);
             live_run.update();
@@ -163,6 +165,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         writeln!(stdout, "{line}")?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns true if the job has so many ranks that a process of `rank` may still begin.
+fn is_of_job(run: &LiveRun, rank: i32) -> bool {
+    run.processes.iter().any(|process| (0..process.meta.world_size).contains(&rank))
 }
 
 /// Checks that the run has a process of `rank`. Succeeds if the run has no processes yet.
