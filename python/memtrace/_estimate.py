@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -123,7 +124,10 @@ def _run(card: str, words: list[str], call: bytes | None) -> dict[str, Any]:
                 file = Path(folder, "call")
                 file.write_bytes(call)
                 words = [*words, str(file)]
-            request += ["--values", "once", "--", "env", f"{_VARIABLE}={{}}", sys.executable, *words]
+            # In a file, because `fit` would replace `{}` in the words.
+            script = Path(folder, "program")
+            script.write_text(f"exec {shlex.join([sys.executable, *words])}\n")
+            request += ["--values", "once", "--", "env", f"{_VARIABLE}={{}}", "sh", str(script)]
         environment = dict(os.environ)
         if words[0] == "--recipe":
             # The recipe runs with this Python.
