@@ -47,15 +47,19 @@ impl Prices {
     /// left out.
     fn parse(text: &str) -> Result<Prices> {
         let mut prices = Vec::new();
-        let lines = text.lines().map(str::trim).enumerate();
+        let mut is_first = true;
+        // A spreadsheet may write a byte order mark.
+        let lines = text.trim_start_matches('\u{feff}').lines().map(str::trim).enumerate();
         for (at, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
             let parts = line.split_once(',').map(|(card, price)| (card.trim(), price.trim()));
+            let is_header = std::mem::take(&mut is_first)
+                && parts.is_some_and(|(_, price)| !price.contains(|c: char| c.is_ascii_digit()));
             let price = parts.and_then(|(_, price)| price.parse::<f64>().ok());
             match (parts, price.filter(|price| price.is_finite() && *price >= 0.0)) {
                 (Some((card, _)), Some(price)) if !card.is_empty() => {
                     prices.push((card.to_lowercase(), price))
                 }
-                _ if at == 0 => {}
+                _ if is_header => {}
                 _ => bail!("line {}: expected a card and its price, such as rtx4090,0.35", at + 1),
             }
         }
@@ -87,8 +91,10 @@ mod tests {
 
     #[test]
     fn the_price_of_several_gpus_is_a_multiple() {
-        let prices =
-            Prices::parse("card,price per hour\n# a comment\n\nrtx4090, 0.35\nH100-80g,2\n").unwrap();
+        let prices = Prices::parse(
+            "\u{feff}# of today\ncard,price per hour\n# a comment\n\nrtx4090, 0.35\nH100-80g,2\n",
+        )
+        .unwrap();
         assert_eq!(prices.of("rtx4090", None), Some(0.35));
         assert_eq!(prices.of("8xh100-80g", None), Some(16.0));
         assert_eq!(prices.of("h100-80g", Some(4)), Some(8.0));
@@ -101,6 +107,7 @@ mod tests {
         for (text, part) in [
             ("", "no line has a card"),
             ("card,price\n", "no line has a card"),
+            ("rtx4090,$0.35\nl4,1\n", "line 1: expected a card"),
             ("rtx4090,1\nl4;2\n", "line 2: expected a card"),
             ("rtx4090,1\nl4,cheap\n", "line 2: expected a card"),
             ("rtx4090,1\nl4,-2\n", "line 2: expected a card"),
