@@ -84,12 +84,15 @@ rows = tokens[: len(tokens) // args.seq * args.seq].view(-1, args.seq)
 places = (torch.arange(args.seq, device=device) % -(-args.seq // PACKING))[None] if PACKING > 1 else None
 for step in range(args.steps):
     batch = rows[torch.arange(step * args.batch, (step + 1) * args.batch) % len(rows)].to(device)
+    total = 0
     for part in batch.chunk(ACCUMULATION):
         with torch.autocast(device, torch.bfloat16, enabled=AUTOCAST):
             loss = model(input_ids=part, labels=part, position_ids=places, use_cache=False).loss
-        (loss * len(part) / len(batch)).backward()
+        loss = loss * len(part) / len(batch)
+        loss.backward()
+        total += loss.detach()
     optimizer.step()
     optimizer.zero_grad()
-    print(f"step {step}: loss {loss.item():.3f}", flush=True)
+    print(f"step {step}: loss {total.item():.3f}", flush=True)
 if not args.random:
     model.save_pretrained("trained")
