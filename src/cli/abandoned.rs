@@ -110,7 +110,7 @@ mod tests {
 
         // These launches have just begun. The command of the first one was killed and left no process. The next
         // ones have a process, a command, and another container.
-        let new = [6, 7, 8, 9].map(|number| make(&format!("memtrace-{now:x}{number}-1a2b")));
+        let new = [6, 7, 8, 9].map(|number| make(&format!("memtrace-{:x}-1a2b", now + number)));
         let [left, with_script, with_command, elsewhere_too] = new;
         let here = visible_processes().unwrap();
         for folder in [&left, &with_script, &with_command] {

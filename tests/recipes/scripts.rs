@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{fit, tiny};
+use super::{fit, tiny, with_many_words};
 use crate::common::torch::{Torch, cache, missing, text};
 
 /// Returns the python with trl, diffusers and timm that `scripts/env programs` installs. If it is missing,
@@ -78,6 +78,29 @@ fn fit_recipe_dpo_writes_a_script_that_trains() {
     trains(&tiny(), "dpo", "--model . --seq 64 --phantom rtx4060");
 }
 
+#[test]
+fn fit_recipe_lora_packs_documents_and_trains() {
+    trains(&tiny(), "lora", "--model . --seq 64 --phantom t4 --set packing=2");
+}
+
+/// Liger's loss never holds the logits of the whole batch.
+#[test]
+fn fit_recipe_liger_needs_less_memory() {
+    let Some(torch) = programs() else { return };
+    let folder = TempDir::new().unwrap();
+    let peak = |liger: &str| {
+        let arguments = format!(
+            "--recipe lora --model . --seq 512 --phantom rtx4060 --values 2 --set liger={liger} --json -o {liger}"
+        );
+        let output = fit(&torch, folder.path(), &with_many_words(), &arguments);
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        assert_eq!(answer["fits"], "2", "{}{answer:#}", text(&output.stderr));
+        answer["trials"][0]["peak_allocated_bytes"].as_i64().unwrap()
+    };
+    let [with, without] = ["on", "off"].map(peak);
+    assert!(with < without / 2, "{with} {without}");
+}
+
 /// Returns the losses of three steps of a script's training in float32, with SGD.
 fn losses(torch: &Torch, folder: &TempDir, recipe: &str, model: &str, accumulation: &str) -> Vec<String> {
     let file = format!("{recipe}-{accumulation}.py");
@@ -112,7 +135,7 @@ fn losses(torch: &Torch, folder: &TempDir, recipe: &str, model: &str, accumulati
 #[test]
 fn fit_recipe_accumulation_has_the_gradient_and_the_loss_of_the_whole_batch() {
     let Some(torch) = programs() else { return };
-    for (recipe, model) in [("full", "."), ("vision", "vit_tiny_patch16_224")] {
+    for (recipe, model) in [("full", "."), ("pretrain", "."), ("vision", "vit_tiny_patch16_224")] {
         let folder = TempDir::new().unwrap();
         let [whole, parts] = ["1", "2"].map(|parts| losses(&torch, &folder, recipe, model, parts));
         assert_eq!(whole, parts, "{recipe}");

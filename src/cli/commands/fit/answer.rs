@@ -55,7 +55,7 @@ impl<'a> Answer<'a> {
         let are_gpus = lane.values.are_gpus();
         let number = |index: usize| lane.values.text(index).parse::<u64>().unwrap_or(0);
         Answer {
-            command: plan.words.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            command: plan.command_of(lane.row),
             name: if lane.row.length.is_some() { format!("{} ", plan.value_name) } else { String::new() },
             are_gpus,
             fits: lane.fits(),

@@ -286,6 +286,12 @@ impl Plan {
         Ok(())
     }
 
+    /// Returns the command of a row as it was typed, with the length of the row.
+    pub(super) fn command_of(&self, row: &Row) -> Vec<String> {
+        let filling = Filling { length: row.length, ..Filling::default() };
+        self.words.iter().map(|word| filling.fill(word).to_string_lossy().into_owned()).collect()
+    }
+
     fn filling(&self, value: &str, gpus: Option<u64>, length: Option<u64>) -> Filling {
         let value = (self.wanted != Wanted::YesOrNo).then(|| value.to_owned());
         Filling { value, gpus: gpus.map(|gpus| (gpus, self.per_node)), length }

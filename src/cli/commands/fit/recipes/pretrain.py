@@ -73,6 +73,8 @@ settings = {
     "gradient_accumulation_steps": -(-args.batch // part),
     "bf16": {"enabled": True},
     "zero_optimization": {"stage": STAGE, "offload_optimizer": offload},
+    "zero_allow_untested_optimizer": True,
+    "zero_force_ds_cpu_optimizer": False,  # deepspeed.ops.adam.DeepSpeedCPUAdam is faster there.
 }
 if STAGE == 3:
     settings["zero_optimization"]["offload_param"] = offload

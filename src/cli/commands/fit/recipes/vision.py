@@ -56,9 +56,8 @@ for step, (images, classes) in enumerate(itertools.islice(rounds, args.steps)):
     for part, labels in zip(images.chunk(ACCUMULATION), classes.to(device).chunk(ACCUMULATION), strict=True):
         with torch.autocast(device, torch.bfloat16, enabled=AUTOCAST):
             loss = torch.nn.functional.cross_entropy(model(part), labels)
-        loss = loss * len(part) / len(images)
-        loss.backward()
-        total += loss.detach()
+        (loss * len(part) / len(images)).backward()
+        total += loss.detach() * len(part) / len(images)
     optimizer.step()
     optimizer.zero_grad()
     print(f"step {step}: loss {total.item():.3f}", flush=True)
