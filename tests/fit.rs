@@ -486,7 +486,7 @@ fn fit_smallest_finds_the_fewest_blocks_to_swap() {
     let folder = TempDir::new().unwrap();
     let program = folder.path().join("swap.py");
     let code = format!(
-        "import runpy, sys\nsys.argv = ['plain_calls.py', str(50 * (40 - int(sys.argv[1])) + 1)]\n\
+        "import runpy, sys\nheld = b'x' * (int(sys.argv[1]) << 24)\nsys.argv = ['plain_calls.py', str(50 * (40 - int(sys.argv[1])) + 1)]\n\
          runpy.run_path({:?}, run_name='__main__')\n",
         script("plain_calls.py")
     );
@@ -504,6 +504,19 @@ fn fit_smallest_finds_the_fewest_blocks_to_swap() {
             "{json:#}"
         );
         assert!(json["trials"].as_array().unwrap().len() <= 9, "{json:#}");
+    }
+    // Blocks on the host take 16 MiB each. Only the fewest blocks that fit on the card decide about the host: 32
+    // blocks are too many for 480 MiB, and 24 are not.
+    for (limit, status, fits, too_big) in [("480m", 0, Some("24"), "16"), ("200m", 3, None, "24")] {
+        let mut arguments = vec!["--smallest", "--values", "0,8,16,24,32", "--host-mem", limit];
+        arguments.extend(["-o", "out", "--json", "--", "python3", program, "{}"]);
+        let fit = Fit::of(&arguments);
+        let json = fit.json();
+        assert_eq!(
+            (fit.status(), json["fits"].as_str(), json["too_big"].as_str()),
+            (status, fits, Some(too_big)),
+            "{json:#}"
+        );
     }
     for (values, part) in [
         ("--smallest", "give --max"),

@@ -317,6 +317,13 @@ impl<'a> Answer<'a> {
                 )
                 .into(),
             ]),
+            (None, Some(too_big)) if self.wants_smallest && too_big.peak.exceeds_host => {
+                let text = format!(
+                    "{}{}, the smallest that fits on the card, needs too much host memory",
+                    self.name, too_big.value
+                );
+                page.line([Cell::new(text, Style::Alarm)]);
+            }
             (None, Some(too_big)) => {
                 page.line([Cell::new(
                     format!(

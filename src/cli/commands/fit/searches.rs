@@ -204,6 +204,13 @@ impl<'a> Searches<'a> {
                 self.lanes[number].in_progress = 0;
             }
         }
+        for lane in &mut self.lanes {
+            let over_host = |index: &usize| lane.trial(*index).is_some_and(|trial| trial.peak.exceeds_host);
+            if let Some(index) = lane.search.fits.filter(over_host) {
+                lane.search.fits = None;
+                lane.search.too_big = Some(index);
+            }
+        }
         if let Some(signal) = runs.ended_by() {
             let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
             for lane in self.lanes.iter_mut().filter(|lane| !lane.is_over && lane.stopped.is_none()) {
@@ -295,7 +302,9 @@ impl<'a> Searches<'a> {
         };
         let failed = matches!(trial.outcome, TrialOutcome::Failed(..));
         let used_none = trial.outcome == TrialOutcome::Fits && trial.peak.processes == 0;
-        let fits = trial.outcome == TrialOutcome::Fits;
+        // A smaller value of what saves the card's memory needs no more host memory. So the host decides only about
+        // the smallest value that fits on the card.
+        let fits = trial.outcome == TrialOutcome::Fits || self.plan.wants_smallest && trial.peak.exceeds_host;
         let no_gpu = lane.row.capacity == 0 && trial.peak.used == 0;
         let hint = if no_gpu { "; without a GPU, add --phantom h100-80g" } else { "" };
         lane.trials.push((text, trial));

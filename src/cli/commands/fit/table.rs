@@ -206,6 +206,11 @@ fn notes(page: &mut Printer, plan: &Plan, lane: &Lane<'_>) {
             page.line([Cell::new(format!("    {line}"), Style::Faint)]);
         }
     }
+    if let Some(Trial { candidate, outcome: TrialOutcome::TooBig(asked), .. }) =
+        lane.too_big().filter(|trial| trial.peak.exceeds_host)
+    {
+        page.plain(format!("{name}: with {candidate} the program {asked}"));
+    }
     if let Some(line) = lane.disorder() {
         page.plain(format!("{name}: {line}"));
     }
