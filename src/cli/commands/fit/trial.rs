@@ -245,7 +245,7 @@ impl Running {
         let text = String::from_utf8_lossy(&text).into_owned();
         peak.host = peak.host.saturating_add(unwritten_bytes(&self.folder));
         let over_host = self.host_limit.filter(|limit| peak.host > *limit);
-        peak.exceeds_host = over_host.is_some() && request.is_none();
+        peak.exceeds_host = over_host.is_some() && request.is_none() && status.success();
         let outcome = match (request, status.success()) {
             (Some(request), _) => TrialOutcome::TooBig(request),
             (None, true) if over_host.is_some() => TrialOutcome::TooBig(format!(
