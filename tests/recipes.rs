@@ -361,7 +361,8 @@ fn fit_recipe_finds_the_largest_rank_and_the_fewest_layers_to_offload() {
         // The host holds the weights of the layers that are offloaded.
         let host = |layers: u64| {
             let trials = answer["trials"].as_array().unwrap();
-            let trial = trials.iter().find(|trial| trial["value"] == layers.to_string()).unwrap();
+            let layers = layers.to_string();
+            let trial = trials.iter().find(|trial| trial["value"] == *layers).unwrap();
             trial["peak_host_bytes"].as_i64().unwrap()
         };
         let fewest = fits.unwrap();
