@@ -490,7 +490,7 @@ fn fit_smallest_finds_the_fewest_blocks_to_swap() {
          runpy.run_path({:?}, run_name='__main__')\n",
         script("plain_calls.py")
     );
-    std::fs::write(&program, code).unwrap();
+    std::fs::write(&program, &code).unwrap();
     let program = program.to_str().unwrap();
     for (values, shown) in [("--min 0 --max 40", "20"), ("--values 0,8,16,24,32", "24")] {
         let mut arguments = vec!["--smallest", "-o", "out", "--json"];
@@ -504,6 +504,24 @@ fn fit_smallest_finds_the_fewest_blocks_to_swap() {
             "{json:#}"
         );
         assert!(json["trials"].as_array().unwrap().len() <= 9, "{json:#}");
+    }
+    // Here, blocks on the host take 16 MiB each. Host memory is measured once a second.
+    let with_host = folder.path().join("swap_to_host.py");
+    let held = "import atexit, sys, time\natexit.register(time.sleep, 1.5)\nheld = b'x' * (int(sys.argv[1]) << 24)\n";
+    std::fs::write(&with_host, held.to_owned() + &code).unwrap();
+    let with_host = with_host.to_str().unwrap();
+    // Only the fewest blocks that fit on the card decide about the host: 32
+    // blocks are too many for 480 MiB, and 24 are not.
+    for (limit, status, fits, too_big) in [("480m", 0, Some("24"), "16"), ("200m", 3, None, "24")] {
+        let mut arguments = vec!["--smallest", "--values", "0,8,16,24,32", "--host-mem", limit];
+        arguments.extend(["-o", "out", "--json", "--", "python3", with_host, "{}"]);
+        let fit = Fit::of(&arguments);
+        let json = fit.json();
+        assert_eq!(
+            (fit.status(), json["fits"].as_str(), json["too_big"].as_str()),
+            (status, fits, Some(too_big)),
+            "{json:#}"
+        );
     }
     for (values, part) in [
         ("--smallest", "give --max"),

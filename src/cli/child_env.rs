@@ -269,7 +269,11 @@ impl Scratch {
         let hello = Scratch::hello_in(&folder);
         let lock = File::create_new(&hello).with_context(|| hello.display().to_string())?;
         // The lock is optional: on a file system without locks, the folder remains if this command is killed.
-        lock.try_lock().ok();
+        if lock.try_lock().is_ok()
+            && let Some(visible) = abandoned::visible_processes()
+        {
+            symlink(visible, folder.join(abandoned::VISIBLE)).ok();
+        }
         Ok(Scratch { folder, _lock: lock })
     }
 

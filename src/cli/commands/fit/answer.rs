@@ -6,7 +6,9 @@ use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
+use super::ask;
 use super::plan::Plan;
+use super::recipe::Request;
 use super::searches::Lane;
 use super::trial::{PeakUse, Trial, TrialOutcome};
 use crate::child_env::FreeAtStart;
@@ -16,6 +18,8 @@ use crate::terminal;
 pub(super) struct Answer<'a> {
     /// The command as it was typed, with `{}` for the value.
     pub(super) command: Vec<String>,
+    /// The name of the value of a recipe, with a space after it; empty for another program.
+    name: String,
     /// True if the value is the number of GPUs. The search then looks for the smallest number.
     pub(super) are_gpus: bool,
     /// The run of the last candidate that fits: the largest value or, with `are_gpus`, the smallest number of
@@ -51,7 +55,8 @@ impl<'a> Answer<'a> {
         let are_gpus = lane.values.are_gpus();
         let number = |index: usize| lane.values.text(index).parse::<u64>().unwrap_or(0);
         Answer {
-            command: plan.words.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            command: plan.command_of(lane.row),
+            name: if lane.row.length.is_some() { format!("{} ", plan.value_name) } else { String::new() },
             are_gpus,
             fits: lane.fits(),
             too_big: lane.too_big(),
@@ -66,6 +71,11 @@ impl<'a> Answer<'a> {
             free_at_start: lane.row.free_at_start,
             stopped: lane.stopped.clone(),
         }
+    }
+
+    /// Returns the name of the value for the head of a table.
+    fn value_name(&self) -> &str {
+        if self.name.is_empty() { "value" } else { self.name.trim_end() }
     }
 
     /// Returns the exit status: 0 if there is an answer, 1 if the search stopped without an answer, and 3 if
@@ -176,7 +186,7 @@ impl<'a> Answer<'a> {
 
     fn runs(&self, page: &mut Printer) {
         let mut table = Table::new(&[
-            (if self.are_gpus { "GPUs" } else { "value" }, Side::Right),
+            (if self.are_gpus { "GPUs" } else { self.value_name() }, Side::Right),
             ("", Side::Left),
             ("peak allocated", Side::Right),
             ("reserved", Side::Right),
@@ -222,6 +232,11 @@ impl<'a> Answer<'a> {
         } else {
             self.verdict_of_value(page);
         }
+        for trial in &self.trials {
+            let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
+            let last = tail.iter().rev().find(|line| !line.trim().is_empty()).map_or("", |line| line.trim());
+            page.plain(format!("the program does not run on {}: {ended}, {last}", gpus_text(trial).0));
+        }
         if let Some(line) = &self.disorder {
             page.line([Cell::new(line.as_str(), Style::Alarm)]);
         }
@@ -247,12 +262,8 @@ impl<'a> Answer<'a> {
     }
 
     fn verdict_of_gpus(&self, page: &mut Printer) {
-        let gpus = |trial: &Trial| match trial.candidate.as_str() {
-            "1" => ("1 GPU".to_owned(), "is"),
-            number => (format!("{number} GPUs"), "are"),
-        };
         let last = if self.last_is_given { "that you gave" } else { "tried" };
-        match (self.fits.map(gpus), self.too_big.map(gpus)) {
+        match (self.fits.map(gpus_text), self.too_big.map(gpus_text)) {
             (Some((enough, are)), Some((too_few, are_not))) => {
                 let text = format!(" {are} enough, {too_few} {are_not} not");
                 page.line([Cell::new(enough, Style::Strong), text.into()]);
@@ -269,11 +280,6 @@ impl<'a> Answer<'a> {
                 page.line([Cell::new(text, Style::Alarm)]);
             }
             (None, None) => {}
-        }
-        for trial in &self.trials {
-            let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
-            let last = tail.iter().rev().find(|line| !line.trim().is_empty()).map_or("", |line| line.trim());
-            page.plain(format!("the program does not run on {}: {ended}, {last}", gpus(trial).0));
         }
         let fitted: Vec<&PeakUse> = self
             .trials
@@ -293,7 +299,7 @@ impl<'a> Answer<'a> {
         match (self.fits, self.too_big) {
             (Some(fits), Some(too_big)) => {
                 page.line([
-                    Cell::new(fits.value.clone(), Style::Strong),
+                    Cell::new(format!("{}{}", self.name, fits.value), Style::Strong),
                     format!(" fits, {} does not", too_big.value).into(),
                 ]);
                 if self.has_gap {
@@ -303,7 +309,7 @@ impl<'a> Answer<'a> {
                 }
             }
             (Some(fits), None) => page.line([
-                Cell::new(fits.value.clone(), Style::Strong),
+                Cell::new(format!("{}{}", self.name, fits.value), Style::Strong),
                 format!(
                     " fits, the {} value {}",
                     if self.wants_smallest { "smallest" } else { "largest" },
@@ -311,10 +317,18 @@ impl<'a> Answer<'a> {
                 )
                 .into(),
             ]),
+            (None, Some(too_big)) if self.wants_smallest && too_big.peak.exceeds_host => {
+                let text = format!(
+                    "{}{}, the smallest that fits on the card, needs too much host memory",
+                    self.name, too_big.value
+                );
+                page.line([Cell::new(text, Style::Alarm)]);
+            }
             (None, Some(too_big)) => {
                 page.line([Cell::new(
                     format!(
-                        "even {}, the {} value, does not fit",
+                        "even {}{}, the {} value, does not fit",
+                        self.name,
                         too_big.value,
                         if self.wants_smallest { "largest" } else { "smallest" }
                     ),
@@ -339,8 +353,9 @@ impl<'a> Answer<'a> {
         }
         page.gap();
         let heads: Vec<String> = sides.iter().map(|trial| trial.value.clone()).collect();
-        let first = if self.are_gpus { "at the peak on GPUs" } else { "at the peak with value" };
-        let mut columns = vec![(first, Side::Left)];
+        let first = if self.are_gpus { "on GPUs" } else { &format!("with {}", self.value_name()) };
+        let first = format!("at the peak {first}");
+        let mut columns = vec![(first.as_str(), Side::Left)];
         for head in &heads {
             columns.extend([(head.as_str(), Side::Right), ("", Side::Right)]);
         }
@@ -380,7 +395,10 @@ impl<'a> Answer<'a> {
     }
 
     /// Returns the answer as JSON.
-    pub(super) fn json(&self) -> Value {
+    pub(super) fn json(&self, lane: &Lane<'_>, recipe: Option<&Request>) -> Value {
+        let found = self.fits.zip(lane.row.length);
+        let settings =
+            recipe.zip(found).map(|(recipe, (trial, length))| recipe.settings(&trial.candidate, length));
         let value = |trial: Option<&Trial>| trial.map(|trial| trial.candidate.clone());
         let trials: Vec<Value> = self.trials.iter().map(|trial| trial_json(trial)).collect();
         json!({
@@ -403,10 +421,27 @@ impl<'a> Answer<'a> {
             "free_at_start_range_bytes": self.free_at_start.map(|free| [free.least, free.most]),
             "spare_bytes": self.fits.map(|trial| (trial.peak.capacity - trial.peak.used).max(0)),
             "stopped": self.stopped,
+            "value_name": (!self.name.is_empty()).then(|| self.value_name()),
+            "settings": settings,
+            "flags": recipe.and_then(|recipe| flags(lane, recipe)),
             "trials": trials,
             "next": self.next(),
         })
     }
+}
+
+/// Returns the number of GPUs of a run, and the verb that follows it.
+fn gpus_text(trial: &Trial) -> (String, &'static str) {
+    match trial.candidate.as_str() {
+        "1" => ("1 GPU".to_owned(), "is"),
+        number => (format!("{number} GPUs"), "are"),
+    }
+}
+
+/// Returns vLLM's options for what a search found; `None` if nothing fits.
+pub(super) fn flags(lane: &Lane<'_>, recipe: &Request) -> Option<String> {
+    let trial = lane.fits().filter(|_| recipe.is_server())?;
+    Some(recipe.flags(lane.row.length?, ask::cache_tokens(trial)?, &trial.candidate))
 }
 
 fn trial_json(trial: &Trial) -> Value {

@@ -9,7 +9,7 @@
 //! - [`plan`]: the request: its searches and their runs; [`values`]: the candidates of a search.
 //! - [`search`] and [`guess`]: the next candidates; [`searches`]: the candidates of all cards and numbers of GPUs.
 //! - [`trial`], [`process_tree`], [`runs`]: a run, its processes, and runs side by side.
-//! - [`recipe`], [`recipes`], [`settings`]: `--recipe`, a script for a model that the user names.
+//! - [`recipe`], [`recipes`], [`settings`], [`models`]: `--recipe`, a script for a model that the user names.
 //! - [`prices`]: `--prices`, the price of each card, by which rows are sorted.
 //! - [`worst`]: `--worst`, the largest input of a trace as the case to plan for.
 //! - [`answer`], [`table`]: what is printed for one search and for several; [`ask`]: `--ask`.
@@ -17,6 +17,7 @@
 mod answer;
 mod ask;
 mod guess;
+mod models;
 mod places;
 mod plan;
 mod prices;
@@ -208,11 +209,12 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let (text, status) = match searches.lanes.as_slice() {
         [lane] => {
             let answer = Answer::of_lane(lane, &plan);
-            let text = if as_json { terminal::json_text(&answer.json()) } else { answer.text() };
+            let json = || terminal::json_text(&answer.json(lane, recipe.as_ref()));
+            let text = if as_json { json() } else { answer.text() };
             (text, answer.status())
         }
         lanes => {
-            let json = || terminal::json_text(&table::json(&plan, lanes));
+            let json = || terminal::json_text(&table::json(&plan, lanes, recipe.as_ref()));
             (if as_json { json() } else { table::text(&plan, lanes) }, table::status(&plan, lanes))
         }
     };
@@ -220,10 +222,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     stdout.write_all(text.as_bytes())?;
     if let Some(recipe) = recipe.as_ref().filter(|recipe| recipe.is_server() && !as_json) {
         for lane in &searches.lanes {
-            let (Some(trial), Some(length)) = (lane.fits(), lane.row.length) else { continue };
-            let Some(tokens) = ask::cache_tokens(trial) else { continue };
-            let flags = recipe.flags(length, tokens, &trial.candidate);
-            writeln!(stdout, "{}: {flags}", plan.card_of(lane.row))?;
+            if let Some(flags) = answer::flags(lane, recipe) {
+                writeln!(stdout, "{}: {flags}", plan.card_of(lane.row))?;
+            }
         }
     }
     stdout.flush()?;

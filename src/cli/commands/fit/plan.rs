@@ -2,25 +2,18 @@
 
 use std::ffi::OsString;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 
-use super::places::{self, Filling, GPUS, NODES, PER_NODE, VALUE, cards, entries};
+use super::places::{self, Filling, GPUS, NODES, PER_NODE, VALUE, cards};
 use super::prices::Prices;
 use super::recipe;
 use super::trial::{Attempt, check_names};
-use super::values::{Values, values};
+use super::values::{NODE, Values, gpu_numbers, powers_of_two, values};
 use super::worst::Worst;
 use crate::child_env::{FreeAtStart, PhantomArgs};
 use crate::cluster::job::Job;
-
-/// The largest number of GPUs to try without `--max` if every rank runs: one node.
-const NODE: u64 = 8;
-/// The largest number of GPUs to try without `--max` if only some ranks run (`--ranks`).
-const CLUSTER: u64 = 1024;
-/// The absolute maximum number of GPUs.
-const MOST_GPUS: u64 = 1 << 20;
 
 /// The goal of the searches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +64,8 @@ pub(super) struct Plan {
     pub(super) length_unit: &'static str,
     /// The name of the value that is searched for.
     pub(super) value_name: String,
+    /// True if the value that is searched for is a number of GPUs.
+    pub(super) values_are_gpus: bool,
     /// True if the smallest value that fits is wanted, because memory shrinks as the value grows
     /// (`--smallest`). The values are then in descending order.
     pub(super) wants_smallest: bool,
@@ -125,6 +120,7 @@ impl Plan {
                 Some(recipe) => recipe.searched().unwrap_or_else(|| "batch".to_owned()),
                 None => "value".to_owned(),
             },
+            values_are_gpus: wanted == Wanted::Gpus || recipe.is_some_and(recipe::Request::searches_gpus),
             wants_smallest: matches.get_flag("smallest"),
             prices: Prices::new(matches)?,
             left_out: Vec::new(),
@@ -290,6 +286,12 @@ impl Plan {
         Ok(())
     }
 
+    /// Returns the command of a row as it was typed, with the length of the row.
+    pub(super) fn command_of(&self, row: &Row) -> Vec<String> {
+        let filling = Filling { length: row.length, ..Filling::default() };
+        self.words.iter().map(|word| filling.fill(word).to_string_lossy().into_owned()).collect()
+    }
+
     fn filling(&self, value: &str, gpus: Option<u64>, length: Option<u64>) -> Filling {
         let value = (self.wanted != Wanted::YesOrNo).then(|| value.to_owned());
         Filling { value, gpus: gpus.map(|gpus| (gpus, self.per_node)), length }
@@ -443,44 +445,6 @@ fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -
         );
     }
     Ok(())
-}
-
-/// Parses a list of numbers of GPUs. Returns the numbers in descending order.
-fn gpu_numbers(list: &str) -> Result<Vec<u64>> {
-    let number = |word: String| -> Result<u64> {
-        let number = word.parse().ok().filter(|number| (1..=MOST_GPUS).contains(number));
-        number.with_context(|| {
-            format!(
-                "--gpus: `{word}` is not a number of GPUs; expected numbers from 1 to {MOST_GPUS}, such \
-                     as 8,16,32"
-            )
-        })
-    };
-    let mut numbers: Vec<u64> = entries(list).into_iter().map(number).collect::<Result<_>>()?;
-    if numbers.is_empty() {
-        bail!("no number of GPUs was given; for example: --gpus 8,16,32");
-    }
-    numbers.sort_unstable_by(|one, other| other.cmp(one));
-    numbers.dedup();
-    Ok(numbers)
-}
-
-/// Returns the numbers of GPUs to try if the user names none, the largest first: `--min`, rounded up to a
-/// multiple of `--multiple-of`, times powers of two, up to `--max`. The default of `--max` is [`CLUSTER`]
-/// with `--ranks`, else [`NODE`].
-fn powers_of_two(matches: &ArgMatches) -> Result<Vec<u64>> {
-    let number = |name| matches.get_one::<u64>(name).copied();
-    let usual = if matches.contains_id("ranks") { CLUSTER } else { NODE };
-    let step = number("multiple-of").unwrap_or(1);
-    let first = number("min").unwrap_or(step).next_multiple_of(step);
-    let most = number("max").unwrap_or(usual.max(first));
-    if most < first || first > MOST_GPUS {
-        bail!("there is no number of GPUs from {first} to {}", most.min(MOST_GPUS));
-    }
-    let all = std::iter::successors(Some(first), |gpus| gpus.checked_mul(2));
-    let mut numbers: Vec<u64> = all.take_while(|gpus| *gpus <= most.min(MOST_GPUS)).collect();
-    numbers.reverse();
-    Ok(numbers)
 }
 
 #[cfg(test)]

@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
-use memtrace_util::names::distance;
 use serde_json::{Map, Value};
 
+use super::models::{self, MODELS};
 use super::places::{self, Filling, LENGTH, VALUE, entries};
 use super::recipes::{RECIPES, Recipe};
 use super::settings::{self, Changed, quoted, setting, shown, with, with_setting};
@@ -20,8 +20,6 @@ use super::worst::Worst;
 use crate::child_env::{Scratch, run_id};
 
 const CHECK: &str = include_str!("recipes/check.py");
-/// The `config.json` of models, by their name on the Hugging Face hub, from whose pages they come.
-const MODELS: &str = include_str!("recipes/models.json");
 /// The heading of the options in the help.
 const HEADING: &str = "Recipes (a script for a model that you name; no weights are read)";
 
@@ -94,9 +92,6 @@ struct Searched {
     batch: u64,
 }
 
-/// The settings whose smallest value is 0.
-const FROM_ZERO: &[&str] = &["STAGE", "OFFLOADED_LAYERS", "CPU_OFFLOAD_GB"];
-
 impl Request {
     /// Returns the request of the command line, or `None` without `--recipe`.
     ///
@@ -119,13 +114,13 @@ impl Request {
         };
         let mut bundled: Map<String, Value> = serde_json::from_str(MODELS)?;
         bundled.retain(|_, config| recipe.suits(config));
-        let found = if Path::new(model).exists() { None } else { find(&bundled, model) };
+        let found = if Path::new(model).exists() { None } else { models::find(&bundled, model) };
         let shown = found.map_or(model.as_str(), |(name, _)| name.as_str());
         let listed = matches.get_one::<String>("values").map(|list| entries(list)).unwrap_or_default();
         let changes = matches.get_many::<String>("set").into_iter().flatten();
         let Changed { mut script, searched, texts } =
             settings::changed(recipe, lines_of(recipe), changes, &listed)?;
-        check_search(matches, &script, searched.as_deref())?;
+        settings::check_search(matches, &script, searched.as_deref())?;
         let gpus = counts(card);
         check_gpus(&script, searched.as_deref(), &listed, &gpus)?;
         if setting(&script, "PACKING").parse().is_ok_and(|documents: u64| documents > 1)
@@ -149,7 +144,7 @@ impl Request {
         let given = match found {
             Some((_, config)) => {
                 let own = scratch.folder.join("bundled");
-                let part = own.join(folder_in_pipeline(config));
+                let part = own.join(models::folder_in_pipeline(config));
                 fs::create_dir_all(&part)?;
                 fs::write(part.join("config.json"), config.to_string())?;
                 own.to_string_lossy().into_owned()
@@ -173,8 +168,11 @@ impl Request {
             let text = String::from_utf8_lossy(&output.stderr).into_owned();
             let why = text.lines().last().unwrap_or("the check of the model failed").replace(&given, shown);
             let known = why.contains("no config.json was found");
-            let near =
-                if known { format!("; memtrace has {}", nearest(&bundled, model)) } else { String::new() };
+            let near = if known {
+                format!("; memtrace has {}", models::nearest(&bundled, model))
+            } else {
+                String::new()
+            };
             bail!("{why}{near}");
         }
         // For a pipeline of diffusers, the check prints the folder with the model's configuration. For
@@ -184,7 +182,11 @@ impl Request {
         let own = script.lines().find_map(|line| line.strip_prefix("BATCH = ")?.parse().ok());
         let searched = searched.map(|name| {
             let batch = matches.get_one::<u64>("batch").copied().or(own).unwrap_or(1);
-            Searched { usual: usual(&name, batch, gpus.first().copied(), part.parse().ok()), name, batch }
+            Searched {
+                usual: settings::usual(&name, batch, gpus.first().copied(), part.parse().ok()),
+                name,
+                batch,
+            }
         });
         if let Some(Searched { name, batch: 1, .. }) = &searched
             && name == "ACCUMULATION"
@@ -236,7 +238,7 @@ impl Request {
 
     /// Returns the smallest value of the setting that is searched for, where this is 0.
     pub(super) fn least(&self) -> Option<usize> {
-        self.searched.as_ref().filter(|searched| FROM_ZERO.contains(&searched.name.as_str())).map(|_| 0)
+        settings::least(&self.searched.as_ref()?.name)
     }
 
     /// Returns the script with a value of the setting that is searched for.
@@ -279,7 +281,7 @@ impl Request {
             requests(tokens, length)
         );
         for (name, option, usual) in [
-            ("GPUS", "--tensor-parallel-size", "1"),
+            (settings::GPUS, "--tensor-parallel-size", "1"),
             ("DTYPE", "--dtype", "auto"),
             ("QUANTIZATION", "--quantization", ""),
             ("CACHE_DTYPE", "--kv-cache-dtype", "auto"),
@@ -293,6 +295,23 @@ impl Request {
             flags.push_str(" --enforce-eager");
         }
         flags
+    }
+
+    /// Returns true if the number of GPUs of a server is searched for.
+    pub(super) fn searches_gpus(&self) -> bool {
+        self.searched.as_ref().is_some_and(|searched| searched.name == settings::GPUS)
+    }
+
+    /// Returns all settings of the script, as users write them, with a value of what is searched for and a
+    /// length.
+    pub(super) fn settings(&self, value: &str, length: u64) -> Value {
+        let script = self.script_with(value).unwrap_or_default();
+        let mut all = settings::json(&script);
+        let batch = self.searched.as_ref().map_or_else(|| value.to_owned(), |one| one.batch.to_string());
+        let name = self.recipe.length_option().trim_start_matches('-');
+        all.insert("batch".to_owned(), batch.parse::<u64>().ok().into());
+        all.insert(name.to_owned(), length.into());
+        all.into()
     }
 
     /// Returns the unit of the lengths, in the plural.
@@ -327,16 +346,6 @@ pub(super) fn requests(tokens: u64, length: u64) -> u64 {
     (tokens / length.max(1)).clamp(1, 256)
 }
 
-/// Returns the folder of a pipeline of diffusers that has this configuration, or an empty text for other
-/// models.
-fn folder_in_pipeline(config: &Value) -> &'static str {
-    match config["_class_name"].as_str() {
-        Some(class) if class.starts_with("UNet") => "unet",
-        Some(_) => "transformer",
-        None => "",
-    }
-}
-
 /// Checks that a job of several GPUs runs its ranks, and that other recipes have one GPU.
 fn check_ranks(recipe: &Recipe, card: &str, has_ranks: bool) -> Result<()> {
     let name = recipe.name;
@@ -361,52 +370,6 @@ fn check_ranks(recipe: &Recipe, card: &str, has_ranks: bool) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the options of a search suit the setting that is searched for.
-fn check_search(matches: &ArgMatches, script: &str, searched: Option<&str>) -> Result<()> {
-    let (is_smallest, has_values) = (matches.get_flag("smallest"), matches.contains_id("values"));
-    let saving = settings::saving(script);
-    let examples = match saving.first() {
-        Some(_) => format!("this recipe has {}", saving.join(", ")),
-        None => "this recipe has none".to_owned(),
-    };
-    let Some(name) = searched else {
-        if let Some(batch) = matches.get_one::<u64>("batch") {
-            bail!(
-                "--batch {batch} is for a search for another setting, --set KEY={{}}; to try one batch: \
-                 --values {batch}"
-            );
-        }
-        if is_smallest {
-            bail!("--smallest needs --set KEY={{}} with a setting that saves memory: {examples}");
-        }
-        return Ok(());
-    };
-    let shown = shown(name);
-    if is_smallest && !settings::saves(name) {
-        bail!("--smallest: a larger {shown} does not save memory; {examples}");
-    }
-    if !is_smallest && settings::saves(name) && !has_values {
-        bail!("--set {shown}={{}}: a larger {shown} saves memory: add --smallest");
-    }
-    Ok(())
-}
-
-/// Returns the values of a setting to try if the user names none; `None` if it has no natural range. `gpus`
-/// is the number of GPUs, and `layers` the number of layers of the model.
-fn usual(name: &str, batch: u64, gpus: Option<u64>, layers: Option<u64>) -> Option<Vec<String>> {
-    let numbers: Vec<u64> = match name {
-        "ACCUMULATION" => (1..=batch).filter(|parts| batch.is_multiple_of(*parts)).collect(),
-        "OFFLOADED_LAYERS" => (0..=layers?).collect(),
-        "GPUS" => {
-            let gpus = gpus?;
-            (0..20).map(|power| 1 << power).take_while(|count| *count < gpus).chain([gpus]).collect()
-        }
-        "STAGE" => (0..=3).collect(),
-        _ => return None,
-    };
-    Some(numbers.iter().map(u64::to_string).collect())
-}
-
 /// Returns the numbers of GPUs of a list of cards such as `l4,2xh100-80g`; empty without a card.
 fn counts(list: &str) -> Vec<u64> {
     let count = |card: &String| card.split_once(['x', 'X']).and_then(|(count, _)| count.parse().ok());
@@ -416,8 +379,8 @@ fn counts(list: &str) -> Vec<u64> {
 /// Checks that each card has the GPUs of the setting `gpus`, or of the `listed` values that are searched. `counts`
 /// has the numbers of GPUs of the cards; on a real machine it is empty, and nothing is checked.
 fn check_gpus(script: &str, searched: Option<&str>, listed: &[String], counts: &[u64]) -> Result<()> {
-    let is_searched = searched == Some("GPUS");
-    let given = [setting(script, "GPUS").to_owned()];
+    let is_searched = searched == Some(settings::GPUS);
+    let given = [setting(script, settings::GPUS).to_owned()];
     let wanted = if is_searched { listed } else { &given[..] };
     let most = wanted.iter().filter_map(|value| value.parse::<u64>().ok()).max().unwrap_or(0);
     if let Some(fewest) = counts.iter().min().filter(|count| most > **count) {
@@ -461,21 +424,6 @@ fn lengths(list: &str) -> Result<Vec<u64>> {
         bail!("--seq names no length; for example: --seq 2048,8192");
     }
     Ok(lengths)
-}
-
-/// Returns the model with this name, or `None` if there is no such model. Case is ignored, and the owner may
-/// be omitted.
-fn find<'a>(models: &'a Map<String, Value>, name: &str) -> Option<(&'a String, &'a Value)> {
-    let bare = |key: &str| key.rsplit('/').next().is_some_and(|last| last.eq_ignore_ascii_case(name));
-    models.iter().find(|(key, _)| key.eq_ignore_ascii_case(name) || bare(key))
-}
-
-/// Returns the names of the three models with the most similar names, best match first.
-fn nearest(models: &Map<String, Value>, name: &str) -> String {
-    let bare = |name: &str| name.rsplit('/').next().unwrap_or(name).to_lowercase();
-    let mut names: Vec<&String> = models.keys().collect();
-    names.sort_by_key(|key| distance(&bare(key), &bare(name)));
-    names.iter().take(3).map(|name| name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the first `python` on the PATH, or else the first `python3`.
@@ -530,18 +478,10 @@ mod tests {
         assert!(refused(&server("1"), searched, &["1", "8"], "8xl4").is_none());
         assert!(refused(&server("1"), searched, &["1", "16"], "8xl4").unwrap().contains("fewer"));
         assert!(refused(&server("1"), searched, &[], "8xl4,h100-80g").unwrap().contains("one by one"));
-        assert_eq!(usual("GPUS", 1, Some(6), None).unwrap(), ["1", "2", "4", "6"]);
+        assert_eq!(settings::usual("GPUS", 1, Some(6), None).unwrap(), ["1", "2", "4", "6"]);
         assert_eq!(
-            (usual("GPUS", 1, Some(1), None), usual("GPUS", 1, None, None)),
+            (settings::usual("GPUS", 1, Some(1), None), settings::usual("GPUS", 1, None, None)),
             (Some(vec!["1".to_owned()]), None)
         );
-    }
-
-    #[test]
-    fn a_model_is_found_without_its_owner() {
-        let models: Map<String, Value> = serde_json::from_str(MODELS).unwrap();
-        assert_eq!(find(&models, "qwen3-8b").unwrap().0, "Qwen/Qwen3-8B");
-        assert!(find(&models, "Qwen/Qwen3-9B").is_none());
-        assert!(nearest(&models, "Qwen/Qwen3-9B").contains("Qwen/Qwen3-8B"));
     }
 }

@@ -1,6 +1,6 @@
 //! The searches of one request. Each search also uses the results of the runs of the other searches.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs;
 
 use anyhow::Result;
@@ -115,9 +115,7 @@ impl<'a> Lane<'a> {
     /// Removes the number of GPUs `text` from the candidates, because the program cannot use it. The search
     /// starts anew with the runs so far.
     fn leave_out(&mut self, text: &str, within: f64) {
-        if let Values::Gpus(list) = &mut self.values {
-            list.retain(|gpus| gpus.to_string() != text);
-        }
+        let is_empty = self.values.leave_out(text);
         self.search = new_search(&self.values, within);
         let known: Vec<(usize, bool)> = self
             .trials
@@ -125,7 +123,7 @@ impl<'a> Lane<'a> {
             .filter_map(|(text, trial)| Some((self.index_of(text)?, trial.outcome == TrialOutcome::Fits)))
             .collect();
         known.into_iter().for_each(|(index, fits)| self.search.record(index, fits));
-        self.is_over |= self.values == Values::Gpus(Vec::new());
+        self.is_over |= is_empty;
     }
 
     /// Returns true if the last [`UNCHANGED`] runs have the same peak.
@@ -204,6 +202,13 @@ impl<'a> Searches<'a> {
             if self.lanes[number].stopped.is_some() {
                 runs.cancel(|other| other == number)?;
                 self.lanes[number].in_progress = 0;
+            }
+        }
+        for lane in &mut self.lanes {
+            let over_host = |index: &usize| lane.trial(*index).is_some_and(|trial| trial.peak.exceeds_host);
+            if let Some(index) = lane.search.fits.filter(over_host) {
+                lane.search.fits = None;
+                lane.search.too_big = Some(index);
             }
         }
         if let Some(signal) = runs.ended_by() {
@@ -289,20 +294,23 @@ impl<'a> Searches<'a> {
         lane.in_progress = lane.in_progress.saturating_sub(1);
         let text = trial.candidate.clone();
         let (value, are_gpus) = (text.clone(), lane.values.are_gpus());
-        let with = match (value.as_str(), are_gpus) {
+        let values_are_gpus = self.plan.values_are_gpus;
+        let with = match (value.as_str(), values_are_gpus) {
             ("", _) => String::new(),
             (value, true) => format!("on {value} GPUs "),
             (value, false) => format!("with value {value} "),
         };
         let failed = matches!(trial.outcome, TrialOutcome::Failed(..));
         let used_none = trial.outcome == TrialOutcome::Fits && trial.peak.processes == 0;
-        let fits = trial.outcome == TrialOutcome::Fits;
+        // A smaller value of what saves the card's memory needs no more host memory. So the host decides only about
+        // the smallest value that fits on the card.
+        let fits = trial.outcome == TrialOutcome::Fits || self.plan.wants_smallest && trial.peak.exceeds_host;
         let no_gpu = lane.row.capacity == 0 && trial.peak.used == 0;
         let hint = if no_gpu { "; without a GPU, add --phantom h100-80g" } else { "" };
         lane.trials.push((text, trial));
         if used_none {
             lane.stopped = Some(format!("{with}the program allocated no GPU memory{hint}"));
-        } else if failed && are_gpus {
+        } else if failed && values_are_gpus {
             lane.leave_out(&value, within);
             let failures =
                 lane.trials.iter().filter(|(_, trial)| matches!(trial.outcome, TrialOutcome::Failed(..)));
@@ -326,13 +334,16 @@ impl<'a> Searches<'a> {
         if lane.stopped.is_some() {
             lane.queue.clear();
             // If no run of any search has worked, the program would also fail in the other searches. End
-            // them.
+            // them, unless the reason may be the number of GPUs, and other rows have other numbers.
             let worked = |lane: &Lane<'_>| {
                 lane.trials.iter().any(|(_, trial)| {
                     trial.peak.processes > 0 && !matches!(trial.outcome, TrialOutcome::Failed(..))
                 })
             };
-            if !self.lanes.iter().any(worked) {
+            let stopped = self.lanes.iter().filter(|lane| lane.stopped.is_some());
+            let numbers: HashSet<Option<u64>> = stopped.map(|lane| lane.row.gpus).collect();
+            let may_be_number = numbers.len() < HOPELESS && !numbers.contains(&None);
+            if !may_be_number && !self.lanes.iter().any(worked) {
                 self.lanes.iter_mut().for_each(|lane| {
                     lane.is_over = true;
                     lane.queue.clear();

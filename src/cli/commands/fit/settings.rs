@@ -1,17 +1,93 @@
 //! The settings of a recipe: the constants at the top of its script, which `--set` changes.
 
 use anyhow::{Result, anyhow, bail};
+use clap::ArgMatches;
 use serde_json::{Map, Value};
 
 use super::places::VALUE;
 use super::recipes::Recipe;
 
-/// The constants that other options set.
-const RESERVED: [&str; 6] = ["MODEL", "SUBFOLDER", "BATCH", "SEQ", "SIZE", "TRUST_REMOTE_CODE"];
-/// The settings that need less memory with a larger number. `--smallest` searches for these.
-const SAVING: [&str; 5] = ["ACCUMULATION", "OFFLOADED_LAYERS", "GPUS", "CPU_OFFLOAD_GB", "STAGE"];
 /// The largest whole number that a setting takes.
 const MOST: u64 = 1 << 20;
+
+/// A constant of a recipe's script that `--set` changes. The scripts say which recipe has it, and its default.
+struct Setting {
+    name: &'static str,
+    takes: Kind,
+    memory: Memory,
+}
+
+/// The values that a setting takes.
+#[derive(Clone, Copy)]
+enum Kind {
+    Switch,
+    /// The user's packages decide which texts are valid.
+    Text,
+    /// A whole number from the first value to the second.
+    Whole(u64, u64),
+    /// A number from the first value to the second, described by the text.
+    Number(f64, f64, &'static str),
+}
+
+/// How the memory of the card changes as the value of a setting grows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    Grows,
+    /// It shrinks, so `--smallest` searches for the value.
+    Shrinks,
+    Same,
+    /// The values have no natural order or step, so the user lists them.
+    Listed,
+}
+
+const fn one(name: &'static str, takes: Kind, memory: Memory) -> Setting {
+    Setting { name, takes, memory }
+}
+
+const COUNT: Kind = Kind::Whole(1, MOST);
+const FROM_ZERO: Kind = Kind::Whole(0, MOST);
+const SHARE: Kind = Kind::Number(f64::MIN_POSITIVE, 1.0, "a number above 0 and at most 1");
+const RATE: Kind = Kind::Number(f64::MIN_POSITIVE, f64::MAX, "a number above 0");
+const GIB: Kind = Kind::Number(0.0, f64::MAX, "a number of GiB, such as 8");
+
+/// The settings of all recipes.
+const SETTINGS: [Setting; 27] = [
+    one("RANK", COUNT, Memory::Grows),
+    one("TARGETS", Kind::Text, Memory::Listed),
+    one("OPTIMIZER", Kind::Text, Memory::Listed),
+    one("UPCAST", Kind::Switch, Memory::Listed),
+    one("LEARNING_RATE", RATE, Memory::Same),
+    one("CHECKPOINTING", Kind::Switch, Memory::Listed),
+    one("ATTENTION", Kind::Text, Memory::Listed),
+    one("DTYPE", Kind::Text, Memory::Listed),
+    one("AUTOCAST", Kind::Switch, Memory::Listed),
+    one("ACCUMULATION", COUNT, Memory::Shrinks),
+    one("PACKING", COUNT, Memory::Grows),
+    one("LIGER", Kind::Switch, Memory::Listed),
+    one("GENERATIONS", Kind::Whole(2, MOST), Memory::Grows),
+    one("COMPLETION", COUNT, Memory::Grows),
+    one("CPU_OFFLOAD", Kind::Switch, Memory::Listed),
+    one("STAGE", Kind::Whole(0, 3), Memory::Shrinks),
+    one("RESHARD", Kind::Switch, Memory::Listed),
+    one("CLASSES", COUNT, Memory::Grows),
+    one("CHANNELS_LAST", Kind::Switch, Memory::Listed),
+    one("CACHE", Kind::Text, Memory::Listed),
+    one("OFFLOADED_LAYERS", FROM_ZERO, Memory::Shrinks),
+    one("UTILIZATION", SHARE, Memory::Listed),
+    one(GPUS, COUNT, Memory::Shrinks),
+    one("QUANTIZATION", Kind::Text, Memory::Listed),
+    one("CACHE_DTYPE", Kind::Text, Memory::Listed),
+    one("CPU_OFFLOAD_GB", GIB, Memory::Shrinks),
+    one("EAGER", Kind::Switch, Memory::Listed),
+];
+
+/// The setting with the number of GPUs of a server.
+pub(super) const GPUS: &str = "GPUS";
+
+/// Returns the entry of a setting, or `None` if `name` is another constant.
+fn entry(name: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|setting| setting.name == name)
+}
 
 /// The script of a recipe with the changes of `--set`.
 pub(super) struct Changed {
@@ -35,14 +111,18 @@ pub(super) fn changed<'a>(
 ) -> Result<Changed> {
     let mut all = Changed { script, searched: None, texts: Map::new() };
     for change in changes {
-        let (name, old, value) = find(recipe, &all.script, change)?;
-        let is_text = old.starts_with('"');
+        let (name, value) = find(recipe, &all.script, change)?;
+        let is_text = matches!(entry(&name), Some(Setting { takes: Kind::Text, .. }));
         if value == VALUE {
             if let Some(first) = all.searched.replace(name.clone()) {
                 bail!("--set {change}: {{}} is {} already; search for one setting at a time", shown(&first));
             }
-            if listed.is_empty() && (is_text || matches!(old.as_str(), "True" | "False")) {
-                bail!("--set {change}: name the values from least to most memory: --values");
+            match entry(&name).map(|setting| setting.memory) {
+                Some(Memory::Same) => bail!("--set {change}: {} does not change memory", shown(&name)),
+                Some(Memory::Listed) if listed.is_empty() => {
+                    bail!("--set {change}: name the values from least to most memory: --values")
+                }
+                _ => {}
             }
             if let Some(wrong) = listed.iter().find(|value| value.contains('/')) {
                 bail!("--set {change}: `{wrong}` cannot be the name of a file; try it alone");
@@ -53,7 +133,7 @@ pub(super) fn changed<'a>(
             all.texts.insert(name.clone(), values.into());
         }
         if value != VALUE {
-            all.script = with(&all.script, &name, &expression(&name, &old, value)?);
+            all.script = with(&all.script, &name, &expression(&name, value)?);
         }
     }
     Ok(all)
@@ -65,27 +145,36 @@ pub(super) fn shown(name: &str) -> String {
 }
 
 /// Returns true if a larger number of this setting needs less memory.
-pub(super) fn saves(name: &str) -> bool {
-    SAVING.contains(&name)
+fn saves(name: &str) -> bool {
+    entry(name).is_some_and(|setting| setting.memory == Memory::Shrinks)
 }
 
 /// Returns the settings of a script that save memory, as users write them.
-pub(super) fn saving(script: &str) -> Vec<String> {
+fn saving(script: &str) -> Vec<String> {
     let names = settings(script).into_iter().map(|(name, _)| name);
     names.filter(|name| saves(name)).map(shown).collect()
 }
 
 /// Returns the constants of a script that `--set` can change, with their values as Python expressions.
-pub(super) fn settings(script: &str) -> Vec<(&str, &str)> {
+fn settings(script: &str) -> Vec<(&str, &str)> {
     let constants = script.lines().filter_map(|line| line.split_once(" = "));
-    let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
-    constants.filter(|(name, _)| is_name(name) && !RESERVED.contains(name)).collect()
+    constants.filter(|(name, _)| entry(name).is_some()).collect()
 }
 
 /// Returns the value of a setting without quotes, or an empty text if the script has no such setting.
 pub(super) fn setting<'a>(script: &'a str, name: &str) -> &'a str {
     let found = settings(script).into_iter().find(|(key, _)| *key == name);
     found.map_or("", |(_, value)| value.trim_matches('"'))
+}
+
+/// Returns the settings of a script as users write them, with their values.
+pub(super) fn json(script: &str) -> Map<String, Value> {
+    let value = |name: &str, text: &str| match entry(name).map(|setting| setting.takes) {
+        Some(Kind::Switch) => Value::from(text == "True"),
+        // Numbers and quoted texts are JSON.
+        _ => serde_json::from_str(text).unwrap_or_default(),
+    };
+    settings(script).into_iter().map(|(name, text)| (shown(name), value(name, text))).collect()
 }
 
 /// Returns the script with `value` as the value of the constant `name`.
@@ -103,8 +192,7 @@ pub(super) fn with(script: &str, name: &str, value: &str) -> String {
 /// # Errors
 /// When the value has the wrong kind.
 pub(super) fn with_setting(script: &str, name: &str, value: &str) -> Result<String> {
-    let old = settings(script).into_iter().find(|(key, _)| *key == name).map_or("", |(_, old)| old);
-    Ok(with(script, name, &expression(name, old, value)?))
+    Ok(with(script, name, &expression(name, value)?))
 }
 
 /// Quotes a text for Python, in which JSON's escapes are valid, too.
@@ -112,13 +200,13 @@ pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// Returns the constant that a change `NAME=VALUE` names, its value so far, and the new value.
-fn find<'a>(recipe: &Recipe, script: &str, change: &'a str) -> Result<(String, String, &'a str)> {
+/// Returns the constant that a change `NAME=VALUE` names, and the new value.
+fn find<'a>(recipe: &Recipe, script: &str, change: &'a str) -> Result<(String, &'a str)> {
     let settings = settings(script);
     let known = change.split_once('=').and_then(|(key, value)| {
         let key = key.replace('-', "_");
-        let (name, old) = settings.iter().find(|(name, _)| name.eq_ignore_ascii_case(&key))?;
-        Some(((*name).to_owned(), (*old).to_owned(), value))
+        let (name, _) = settings.iter().find(|(name, _)| name.eq_ignore_ascii_case(&key))?;
+        Some(((*name).to_owned(), value))
     });
     known.ok_or_else(|| {
         let all = settings.iter().map(|(name, value)| format!("{}={}", shown(name), value.trim_matches('"')));
@@ -126,37 +214,79 @@ fn find<'a>(recipe: &Recipe, script: &str, change: &'a str) -> Result<(String, S
     })
 }
 
-/// Returns a value of the setting `name` as a Python expression of the same kind as the value `old`.
-fn expression(name: &str, old: &str, value: &str) -> Result<String> {
+/// Returns a value of the setting `name` as a Python expression.
+fn expression(name: &str, value: &str) -> Result<String> {
     let expected = |what: &str| anyhow!("--set {}={value}: expected {what}", shown(name));
-    if matches!(old, "True" | "False") {
-        return match value.to_lowercase().as_str() {
+    match entry(name).map_or(Kind::Text, |setting| setting.takes) {
+        Kind::Switch => match value.to_lowercase().as_str() {
             "true" | "on" | "yes" | "1" => Ok("True".to_owned()),
             "false" | "off" | "no" | "0" => Ok("False".to_owned()),
             _ => Err(expected("on or off")),
-        };
+        },
+        Kind::Text => Ok(quoted(value)),
+        Kind::Number(least, most, what) => {
+            let number = value.parse::<f64>().ok().filter(|number| (least..=most).contains(number));
+            number.map(|number| format!("{number:?}")).ok_or_else(|| expected(what))
+        }
+        Kind::Whole(least, most) => {
+            let number = value.parse::<u64>().ok().filter(|number| (least..=most).contains(number));
+            let what = || format!("a whole number from {least} to {most}");
+            number.map(|number| number.to_string()).ok_or_else(|| expected(&what()))
+        }
     }
-    if old.starts_with('"') {
-        return Ok(quoted(value));
-    }
-    if old.contains('.') {
-        let (what, least, most) = match name {
-            "UTILIZATION" => ("a number above 0 and at most 1", f64::MIN_POSITIVE, 1.0),
-            "CPU_OFFLOAD_GB" => ("a number of GiB, such as 8", 0.0, f64::MAX),
-            _ => ("a number above 0", f64::MIN_POSITIVE, f64::MAX),
-        };
-        let number = value.parse::<f64>().ok().filter(|number| (least..=most).contains(number));
-        return number.map(|number| format!("{number:?}")).ok_or_else(|| expected(what));
-    }
-    let (least, most) = match name {
-        "STAGE" => (0, 3),
-        "OFFLOADED_LAYERS" => (0, MOST),
-        "GENERATIONS" => (2, MOST),
-        _ => (1, MOST),
+}
+
+/// Returns the smallest value of a setting if this is 0.
+pub(super) fn least(name: &str) -> Option<usize> {
+    let from_zero =
+        |setting: &Setting| matches!(setting.takes, Kind::Whole(0, _) | Kind::Number(0.0, ..)).then_some(0);
+    entry(name).and_then(from_zero)
+}
+
+/// Returns the values of a setting to try if the user names none; `None` if it has no natural range. `gpus`
+/// is the number of GPUs, and `layers` the number of layers of the model.
+pub(super) fn usual(name: &str, batch: u64, gpus: Option<u64>, layers: Option<u64>) -> Option<Vec<String>> {
+    let numbers: Vec<u64> = match name {
+        "ACCUMULATION" => (1..=batch).filter(|parts| batch.is_multiple_of(*parts)).collect(),
+        "OFFLOADED_LAYERS" => (0..=layers?).collect(),
+        GPUS => {
+            let gpus = gpus?;
+            (0..20).map(|power| 1 << power).take_while(|count| *count < gpus).chain([gpus]).collect()
+        }
+        "STAGE" => (0..=3).collect(),
+        _ => return None,
     };
-    let number = value.parse::<u64>().ok().filter(|number| (least..=most).contains(number));
-    let what = || format!("a whole number from {least} to {most}");
-    number.map(|number| number.to_string()).ok_or_else(|| expected(&what()))
+    Some(numbers.iter().map(u64::to_string).collect())
+}
+
+/// Checks that the options of a search suit the setting that is searched for.
+pub(super) fn check_search(matches: &ArgMatches, script: &str, searched: Option<&str>) -> Result<()> {
+    let (is_smallest, has_values) = (matches.get_flag("smallest"), matches.contains_id("values"));
+    let saving = saving(script);
+    let examples = match saving.first() {
+        Some(_) => format!("this recipe has {}", saving.join(", ")),
+        None => "this recipe has none".to_owned(),
+    };
+    let Some(name) = searched else {
+        if let Some(batch) = matches.get_one::<u64>("batch") {
+            bail!(
+                "--batch {batch} is for a search for another setting, --set KEY={{}}; to try one batch: \
+                 --values {batch}"
+            );
+        }
+        if is_smallest {
+            bail!("--smallest needs --set KEY={{}} with a setting that saves memory: {examples}");
+        }
+        return Ok(());
+    };
+    let shown = shown(name);
+    if is_smallest && !saves(name) {
+        bail!("--smallest: a larger {shown} does not save memory; {examples}");
+    }
+    if !is_smallest && saves(name) && !has_values {
+        bail!("--set {shown}={{}}: a larger {shown} saves memory: add --smallest");
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -216,9 +346,31 @@ mod tests {
             (&["dtype={}"], "name the values from least to most memory"),
             (&["checkpointing={}"], "name the values from least to most memory"),
             (&["rnk={}"], "the recipe lora has rank=16"),
+            (&["learning_rate={}"], "--set learning_rate={}: learning_rate does not change memory"),
         ] {
             let error = change("lora", changes, &[]).err().unwrap().to_string();
             assert!(error.contains(part), "{error}");
         }
+        let error = change("serve", &["utilization={}"], &[]).err().unwrap().to_string();
+        assert!(error.contains("name the values from least to most memory"), "{error}");
+        assert!(change("serve", &["utilization={}"], &["0.8", "0.9"]).is_ok());
+    }
+
+    /// The other options set the other constants.
+    #[test]
+    fn each_constant_of_a_recipe_has_an_entry_whose_kind_is_that_of_its_default() {
+        let others = ["MODEL", "SUBFOLDER", "BATCH", "SEQ", "SIZE", "TRUST_REMOTE_CODE"];
+        let mut seen = Vec::new();
+        for recipe in &RECIPES {
+            let script = lines_of(recipe);
+            let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+            let constants = script.lines().filter_map(|line| line.split_once(" = "));
+            for (name, usual) in constants.filter(|(name, _)| is_name(name) && !others.contains(name)) {
+                assert!(entry(name).is_some(), "{}: {name}", recipe.name);
+                assert_eq!(expression(name, usual.trim_matches('"')).unwrap(), usual, "{}", recipe.name);
+                seen.push(name.to_owned());
+            }
+        }
+        assert!(SETTINGS.iter().all(|setting| seen.iter().any(|name| name == setting.name)), "{seen:?}");
     }
 }

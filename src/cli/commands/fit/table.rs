@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::answer::Answer;
 use super::plan::{Plan, Wanted};
+use super::recipe::Request;
 use super::searches::Lane;
 use super::trial::{Trial, TrialOutcome};
 use crate::terminal;
@@ -50,9 +51,9 @@ fn shown<'l, 'p>(plan: &Plan, lanes: &'l [Lane<'p>]) -> Vec<&'l Lane<'p>> {
 
 /// Returns the price of the GPUs of a row. A search for the fewest GPUs has one only if it has found them.
 fn price(plan: &Plan, lane: &Lane<'_>) -> Option<f64> {
-    let gpus = match plan.wanted {
-        Wanted::Gpus => Some(lane.values.text(lane.search.fits?).parse().ok()?),
-        Wanted::Value | Wanted::YesOrNo => None,
+    let gpus = match plan.values_are_gpus {
+        true => Some(lane.values.text(lane.search.fits?).parse().ok()?),
+        false => None,
     };
     plan.price_of(lane.row, gpus)
 }
@@ -205,6 +206,11 @@ fn notes(page: &mut Printer, plan: &Plan, lane: &Lane<'_>) {
             page.line([Cell::new(format!("    {line}"), Style::Faint)]);
         }
     }
+    if let Some(Trial { candidate, outcome: TrialOutcome::TooBig(asked), .. }) =
+        lane.too_big().filter(|trial| trial.peak.exceeds_host)
+    {
+        page.plain(format!("{name}: with {candidate} the program {asked}"));
+    }
     if let Some(line) = lane.disorder() {
         page.plain(format!("{name}: {line}"));
     }
@@ -221,11 +227,11 @@ fn notes(page: &mut Printer, plan: &Plan, lane: &Lane<'_>) {
 }
 
 /// Returns the answer as JSON.
-pub(super) fn json(plan: &Plan, lanes: &[Lane<'_>]) -> Value {
+pub(super) fn json(plan: &Plan, lanes: &[Lane<'_>], recipe: Option<&Request>) -> Value {
     let rows: Vec<Value> = shown(plan, lanes)
         .into_iter()
         .map(|lane| {
-            let mut row = Answer::of_lane(lane, plan).json();
+            let mut row = Answer::of_lane(lane, plan).json(lane, recipe);
             if let Some(fields) = row.as_object_mut() {
                 ["report", "command", "wanted"].iter().for_each(|name| drop(fields.remove(*name)));
                 fields.insert("card".to_owned(), plan.card_of(lane.row).into());

@@ -243,8 +243,9 @@ impl Running {
         let (mut peak, request, was_killed_for_memory) = measure(&self.folder)?;
         let text = fs::read(self.folder.join("stderr.txt")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
+        peak.host = peak.host.saturating_add(unwritten_bytes(&self.folder));
         let over_host = self.host_limit.filter(|limit| peak.host > *limit);
-        peak.exceeds_host = over_host.is_some() && request.is_none();
+        peak.exceeds_host = over_host.is_some() && request.is_none() && status.success();
         let outcome = match (request, status.success()) {
             (Some(request), _) => TrialOutcome::TooBig(request),
             (None, true) if over_host.is_some() => TrialOutcome::TooBig(format!(
@@ -278,6 +279,18 @@ impl Running {
     pub(super) fn discard(self) {
         fs::remove_dir_all(&self.folder).ok();
     }
+}
+
+/// Returns the bytes of weights that the script of a recipe left unwritten on the host, as it prints. They are not
+/// resident, and would be if the script had loaded them.
+fn unwritten_bytes(folder: &Path) -> i64 {
+    let text = fs::read(folder.join("stdout.txt")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let number = |line: &str| {
+        let rest = line.strip_prefix("unwritten weights on the host: ")?;
+        rest.strip_suffix(" bytes")?.parse().ok().filter(|bytes: &i64| *bytes >= 0)
+    };
+    text.lines().find_map(number).unwrap_or(0)
 }
 
 /// Returns true if a program's stderr reports that GPU memory ran out. This is needed where the trace has no

@@ -1,6 +1,6 @@
 //! The candidates of a search, by index. Each needs at least as much memory as the candidate before it.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::ArgMatches;
 
 use super::places::entries;
@@ -9,6 +9,13 @@ use super::places::entries;
 const LARGEST: usize = 1 << 20;
 /// The maximum number of values that `--smallest` tries without `--values`.
 const MOST_LISTED: usize = 10_000;
+
+/// The largest number of GPUs to try without `--max` if every rank runs: one node.
+pub(super) const NODE: u64 = 8;
+/// The largest number of GPUs to try without `--max` if only some ranks run (`--ranks`).
+const CLUSTER: u64 = 1024;
+/// The absolute maximum number of GPUs.
+const MOST_GPUS: u64 = 1 << 20;
 
 /// The candidates of one search.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +49,17 @@ impl Values {
     /// Returns true if these are numbers of GPUs.
     pub(super) fn are_gpus(&self) -> bool {
         matches!(self, Values::Gpus(_))
+    }
+
+    /// Removes a candidate of a list. Returns true if none is left.
+    pub(super) fn leave_out(&mut self, text: &str) -> bool {
+        match self {
+            Values::Numbers { .. } => return false,
+            Values::List(list) => list.retain(|value| value != text),
+            Values::Gpus(list) => list.retain(|gpus| gpus.to_string() != text),
+        }
+        matches!(self, Values::List(list) if list.is_empty())
+            || matches!(self, Values::Gpus(list) if list.is_empty())
     }
 
     /// Returns the value of the first candidate, in units of the step between two candidates; 0 for values
@@ -149,6 +167,44 @@ pub(super) fn values(
         bail!("--min 0 is only for --smallest");
     }
     Ok(Values::Numbers { first, step, last: (most - first) / step })
+}
+
+/// Parses a list of numbers of GPUs. Returns the numbers in descending order.
+pub(super) fn gpu_numbers(list: &str) -> Result<Vec<u64>> {
+    let number = |word: String| -> Result<u64> {
+        let number = word.parse().ok().filter(|number| (1..=MOST_GPUS).contains(number));
+        number.with_context(|| {
+            format!(
+                "--gpus: `{word}` is not a number of GPUs; expected numbers from 1 to {MOST_GPUS}, such \
+                     as 8,16,32"
+            )
+        })
+    };
+    let mut numbers: Vec<u64> = entries(list).into_iter().map(number).collect::<Result<_>>()?;
+    if numbers.is_empty() {
+        bail!("no number of GPUs was given; for example: --gpus 8,16,32");
+    }
+    numbers.sort_unstable_by(|one, other| other.cmp(one));
+    numbers.dedup();
+    Ok(numbers)
+}
+
+/// Returns the numbers of GPUs to try if the user names none, the largest first: `--min`, rounded up to a
+/// multiple of `--multiple-of`, times powers of two, up to `--max`. The default of `--max` is [`CLUSTER`]
+/// with `--ranks`, else [`NODE`].
+pub(super) fn powers_of_two(matches: &ArgMatches) -> Result<Vec<u64>> {
+    let number = |name| matches.get_one::<u64>(name).copied();
+    let usual = if matches.contains_id("ranks") { CLUSTER } else { NODE };
+    let step = number("multiple-of").unwrap_or(1);
+    let first = number("min").unwrap_or(step).next_multiple_of(step);
+    let most = number("max").unwrap_or(usual.max(first));
+    if most < first || first > MOST_GPUS {
+        bail!("there is no number of GPUs from {first} to {}", most.min(MOST_GPUS));
+    }
+    let all = std::iter::successors(Some(first), |gpus| gpus.checked_mul(2));
+    let mut numbers: Vec<u64> = all.take_while(|gpus| *gpus <= most.min(MOST_GPUS)).collect();
+    numbers.reverse();
+    Ok(numbers)
 }
 
 #[cfg(test)]

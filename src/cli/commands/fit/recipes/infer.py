@@ -41,10 +41,13 @@ if OFFLOADED_LAYERS:  # The first layers stay in host memory. accelerate copies 
     offloaded = tuple(f"{blocks}.{index}." for index in range(OFFLOADED_LAYERS))
     options["device_map"] = {name: "cpu" if name.startswith(offloaded) else device for name in leaves}
 if args.random:
-    # Memory does not depend on the values: on a GPU they stay as they are, and take no host memory.
+    # Memory does not depend on the values, so with a GPU none are written.
     fill = torch.empty if device == "cuda" else lambda shape, dtype: torch.randn(shape, dtype=dtype) * 0.05
     weights = {name: fill(tensor.shape, dtype=tensor.dtype) for name, tensor in empty.named_parameters()}
     model = type(empty).from_pretrained(None, state_dict=weights, **options)
+    if OFFLOADED_LAYERS and device == "cuda":
+        unwritten = sum(weight.nbytes for name, weight in weights.items() if name.startswith(offloaded))
+        print(f"unwritten weights on the host: {unwritten} bytes", flush=True)
 else:
     model = auto.from_pretrained(args.model, trust_remote_code=trust, **options)
 model.eval()

@@ -73,6 +73,8 @@ settings = {
     "gradient_accumulation_steps": -(-args.batch // part),
     "bf16": {"enabled": True},
     "zero_optimization": {"stage": STAGE, "offload_optimizer": offload},
+    "zero_allow_untested_optimizer": True,
+    "zero_force_ds_cpu_optimizer": False,  # deepspeed.ops.adam.DeepSpeedCPUAdam is faster there.
 }
 if STAGE == 3:
     settings["zero_optimization"]["offload_param"] = offload
@@ -93,17 +95,19 @@ rows = tokens[: len(tokens) // (args.batch * args.seq) * args.batch * args.seq].
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 for step in range(args.steps):
     batch = rows[(step * world + rank) % len(rows)].long().to(device)
-    for part in batch.chunk(ACCUMULATION):
-        loss = model(input_ids=part, labels=part).loss
+    parts, total = batch.chunk(ACCUMULATION), 0
+    for part in parts:
+        loss = model(input_ids=part, labels=part).loss * len(part) / len(batch)
+        total += loss.detach()
         # [zero]
-        model.backward(loss)
+        model.backward(loss * len(parts))  # DeepSpeed divides by the number of parts.
         model.step()
         # []
         # [pretrain]
-        (loss * len(part) / len(batch)).backward()
+        loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     # []
     if rank == 0:
-        print(f"step {step}: loss {loss.item():.3f}", flush=True)
+        print(f"step {step}: loss {total.item():.3f}", flush=True)
 torch.distributed.destroy_process_group()

@@ -74,22 +74,22 @@ adapters = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, 
 model = peft.get_peft_model(model, adapters)
 # []
 optimizer = pydoc.locate(OPTIMIZER)(model.train().parameters(), lr=LEARNING_RATE)
+tokens = torch.randint(config.get_text_config().vocab_size, (args.seq * args.batch,))
 if args.data:
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
     tokens = tokenizer(pathlib.Path(args.data).read_text(), return_tensors="pt").input_ids[0]
-else:
-    tokens = torch.randint(config.get_text_config().vocab_size, (args.seq * args.batch,))
 rows = tokens[: len(tokens) // args.seq * args.seq].view(-1, args.seq)
 # In each row, PACKING documents begin at position 0 and attend only to themselves.
 places = (torch.arange(args.seq, device=device) % -(-args.seq // PACKING))[None] if PACKING > 1 else None
 for step in range(args.steps):
-    batch = rows[torch.arange(step * args.batch, (step + 1) * args.batch) % len(rows)].to(device)
+    batch, total = rows[torch.arange(step * args.batch, (step + 1) * args.batch) % len(rows)].to(device), 0
     for part in batch.chunk(ACCUMULATION):
         with torch.autocast(device, torch.bfloat16, enabled=AUTOCAST):
             loss = model(input_ids=part, labels=part, position_ids=places, use_cache=False).loss
         (loss * len(part) / len(batch)).backward()
+        total += loss.detach() * len(part) / len(batch)
     optimizer.step()
     optimizer.zero_grad()
-    print(f"step {step}: loss {loss.item():.3f}", flush=True)
+    print(f"step {step}: loss {total.item():.3f}", flush=True)
 if not args.random:
     model.save_pretrained("trained")

@@ -52,12 +52,14 @@ else:
 rounds = itertools.chain.from_iterable(itertools.repeat(batches))
 for step, (images, classes) in enumerate(itertools.islice(rounds, args.steps)):
     images = images.to(device, getattr(torch, DTYPE), memory_format=layout)
+    total = 0
     for part, labels in zip(images.chunk(ACCUMULATION), classes.to(device).chunk(ACCUMULATION), strict=True):
         with torch.autocast(device, torch.bfloat16, enabled=AUTOCAST):
             loss = torch.nn.functional.cross_entropy(model(part), labels)
         (loss * len(part) / len(images)).backward()
+        total += loss.detach() * len(part) / len(images)
     optimizer.step()
     optimizer.zero_grad()
-    print(f"step {step}: loss {loss.item():.3f}", flush=True)
+    print(f"step {step}: loss {total.item():.3f}", flush=True)
 if not args.random:
     torch.save(model.state_dict(), "trained.pt")

@@ -1,0 +1,231 @@
+//! The scripts that `memtrace fit --recipe --write` writes for trl, diffusers, timm and several GPUs.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::{fit, tiny, with_many_words};
+use crate::common::torch::{Torch, cache, missing, text};
+
+/// Returns the python with trl, diffusers and timm that `scripts/env programs` installs. If it is missing,
+/// the caller must skip its test.
+fn programs() -> Option<Torch> {
+    let python = cache().join("programs-base/bin/python");
+    if python.exists() {
+        return Some(Torch { version: "2.11.0".to_owned(), python });
+    }
+    missing("the libraries are not installed: run scripts/env programs");
+    None
+}
+
+fn tiny_unet() -> Value {
+    json!({
+        "_class_name": "UNet2DConditionModel", "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 32, "attention_head_dim": [2, 4], "block_out_channels": [32, 64],
+        "cross_attention_dim": 64, "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"],
+        "in_channels": 4, "layers_per_block": 1, "out_channels": 4, "norm_num_groups": 8,
+        "projection_class_embeddings_input_dim": 256, "sample_size": 16,
+        "transformer_layers_per_block": [1, 1], "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
+        "use_linear_projection": true
+    })
+}
+
+fn tiny_flux() -> Value {
+    json!({
+        "_class_name": "FluxTransformer2DModel", "attention_head_dim": 16, "guidance_embeds": true,
+        "in_channels": 64, "joint_attention_dim": 32, "num_attention_heads": 2, "num_layers": 1,
+        "num_single_layers": 1, "patch_size": 1, "pooled_projection_dim": 32, "axes_dims_rope": [4, 6, 6]
+    })
+}
+
+/// Runs a recipe with one batch on a simulated card, and then the written script alone on the CPU, which must
+/// train.
+fn trains(config: &Value, recipe: &str, own: &str) {
+    let Some(torch) = programs() else { return };
+    let folder = TempDir::new().unwrap();
+    let arguments = format!("--recipe {recipe} {own} --max 1 -o out --json --write train.py");
+    let output = fit(&torch, folder.path(), config, &arguments);
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let stderr = text(&output.stderr);
+    assert_eq!(
+        (output.status.code(), &answer["fits"]),
+        (Some(0), &json!("1")),
+        "{recipe}: {stderr}{answer:#}"
+    );
+    let trial = &answer["trials"][0];
+    assert!(trial["peak_allocated_bytes"].as_i64() > Some(0), "{answer:#}");
+    assert!(trial["peak_host_bytes"].as_i64() > Some(10 << 20), "{answer:#}");
+
+    let mut script = std::process::Command::new(&torch.python);
+    let model = if recipe == "vision" { "resnet18" } else { "." };
+    script.args(["train.py", "--random", "--model", model, "--steps", "2"]).current_dir(&folder);
+    let output = script.env("HF_HUB_OFFLINE", "1").env("OMP_NUM_THREADS", "1").output().unwrap();
+    let told = text(&output.stdout);
+    assert!(output.status.success(), "{recipe}: {}", text(&output.stderr));
+    assert!(told.matches("loss").count() >= 2, "{recipe}: {told}");
+    let mut left: Vec<String> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| !name.starts_with("memtrace-libcuda"))
+        .collect();
+    left.sort();
+    assert_eq!(left, ["config.json", "out", "train.py"], "{recipe}");
+}
+
+#[test]
+fn fit_recipe_dpo_writes_a_script_that_trains() {
+    trains(&tiny(), "dpo", "--model . --seq 64 --phantom rtx4060");
+}
+
+#[test]
+fn fit_recipe_lora_packs_documents_and_trains() {
+    trains(&tiny(), "lora", "--model . --seq 64 --phantom t4 --set packing=2");
+}
+
+/// Liger's loss never holds the logits of the whole batch.
+#[test]
+fn fit_recipe_liger_needs_less_memory() {
+    let Some(torch) = programs() else { return };
+    let folder = TempDir::new().unwrap();
+    let peak = |liger: &str| {
+        let arguments = format!(
+            "--recipe lora --model . --seq 512 --phantom rtx4060 --values 2 --set liger={liger} --json -o {liger}"
+        );
+        let output = fit(&torch, folder.path(), &with_many_words(), &arguments);
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        assert_eq!(answer["fits"], "2", "{}{answer:#}", text(&output.stderr));
+        answer["trials"][0]["peak_allocated_bytes"].as_i64().unwrap()
+    };
+    let [with, without] = ["on", "off"].map(peak);
+    assert!(with < without / 2, "{with} {without}");
+}
+
+/// Returns the losses of three steps of a script's training in float32, with SGD.
+fn losses(torch: &Torch, folder: &TempDir, recipe: &str, model: &str, accumulation: &str) -> Vec<String> {
+    let file = format!("{recipe}-{accumulation}.py");
+    let optimizer = if recipe == "dpo" { "sgd" } else { "torch.optim.SGD" };
+    let size = if recipe == "vision" { "--size 224" } else { "--seq 32" };
+    let own = match recipe {
+        "pretrain" => "--phantom 8xt4 --ranks 0",
+        "dpo" => "--phantom t4 --set dtype=float32",
+        _ => "--phantom t4 --set dtype=float32 --set autocast=off",
+    };
+    let arguments = format!(
+        "--recipe {recipe} --model {model} {size} {own} --set accumulation={accumulation} --set optimizer={optimizer} \
+         --set learning_rate=0.5 --values 5 --write {file}"
+    );
+    let output = fit(torch, folder.path(), &tiny(), &arguments);
+    assert!(output.status.success(), "{arguments}: {}", text(&output.stderr));
+    let code = "import runpy, sys, torch; torch.manual_seed(0); file = sys.argv.pop(1); sys.argv[0] = file; \
+                runpy.run_path(file, run_name='__main__')";
+    let mut script = std::process::Command::new(&torch.python);
+    script.args(["-c", code, &file, "--random", "--model", model, "--steps", "3"]).current_dir(folder);
+    let output = script.env("HF_HUB_OFFLINE", "1").env("OMP_NUM_THREADS", "1").output().unwrap();
+    let told = text(&output.stdout);
+    let loss = |line: &str| {
+        line.split_once("loss").map(|(_, loss)| loss.trim_matches(&[' ', '\'', ':'][..]).to_owned())
+    };
+    let losses: Vec<String> = told.lines().filter_map(loss).collect();
+    assert!(losses.len() >= 3, "{recipe}: {told}{}", text(&output.stderr));
+    losses
+}
+
+/// The batch of 5 has a part of 3 and one of 2.
+#[test]
+fn fit_recipe_accumulation_has_the_gradient_and_the_loss_of_the_whole_batch() {
+    let Some(torch) = programs() else { return };
+    for (recipe, model) in [("full", "."), ("pretrain", "."), ("vision", "vit_tiny_patch16_224")] {
+        let folder = TempDir::new().unwrap();
+        let [whole, parts] = ["1", "2"].map(|parts| losses(&torch, &folder, recipe, model, parts));
+        assert_eq!(whole, parts, "{recipe}");
+        assert_ne!(whole[0], whole[2], "{recipe} trains");
+    }
+}
+
+/// Cards before compute capability 8.0 cannot train in bfloat16.
+#[test]
+fn fit_recipe_dpo_on_an_older_card_asks_for_float16() {
+    let Some(torch) = programs() else { return };
+    let folder = TempDir::new().unwrap();
+    let arguments = "--recipe dpo --model . --seq 64 --phantom t4 --max 1";
+    let output = fit(&torch, folder.path(), &tiny(), arguments);
+    let told = text(&output.stdout) + &text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(
+        told.contains("this card cannot train in bfloat16") && told.contains("--set dtype=float16"),
+        "{told}"
+    );
+    let output = fit(&torch, folder.path(), &tiny(), &format!("{arguments} --set dtype=float16"));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
+#[ignore = "scripts/check --deep runs it"]
+fn fit_recipe_grpo_writes_a_script_that_trains() {
+    trains(&tiny(), "grpo", "--model . --seq 64 --phantom rtx4060 --set generations=2");
+}
+
+#[test]
+fn fit_recipe_pretrain_runs_a_rank_and_writes_a_script_that_trains() {
+    trains(&tiny(), "pretrain", "--model . --seq 64 --phantom 8xt4 --ranks 0");
+}
+
+#[test]
+fn fit_recipe_diffusion_trains_sdxl() {
+    trains(&tiny_unet(), "diffusion", "--model . --size 64 --phantom t4");
+}
+
+#[test]
+#[ignore = "scripts/check --deep runs it"]
+fn fit_recipe_diffusion_trains_flux() {
+    trains(&tiny_flux(), "diffusion", "--model . --size 64 --phantom t4");
+}
+
+#[test]
+#[ignore = "scripts/check --deep runs it"]
+fn fit_recipe_vision_writes_a_script_that_trains() {
+    trains(&tiny(), "vision", "--model resnet18 --size 64 --phantom t4");
+}
+
+#[test]
+fn fit_recipe_refuses_models_and_cards_of_other_recipes_in_one_line() {
+    let Some(torch) = programs() else { return };
+    for (config, arguments, part) in [
+        (&tiny(), "--recipe diffusion --model .", "trains UNet2DConditionModel and FluxTransformer2DModel"),
+        (&tiny_unet(), "--recipe diffusion --model . --size 100", "multiples of 16 pixels"),
+        (&tiny_unet(), "--recipe lora --model .", "has no model type None"),
+        (&tiny(), "--recipe vision --model resnet81", "timm has no such model; similar names: resnet18"),
+        (&tiny(), "--recipe serve --model .", "needs vllm: "),
+        (&tiny(), "--recipe zero --model .", "needs deepspeed: "),
+        (&tiny(), "--recipe pretrain --model . --phantom 8xt4", "add --ranks 0"),
+        (
+            &tiny(),
+            "--recipe pretrain --model . --phantom 8xt4 --ranks 0 --set cpu_offload=maybe",
+            "on or off",
+        ),
+        (&tiny(), "--recipe dpo --model . --set optimizer=nothing", "expected one of adamw_torch"),
+        (&tiny(), "--recipe dpo --model . --set attention=foo", "expected one of eager"),
+        (&tiny(), "--recipe grpo --model . --set generations=1", "a whole number from 2"),
+        (&tiny(), "--recipe qlora --model . --set dtype=foo", "expected one of bfloat16"),
+        (
+            &tiny_unet(),
+            "--recipe diffusion --model . --set targets=to_q,foo",
+            "no part of the model is called 'foo'",
+        ),
+        (&tiny_unet(), "--recipe diffusion --model . --set dtype=foo", "expected one of bfloat16"),
+        (&tiny(), "--recipe vision --model resnet18 --set dtype=foo", "expected one of bfloat16"),
+        (&tiny(), "--recipe vision --model resnet18 --set optimizer=foo", "an optimizer's class"),
+        (&tiny(), "--recipe infer --model . --set cache=foo", "expected one of dynamic"),
+        (&tiny(), "--recipe infer --model . --set offloaded_layers=-1", "a whole number from 0"),
+        (&tiny(), "--recipe dpo --model . --phantom 8xt4", "uses one GPU"),
+        (&tiny(), "--recipe pretrain --model . --phantom {}xt4 --ranks 0", "--phantom {gpus}xt4 --gpus 8,16"),
+    ] {
+        let card = if arguments.contains("--phantom") { "" } else { " --phantom t4" };
+        let folder = TempDir::new().unwrap();
+        let output = fit(&torch, folder.path(), config, &format!("{arguments}{card}"));
+        let stderr = text(&output.stderr);
+        assert_eq!((output.status.code(), stderr.contains(part)), (Some(2), true), "{arguments}: {stderr}");
+        assert_eq!((fs::read_dir(&folder).unwrap().count(), stderr.lines().count()), (1, 1), "{stderr}");
+    }
+}
