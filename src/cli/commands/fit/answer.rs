@@ -11,6 +11,7 @@ use super::plan::Plan;
 use super::recipe::Request;
 use super::searches::Lane;
 use super::trial::{PeakUse, Trial, TrialOutcome};
+use super::values::gpus_text;
 use crate::child_env::FreeAtStart;
 use crate::terminal;
 
@@ -235,7 +236,10 @@ impl<'a> Answer<'a> {
         for trial in &self.trials {
             let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
             let last = tail.iter().rev().find(|line| !line.trim().is_empty()).map_or("", |line| line.trim());
-            page.plain(format!("the program does not run on {}: {ended}, {last}", gpus_text(trial).0));
+            page.plain(format!(
+                "the program does not run on {}: {ended}, {last}",
+                gpus_text(&trial.candidate).0
+            ));
         }
         if let Some(line) = &self.disorder {
             page.line([Cell::new(line.as_str(), Style::Alarm)]);
@@ -263,7 +267,8 @@ impl<'a> Answer<'a> {
 
     fn verdict_of_gpus(&self, page: &mut Printer) {
         let last = if self.last_is_given { "that you gave" } else { "tried" };
-        match (self.fits.map(gpus_text), self.too_big.map(gpus_text)) {
+        let text = |trial: &Trial| gpus_text(&trial.candidate);
+        match (self.fits.map(text), self.too_big.map(text)) {
             (Some((enough, are)), Some((too_few, are_not))) => {
                 let text = format!(" {are} enough, {too_few} {are_not} not");
                 page.line([Cell::new(enough, Style::Strong), text.into()]);
@@ -427,14 +432,6 @@ impl<'a> Answer<'a> {
             "trials": trials,
             "next": self.next(),
         })
-    }
-}
-
-/// Returns the number of GPUs of a run, and the verb that follows it.
-fn gpus_text(trial: &Trial) -> (String, &'static str) {
-    match trial.candidate.as_str() {
-        "1" => ("1 GPU".to_owned(), "is"),
-        number => (format!("{number} GPUs"), "are"),
     }
 }
 

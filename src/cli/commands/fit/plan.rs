@@ -10,7 +10,7 @@ use super::places::{self, Filling, GPUS, NODES, PER_NODE, VALUE, cards};
 use super::prices::Prices;
 use super::recipe;
 use super::trial::{Attempt, check_names};
-use super::values::{NODE, Values, gpu_numbers, powers_of_two, values};
+use super::values::{NODE, Values, gpu_numbers, gpus_text, powers_of_two, values};
 use super::worst::Worst;
 use crate::child_env::{FreeAtStart, PhantomArgs};
 use crate::cluster::job::Job;
@@ -209,7 +209,7 @@ impl Plan {
                     return Err(error);
                 }
                 left_out.reverse();
-                lines.push(format!("{card}: not tried: {} GPUs: {error}", left_out.join(", ")));
+                lines.push(format!("{card}: not tried: {}: {error}", gpus_text(&left_out.join(", ")).0));
             }
             row.values = Values::Gpus(usable);
             rows.push(row);
@@ -470,7 +470,7 @@ mod tests {
     fn numbers_of_gpus_that_are_left_out_are_reported() {
         let job = "fit --phantom {}xh100-80g --ranks 1 -- python t.py {}";
         let [line] = &plan(job).unwrap().left_out[..] else { panic!("one line") };
-        assert!(line.starts_with("{}xh100-80g: not tried: 1 GPUs: --ranks"), "{line}");
+        assert!(line.starts_with("{}xh100-80g: not tried: 1 GPU: --ranks"), "{line}");
         // On nodes of 8 GPUs, 12 ranks do not fill whole nodes, so 12 GPUs are left out. 24 GPUs are tried.
         let lines = plan(&job.replace("--ranks", "--min 12 --max 24 --ranks")).unwrap().left_out;
         assert!(

@@ -349,10 +349,7 @@ pub(super) fn requests(tokens: u64, length: u64) -> u64 {
 /// Checks that a job of several GPUs runs its ranks, and that other recipes have one GPU.
 fn check_ranks(recipe: &Recipe, card: &str, has_ranks: bool) -> Result<()> {
     let name = recipe.name;
-    let has_count = card.starts_with('{')
-        || card
-            .split_once(['x', 'X'])
-            .is_some_and(|(count, _)| count.parse().is_ok_and(|count: u64| count > 1));
+    let has_count = card.starts_with('{') || counts(card).iter().any(|count| *count > 1);
     if let Some(rest) = card.strip_prefix(VALUE) {
         bail!(
             "--phantom {card}: with a recipe, {{}} is the batch; for a row for each number of GPUs, write \

@@ -10,7 +10,7 @@ use super::plan::{Plan, Row};
 use super::runs::Runs;
 use super::search::{Guess, Search};
 use super::trial::{Trial, TrialOutcome};
-use super::values::Values;
+use super::values::{Values, gpus_text};
 
 /// If this many consecutive runs have the same peak and fit, the program is assumed not to use the value.
 const UNCHANGED: usize = 5;
@@ -88,8 +88,9 @@ impl<'a> Lane<'a> {
         let (fits_text, too_big_text) = (self.values.text(fits), self.values.text(too_big));
         (fits > too_big).then(|| match &self.values {
             Values::Gpus(_) => format!(
-                "memory does not shrink with the number of GPUs here: {fits_text} are enough, but \
-                 {too_big_text}, which are more, are not"
+                "memory does not shrink with the number of GPUs here: {fits_text} {} enough, but \
+                 {too_big_text}, which are more, are not",
+                gpus_text(&fits_text).1
             ),
             Values::Numbers { .. } => format!(
                 "memory does not grow with the value here: {fits_text} fits, but {too_big_text}, which is \
@@ -297,7 +298,7 @@ impl<'a> Searches<'a> {
         let values_are_gpus = self.plan.values_are_gpus;
         let with = match (value.as_str(), values_are_gpus) {
             ("", _) => String::new(),
-            (value, true) => format!("on {value} GPUs "),
+            (value, true) => format!("on {} ", gpus_text(value).0),
             (value, false) => format!("with value {value} "),
         };
         let failed = matches!(trial.outcome, TrialOutcome::Failed(..));

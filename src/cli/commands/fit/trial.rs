@@ -254,7 +254,7 @@ impl Running {
                 Unit::Auto.show(over_host.unwrap_or(0))
             )),
             (None, true) if peak.fills_machine => TrialOutcome::TooBig(format!(
-                "device and host together used all {} of the memory that they share",
+                "and the host together used all {} of the memory that they share",
                 Unit::Auto.show(peak.capacity)
             )),
             (None, true) => TrialOutcome::Fits,

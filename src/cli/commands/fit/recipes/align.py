@@ -55,7 +55,7 @@ if args.random:
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
 else:
     model = auto.from_pretrained(args.model, trust_remote_code=trust, **options)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model, trust_remote_code=trust)
 adapters = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
 part = -(-args.batch // ACCUMULATION)  # the rows of one of the steps that are accumulated
 # [dpo]

@@ -46,6 +46,8 @@ if args.data:
     dataset = timm.data.create_dataset("", root=args.data, is_training=True)
     dataset.transform = timm.data.create_transform(args.size, is_training=True)
     batches = torch.utils.data.DataLoader(dataset, args.batch, shuffle=True, drop_last=True, num_workers=4)
+    if not len(batches):
+        raise SystemExit(f"--data has {len(dataset)} images, fewer than a batch")
 else:
     images = torch.randn(args.batch, 3, args.size, args.size)
     batches = [(images, torch.randint(CLASSES, (args.batch,)))]
