@@ -239,7 +239,12 @@ fn every_function_that_the_architecture_names_exists() {
 fn every_test_and_script_that_the_promises_name_exists() {
     let page = std::fs::read_to_string(root().join("docs/contributors/promises.md")).unwrap();
     let mut code = String::new();
-    for folder in folders_below(&root().join("src")).into_iter().chain([root().join("tests")]) {
+    let folders = [
+        folders_below(&root().join("src")),
+        folders_below(&root().join("tests")),
+        vec![root().join("tests")],
+    ];
+    for folder in folders.concat() {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_some_and(|extension| extension == "rs") {
