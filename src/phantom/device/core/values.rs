@@ -299,6 +299,11 @@ impl KnownValues {
         self.masks.add(address, address + size);
     }
 
+    /// Marks the unknown parts of a range as unknown flags.
+    pub(crate) fn add_mask(&mut self, address: usize, size: usize) {
+        self.masks.add(address, address + size);
+    }
+
     /// Returns true if a range holds unknown flags.
     pub(crate) fn is_mask(&self, address: usize, size: usize) -> bool {
         self.masks.contains(address, address + size)

@@ -8,6 +8,7 @@ use crate::cuda::copy::Known;
 use crate::kernels::kernel_effects;
 use crate::ops::cxx;
 use crate::ops::ordinary::{self, Flags, Question, Related, Relation};
+use crate::ops::partial::Partial;
 use crate::ops::record;
 use crate::ops::samples::{self, Arguments, Sample};
 use crate::ops::tensor::{Part, Place, TensorMemory, keep, place_of};
@@ -193,6 +194,8 @@ pub(super) struct Started {
     op: Option<&'static Op>,
     /// The arguments, if all of them are known.
     values: Option<Values>,
+    /// The arguments, if some of their elements are known.
+    partial: Option<Partial>,
     /// The memory of the arguments that the op writes.
     pub(super) written: Vec<TensorMemory>,
     /// The known contents of the blocks around the written memory.
@@ -284,6 +287,10 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
         let relation = last.and_then(|last| last.between(&started.inputs));
         started.relation = if is_itself { Some(Relation::Form) } else { relation };
     }
+    if !are_known && !op.has_count {
+        // SAFETY: by the contract.
+        started.partial = unsafe { Partial::of(torch, op.question, op.overwrites, inputs) };
+    }
     if are_known {
         (started.sample, started.values) = (None, Some(values));
     }
@@ -315,7 +322,8 @@ unsafe fn first_size(torch: &'static Torch, operator: &Operator, inputs: &[Value
 /// `outputs` are the live outputs of the op.
 pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
     let Some(torch) = torch::get() else { return };
-    let Started { op: Some(op), values, written, kept, flags, relation, sample, inputs } = started else {
+    let Started { op: Some(op), values, partial, written, kept, flags, relation, sample, inputs } = started
+    else {
         return;
     };
     if op.has_count {
@@ -341,38 +349,74 @@ pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
             _ => {}
         }
     }
-    if let (Some(question), false, None) = (op.question, flags.is_empty(), &values) {
+    let sources = values.as_ref().or(partial.as_ref().and_then(|partial| partial.runs.first()));
+    let targets: Option<Vec<TensorMemory>> = sources.and_then(|values| match written.is_empty() {
+        false => Some(written),
+        // SAFETY: by the contract.
+        true => outputs.iter().map(|output| unsafe { target(torch, output, &values.sources) }).collect(),
+    });
+    let targets = targets.unwrap_or_default();
+    // A result may be known already, from an op that ran inside this one or from the tracking of copies.
+    let is_open = targets.iter().any(|target| target.known_elements().is_none());
+    let mut are_all_known = false;
+    if let (Some(partial), Some(operator), true) = (partial, op.second, is_open) {
+        are_all_known = write_partial(torch, &operator, partial, &targets);
+    }
+    if let (Some(question), false, None) = (op.question, flags.is_empty() || are_all_known, &values) {
         // SAFETY: by the contract.
         let output = outputs.first().and_then(|output| unsafe { target(torch, output, &[]) });
         return output.iter().for_each(|output| ordinary::answer(question, &flags, relation, output));
     }
-    let (Some(mut values), Some(operator)) = (values, op.second) else { return };
-    let targets: Option<Vec<TensorMemory>> = match written.is_empty() {
-        false => Some(written),
-        // SAFETY: by the contract.
-        true => outputs.iter().map(|output| unsafe { target(torch, output, &values.sources) }).collect(),
-    };
-    let Some(targets) = targets.filter(|targets| !targets.is_empty()) else { return };
-    // The result is known already, from an op that ran inside this one or from the tracking of copies.
-    if targets.iter().all(|target| target.known_elements().is_some()) {
-        return;
-    }
+    let (Some(mut values), Some(operator), true) = (values, op.second, is_open) else { return };
     let is_answer = values.is_answer;
-    let found = outside_sight(torch, || {
-        // SAFETY: the values are the inputs of the op.
-        let results = unsafe { run(torch, &operator, &mut values) }?;
-        let mut found = Vec::new();
-        for (target, result) in targets.iter().zip(&results) {
-            // SAFETY: a live tensor.
-            found.push(unsafe { elements(torch, result, target, &mut Values::new(torch)) });
-        }
-        (results.len() == targets.len()).then_some(found)
-    });
-    for (target, bytes) in targets.iter().zip(found.flatten().unwrap_or_default()) {
+    let found = outside_sight(torch, || results(torch, &operator, &mut values, &targets)).flatten();
+    for (target, bytes) in targets.iter().zip(found.unwrap_or_default()) {
         if let Some(bytes) = bytes {
             target.write(Known { bytes, is_answer });
         }
     }
+}
+
+/// Runs an op on host values. Returns for each target the elements of its result, or `None` if they do not
+/// fit. Returns `None` if the op fails or has another number of results.
+fn results(
+    torch: &'static Torch,
+    operator: &Operator,
+    values: &mut Values,
+    targets: &[TensorMemory],
+) -> Option<Vec<Option<Vec<u8>>>> {
+    // SAFETY: the values are the inputs of the op, and the results are live.
+    unsafe {
+        let results = run(torch, operator, values)?;
+        let found =
+            targets.iter().zip(&results).map(|(target, result)| elements(torch, result, target, &mut Values::new(torch)));
+        let found = found.collect();
+        (results.len() == targets.len()).then_some(found)
+    }
+}
+
+/// Writes the known elements of an op whose inputs are partly known. Returns true if all elements of its
+/// outputs are known then.
+fn write_partial(
+    torch: &'static Torch,
+    operator: &Operator,
+    mut partial: Partial,
+    targets: &[TensorMemory],
+) -> bool {
+    let mut runs = Vec::new();
+    for values in &mut partial.runs {
+        match outside_sight(torch, || results(torch, operator, values, targets)).flatten() {
+            Some(found) => runs.push(found),
+            None => return false,
+        }
+    }
+    let mut are_all_known = true;
+    for (index, target) in targets.iter().enumerate() {
+        let results: Option<Vec<Vec<u8>>> =
+            runs.iter_mut().map(|run| run.get_mut(index).and_then(Option::take)).collect();
+        are_all_known &= results.is_some_and(|results| partial.write(target, &results));
+    }
+    are_all_known
 }
 
 /// Returns the memory of an output. Returns `None` if its values are not followed, or if it shares memory
