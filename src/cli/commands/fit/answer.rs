@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::plan::Plan;
 use super::searches::Lane;
-use super::trial::{PeakUse, Trial, TrialOutcome};
+use super::trial::{self, PeakUse, Trial, TrialOutcome};
 use crate::child_env::FreeAtStart;
 use crate::terminal;
 
@@ -129,11 +129,7 @@ impl<'a> Answer<'a> {
             ));
         }
         if self.device().is_some_and(|peak| peak.phantom) {
-            page.line([Cell::new(
-                "note: simulated GPU: allocated memory is exact, because PyTorch computes it; reserved \
-                 memory is an estimate",
-                Style::Faint,
-            )]);
+            page.line([Cell::new(trial::note(self.trials.iter().copied(), "GPU"), Style::Faint)]);
         }
         page.gap();
         for next in self.next() {

@@ -12,6 +12,8 @@ pub(crate) struct RunningOp {
     pub(crate) record: usize,
     /// The number of blocks that were handed out before the op began, or `None` if the op may write anything.
     pub(crate) blocks: Option<u64>,
+    /// True if the program acts on a value that this op reads: it branches, or takes the value as a size.
+    pub(crate) acts: bool,
     /// The addresses of the arguments that the op writes.
     pub(crate) written: Vec<usize>,
 }
@@ -34,6 +36,11 @@ pub(crate) fn pop(record: usize) {
             running.truncate(place);
         }
     });
+}
+
+/// Returns true if the program acts on the values that a running op of this thread reads.
+pub(crate) fn acts() -> bool {
+    RUNNING.try_with(|running| running.borrow().iter().any(|op| op.acts)).unwrap_or(false)
 }
 
 /// Returns true if the innermost running op is trusted.

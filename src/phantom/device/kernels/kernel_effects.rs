@@ -344,15 +344,23 @@ fn effect_of(kernel: usize) -> Option<KernelEffect> {
 thread_local! {
     /// The result of the running op's counts if it is known or assumed before the kernels run. Otherwise
     /// `None`.
-    static COUNT: Cell<Option<u64>> = const { Cell::new(None) };
+    static COUNT: Cell<Option<Count>> = const { Cell::new(None) };
     /// The address of the partial counts that the next reduction finishes, and the
     /// number of counted elements.
-    static PARTIAL_COUNT: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
+    static PARTIAL_COUNT: Cell<(usize, Count)> = const { Cell::new((0, Count { number: 0, is_computed: false })) };
+}
+
+/// The result of a count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Count {
+    pub(crate) number: u64,
+    /// True if the number follows from known values. Otherwise it is assumed.
+    pub(crate) is_computed: bool,
 }
 
 /// Sets the result that counting kernels on the calling thread report from now on. An op sets it before its
 /// kernels run, and resets it to `None` at its end.
-pub(crate) fn set_count(count: Option<u64>) {
+pub(crate) fn set_count(count: Option<Count>) {
     let _ = COUNT.try_with(|cell| cell.set(count));
 }
 
@@ -389,14 +397,17 @@ impl<'call> KernelArguments<'call> {
 
     /// Returns the count that the running op set with [`set_count`]. If it set none, applies the user's
     /// assumption to the total in argument `index`.
-    fn assumed(self, index: usize) -> Option<u64> {
+    fn assumed(self, index: usize) -> Option<Count> {
         let known = COUNT.try_with(Cell::get).ok().flatten();
-        known.or_else(|| self.count(index).map(|all| host_state().dynamic.count_of(all)))
+        known.or_else(|| {
+            let number = host_state().dynamic.count_of(self.count(index)?);
+            Some(Count { number, is_computed: false })
+        })
     }
 
     /// Returns the number of nonzero elements that a counting kernel finds. If the input is unknown, returns
     /// an assumed number.
-    fn nonzero(self, NonzeroInput { element, test_is_first }: NonzeroInput) -> Option<u64> {
+    fn nonzero(self, NonzeroInput { element, test_is_first }: NonzeroInput) -> Option<Count> {
         let width = element.map_or(1, reduce::width);
         let size = self.count(2)? as usize * width;
         // SAFETY: by the contract of `new`, the iterator has two words.
@@ -405,12 +416,16 @@ impl<'call> KernelArguments<'call> {
         let from = from.filter(|&from| device_of(from).is_some());
         let bytes = from.filter(|_| element.is_some() && size <= SMALL).and_then(|from| {
             // SAFETY: the input of the kernel, readable for its number of elements.
-            unsafe { read_known(from, size).map(|known| known.bytes).or_else(|| answer_flags(from, size)) }
+            unsafe {
+                read_known(from, size)
+                    .or_else(|| answer_flags(from, size).map(|bytes| Known { bytes, is_answer: true }))
+            }
         });
         match bytes {
-            Some(bytes) => {
+            Some(Known { bytes, is_answer }) => {
                 let is_nonzero = |element: &&[u8]| element.iter().any(|&byte| byte != 0);
-                Some(bytes.chunks_exact(width).filter(is_nonzero).count() as u64)
+                let number = bytes.chunks_exact(width).filter(is_nonzero).count() as u64;
+                Some(Count { number, is_computed: !is_answer })
             }
             None => self.assumed(2),
         }
@@ -476,7 +491,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
             None
         }
         KernelEffect::FinishReduction => {
-            let (partial, found) = PARTIAL_COUNT.try_with(|cell| cell.replace((0, 0))).unwrap_or((0, 0));
+            let (partial, found) = PARTIAL_COUNT.try_with(Cell::take).unwrap_or_default();
             let finishes = partial != 0 && arguments.pointer(0) == Some(partial);
             arguments.pointer(1).filter(|_| finishes).map(|to| (to, found))
         }
@@ -546,7 +561,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
         unsafe { write_computed(to, &bytes) };
     }
     if let Some((place, found)) = counted {
-        device.values().set_result(place, found);
+        device.values().set_count(place, found.number, found.is_computed);
     }
 }
 

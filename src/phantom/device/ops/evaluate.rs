@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::sync::{LazyLock, RwLock};
 
 use crate::cuda::copy::Known;
-use crate::kernels::kernel_effects;
+use crate::kernels::kernel_effects::{self, Count};
 use crate::ops::cxx;
 use crate::ops::ordinary::{self, Flags, Question, Related, Relation};
 use crate::ops::partial::Partial;
@@ -26,6 +26,8 @@ struct Op {
     overwrites: bool,
     /// True if the size of the output depends on values and is determined inside the op.
     has_count: bool,
+    /// True if the op reads a flag or a size on which the program then acts.
+    is_decision: bool,
     /// The question that the op asks about values that nothing computed.
     question: Option<Question>,
     /// The output of the op if nothing computes it.
@@ -108,6 +110,9 @@ const SILENT_WRITERS: [&str; 6] = ["batch_norm", "instance_norm", "_rnn", "_amp_
 const COUNTING: [&str; 6] =
     ["_unique", "_unique2", "nonzero", "unique_consecutive", "unique_dim", "unique_dim_consecutive"];
 
+/// Ops that read a flag or a size on which the program then acts. `is_nonzero` is `bool(tensor)`.
+const DECISIONS: [&str; 5] = ["allclose", "equal", "is_nonzero", "masked_select", "repeat_interleave"];
+
 impl Op {
     /// Returns the properties of the op with this schema, or `None` if nothing is known about it.
     ///
@@ -137,8 +142,9 @@ impl Op {
         let overwrites =
             matches!(base, "copy_" | "fill_" | "zero_" | "_foreach_zero_" | "_foreach_copy_") && is_in_place;
         let (has_count, question) = (COUNTING.contains(&base), Question::of(base));
+        let is_decision = DECISIONS.contains(&base);
         let sample = Sample::of(base);
-        Some(Self { second, writes, overwrites, has_count, question, sample, base })
+        Some(Self { second, writes, overwrites, has_count, is_decision, question, sample, base })
     }
 
     /// Returns for each argument of an op whether the op writes it.
@@ -208,6 +214,8 @@ pub(super) struct Started {
     sample: Option<(Sample, Arguments)>,
     /// The addresses of the input tensors on a device.
     inputs: Vec<usize>,
+    /// True if the program acts on a value that the op reads.
+    pub(super) acts: bool,
 }
 
 impl Started {
@@ -229,7 +237,9 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
     let Some(op) = op.filter(|_| Tag::are_known()) else { return untrusted };
     let first = inputs.len().checked_sub(op.writes.len());
     let Some(inputs) = first.and_then(|first| inputs.get(first..)) else { return untrusted };
-    let mut started = Started { op: Some(op), ..untrusted };
+    // SAFETY: by the contract.
+    let acts = op.is_decision || op.has_count || op.base == "item" && unsafe { is_whole(torch, inputs) };
+    let mut started = Started { op: Some(op), acts, ..untrusted };
     // SAFETY: by the contract.
     if !inputs.iter().any(|value| unsafe { value.is_on_device(torch) }) {
         return started;
@@ -266,10 +276,12 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
     });
     if are_known && op.has_count {
         // SAFETY: the values are the inputs of the op.
-        let count = outside_sight(torch, || unsafe { first_size(torch, &operator, inputs) }).flatten();
-        kernel_effects::set_count(count);
+        let number = outside_sight(torch, || unsafe { first_size(torch, &operator, inputs) }).flatten();
+        let is_computed = !values.is_answer;
+        kernel_effects::set_count(number.map(|number| Count { number, is_computed }));
     } else if let (Some((Sample::Nonzero, arguments)), true) = (&started.sample, op.has_count) {
-        kernel_effects::set_count(arguments.nonzero());
+        let count = arguments.nonzero().map(|number| Count { number, is_computed: false });
+        kernel_effects::set_count(count);
     }
     if op.question.is_some() && !are_known {
         let mut layouts = Vec::new();
@@ -297,6 +309,19 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
     started
 }
 
+/// Returns true if the first input of an op is a tensor of integers or flags.
+///
+/// # Safety
+/// `inputs` are the live inputs of an op.
+unsafe fn is_whole(torch: &Torch, inputs: &[Value]) -> bool {
+    let mut is_whole = false;
+    if let Some(value) = inputs.first() {
+        // SAFETY: by the contract.
+        unsafe { value.each_on_device(torch, |memory| is_whole = memory.is_whole()) };
+    }
+    is_whole
+}
+
 /// Returns the first size of the first output of an op, or `None` if it is not known.
 ///
 /// # Safety
@@ -322,7 +347,7 @@ unsafe fn first_size(torch: &'static Torch, operator: &Operator, inputs: &[Value
 /// `outputs` are the live outputs of the op.
 pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
     let Some(torch) = torch::get() else { return };
-    let Started { op: Some(op), values, partial, written, kept, flags, relation, sample, inputs } = started
+    let Started { op: Some(op), values, partial, written, kept, flags, relation, sample, inputs, .. } = started
     else {
         return;
     };

@@ -63,7 +63,7 @@ impl Partial {
             // SAFETY: by the contract.
             unsafe {
                 value.each_on_device(torch, |memory| {
-                    let is_whole = matches!(memory.dtype, 0..=4 | BOOL);
+                    let is_whole = memory.is_whole();
                     let is_small = memory.count().saturating_mul(memory.width) <= SMALL;
                     has_known |= is_whole && is_small && memory.has_known_elements();
                     is_followed &= is_whole && is_small || memory.known_elements().is_some();

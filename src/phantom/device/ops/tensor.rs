@@ -16,6 +16,8 @@ const MOST_PARTS: usize = 1 << 12;
 pub(super) enum Place {
     Host,
     Device,
+    /// The tensor is undefined: a static object without dispatch keys, such as the index of `:` in `x[:, i]`.
+    Undefined,
     /// The tensor is not a plain one: it is sparse, fake, wrapped or quantized.
     Elsewhere,
 }
@@ -31,6 +33,8 @@ pub(super) unsafe fn place_of(torch: &Torch, tensor: usize) -> Place {
         Place::Device
     } else if keys & CPU_BIT != 0 && keys & !torch.host_keys == 0 {
         Place::Host
+    } else if keys == 0 {
+        Place::Undefined
     } else {
         Place::Elsewhere
     }
@@ -95,12 +99,16 @@ impl TensorMemory {
         self.sizes.iter().map(|&size| usize::try_from(size).unwrap_or(0)).fold(1, usize::saturating_mul)
     }
 
+    /// Returns true if the elements are integers or flags.
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.dtype, 0..=4 | 11 | 27..=29)
+    }
+
     /// Returns true if the tensor is small enough for its values to be followed: up to 64 KiB, or up to
     /// [`MOST_WHOLE`] integers or flags.
     pub(super) fn is_small(&self) -> bool {
         let count = self.count();
-        let is_whole = matches!(self.dtype, 0..=4 | 11 | 27..=29);
-        is_whole && count <= MOST_WHOLE || count.saturating_mul(self.width) <= SMALL
+        self.is_whole() && count <= MOST_WHOLE || count.saturating_mul(self.width) <= SMALL
     }
 
     /// Returns the number of bytes from the start of the first element to the end of the last one.

@@ -298,6 +298,8 @@ impl Values {
                 // SAFETY: a live object.
                 Some(unsafe { hold(value) })
             }
+            // PyTorch does not count the references to it.
+            Some(Place::Undefined) => Some(*value),
             _ => None,
         }
     }
