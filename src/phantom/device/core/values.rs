@@ -409,12 +409,18 @@ impl KnownValues {
         if let Some(value) = self.result(address).filter(|_| size <= 8 && self.computed.contains(&address)) {
             return HostRead::Number(value);
         }
+        // An op that counts reads its count, whatever the kernels are that made it.
+        let count = running_ops::count().filter(|_| matches!(size, 4 | 8) && !is_known);
+        if let Some(count) = count.filter(|count| count.is_computed) {
+            return HostRead::Number(count.number);
+        }
         if running_ops::acts() {
             ACTED_READS.fetch_add(1, Ordering::Relaxed);
         }
         INVENTED_READS.fetch_add(1, Ordering::Relaxed);
         INVENTED_BYTES.fetch_add(size as u64, Ordering::Relaxed);
-        let value = self.result(address).filter(|_| size <= 8).unwrap_or(0);
+        let value = self.result(address).filter(|_| size <= 8);
+        let value = value.or(count.map(|count| count.number)).unwrap_or(0);
         match loop_guard::read(address, size, value) {
             Verdict::Stop => HostRead::Stop,
             Verdict::Flag if value == 0 => HostRead::Number(1),

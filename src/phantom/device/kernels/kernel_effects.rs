@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::core::device::Device;
 use crate::core::ffi::{In, read};
 use crate::core::host_state::host_state;
+use crate::core::running_ops::{self, Count};
 use crate::core::stream::Stream;
 use crate::core::values::SMALL;
 use crate::cuda::copy::{Known, answer_flags, device_of, forget, read_known, write_computed};
@@ -342,26 +343,9 @@ fn effect_of(kernel: usize) -> Option<KernelEffect> {
 }
 
 thread_local! {
-    /// The result of the running op's counts if it is known or assumed before the kernels run. Otherwise
-    /// `None`.
-    static COUNT: Cell<Option<Count>> = const { Cell::new(None) };
     /// The address of the partial counts that the next reduction finishes, and the
     /// number of counted elements.
     static PARTIAL_COUNT: Cell<(usize, Count)> = const { Cell::new((0, Count { number: 0, is_computed: false })) };
-}
-
-/// The result of a count.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Count {
-    pub(crate) number: u64,
-    /// True if the number follows from known values. Otherwise it is assumed.
-    pub(crate) is_computed: bool,
-}
-
-/// Sets the result that counting kernels on the calling thread report from now on. An op sets it before its
-/// kernels run, and resets it to `None` at its end.
-pub(crate) fn set_count(count: Option<Count>) {
-    let _ = COUNT.try_with(|cell| cell.set(count));
 }
 
 /// The argument list of a launch: an array with the address of each argument.
@@ -395,11 +379,10 @@ impl<'call> KernelArguments<'call> {
         self.address(index).and_then(|address| unsafe { read::<u32>(address) }).map(u64::from)
     }
 
-    /// Returns the count that the running op set with [`set_count`]. If it set none, applies the user's
+    /// Returns the count that the running op set with [`set_count`](running_ops::set_count). If it set none, applies the user's
     /// assumption to the total in argument `index`.
     fn assumed(self, index: usize) -> Option<Count> {
-        let known = COUNT.try_with(Cell::get).ok().flatten();
-        known.or_else(|| {
+        running_ops::count().or_else(|| {
             let number = host_state().dynamic.count_of(self.count(index)?);
             Some(Count { number, is_computed: false })
         })

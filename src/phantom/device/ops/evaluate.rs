@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{LazyLock, RwLock};
 
+use crate::core::host_state::host_state;
+use crate::core::running_ops::{self, Count};
 use crate::cuda::copy::Known;
-use crate::kernels::kernel_effects::{self, Count};
 use crate::ops::cxx;
 use crate::ops::ordinary::{self, Flags, Question, Related, Relation};
 use crate::ops::partial::Partial;
@@ -22,8 +23,8 @@ struct Op {
     second: Option<Operator>,
     /// True for each argument that the op writes.
     writes: Vec<bool>,
-    /// True if the op does not read its first argument.
-    overwrites: bool,
+    /// True for each argument that the op writes without reading it.
+    overwrites: Vec<bool>,
     /// True if the size of the output depends on values and is determined inside the op.
     has_count: bool,
     /// True if the op reads a flag or a size on which the program then acts.
@@ -113,6 +114,12 @@ const COUNTING: [&str; 6] =
 /// Ops that read a flag or a size on which the program then acts. `is_nonzero` is `bool(tensor)`.
 const DECISIONS: [&str; 5] = ["allclose", "equal", "is_nonzero", "masked_select", "repeat_interleave"];
 
+/// Returns true if an op writes only its last arguments, which are its results.
+fn overload_is_out(overload: &[u8], writes: &[bool]) -> bool {
+    let first = writes.iter().position(|writes| *writes);
+    overload.ends_with(b"out") && first.is_some_and(|first| writes[first..].iter().all(|writes| *writes))
+}
+
 impl Op {
     /// Returns the properties of the op with this schema, or `None` if nothing is known about it.
     ///
@@ -134,13 +141,17 @@ impl Op {
         let is_excluded = EXCLUDED.contains(&plain)
             || EXCLUDED_FAMILIES.iter().any(|family| plain.starts_with(family))
             || plain.ends_with("_backward");
-        // A plain in-place op writes only its first argument. Other plain ops write no argument.
-        let is_plain =
-            writes.iter().enumerate().all(|(index, &writes)| writes == (is_in_place && index == 0));
+        // A plain in-place op writes only its first argument. Other plain ops write no argument, or the results
+        // that they also return (`out=`).
+        let is_out = !is_in_place && overload_is_out(overload, &writes);
+        let is_plain = is_out
+            || writes.iter().enumerate().all(|(index, &writes)| writes == (is_in_place && index == 0));
         let second =
             (is_plain && !is_excluded).then(|| torch.find(functional.as_bytes(), overload)).flatten();
-        let overwrites =
+        let overwrites_first =
             matches!(base, "copy_" | "fill_" | "zero_" | "_foreach_zero_" | "_foreach_copy_") && is_in_place;
+        let overwrites =
+            (0..writes.len()).map(|index| is_out && writes[index] || overwrites_first && index == 0).collect();
         let (has_count, question) = (COUNTING.contains(&base), Question::of(base));
         let is_decision = DECISIONS.contains(&base);
         let sample = Sample::of(base);
@@ -269,7 +280,7 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
     let are_known = inputs.iter().zip(0..).all(|(value, index)| {
         // SAFETY: by the contract.
         unsafe {
-            values.add(value, index == 0 && op.overwrites).is_some()
+            values.add(value, op.overwrites[index]).is_some()
                 || samples::places(torch, op.base, index, inputs)
                     .is_some_and(|places| values.add_indices(value, &places).is_some())
         }
@@ -278,10 +289,15 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
         // SAFETY: the values are the inputs of the op.
         let number = outside_sight(torch, || unsafe { first_size(torch, &operator, inputs) }).flatten();
         let is_computed = !values.is_answer;
-        kernel_effects::set_count(number.map(|number| Count { number, is_computed }));
+        running_ops::set_count(number.map(|number| Count { number, is_computed }));
     } else if let (Some((Sample::Nonzero, arguments)), true) = (&started.sample, op.has_count) {
         let count = arguments.nonzero().map(|number| Count { number, is_computed: false });
-        kernel_effects::set_count(count);
+        running_ops::set_count(count);
+    } else if op.has_count {
+        // SAFETY: by the contract.
+        let all = unsafe { counted(torch, op.base, inputs) };
+        let number = all.map(|all| host_state().dynamic.count_of(all));
+        running_ops::set_count(number.map(|number| Count { number, is_computed: false }));
     }
     if op.question.is_some() && !are_known {
         let mut layouts = Vec::new();
@@ -301,7 +317,7 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
     }
     if !are_known && !op.has_count {
         // SAFETY: by the contract.
-        started.partial = unsafe { Partial::of(torch, op.question, op.overwrites, inputs) };
+        started.partial = unsafe { Partial::of(torch, op.question, &op.overwrites, inputs) };
     }
     if are_known {
         (started.sample, started.values) = (None, Some(values));
@@ -320,6 +336,25 @@ unsafe fn is_whole(torch: &Torch, inputs: &[Value]) -> bool {
         unsafe { value.each_on_device(torch, |memory| is_whole = memory.is_whole()) };
     }
     is_whole
+}
+
+/// Returns the number of elements, or of parts along a dimension, among which an op counts the different ones.
+///
+/// # Safety
+/// `inputs` are the live inputs of an op.
+unsafe fn counted(torch: &Torch, base: &str, inputs: &[Value]) -> Option<u64> {
+    let mut sizes = Vec::new();
+    // SAFETY: by the contract.
+    unsafe { inputs.first()?.each_on_device(torch, |memory| sizes = memory.sizes) };
+    let dimension = base.starts_with("unique_dim").then(|| inputs.get(1).and_then(Value::number)).flatten();
+    let count = match dimension {
+        None => sizes.iter().product(),
+        Some(dimension) => {
+            let from_end = if dimension < 0.0 { sizes.len() as i64 } else { 0 };
+            *sizes.get(usize::try_from(dimension as i64 + from_end).ok()?)?
+        }
+    };
+    u64::try_from(count).ok()
 }
 
 /// Returns the first size of the first output of an op, or `None` if it is not known.
@@ -352,7 +387,7 @@ pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
         return;
     };
     if op.has_count {
-        kernel_effects::set_count(None);
+        running_ops::set_count(None);
     }
     // The op changed only the written memory. The rest of the blocks around it is known again.
     keep(&kept, &written);
