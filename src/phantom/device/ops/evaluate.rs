@@ -23,8 +23,10 @@ struct Op {
     second: Option<Operator>,
     /// True for each argument that the op writes.
     writes: Vec<bool>,
-    /// True for each argument that the op writes without reading it.
-    overwrites: Vec<bool>,
+    /// The number of arguments of the second run: all but the results that the caller passes (`out=`).
+    arguments: usize,
+    /// True if the op does not read its first argument.
+    overwrites: bool,
     /// True if the size of the output depends on values and is determined inside the op.
     has_count: bool,
     /// True if the op reads a flag or a size on which the program then acts.
@@ -114,12 +116,6 @@ const COUNTING: [&str; 6] =
 /// Ops that read a flag or a size on which the program then acts. `is_nonzero` is `bool(tensor)`.
 const DECISIONS: [&str; 5] = ["allclose", "equal", "is_nonzero", "masked_select", "repeat_interleave"];
 
-/// Returns true if an op writes only its last arguments, which are its results.
-fn overload_is_out(overload: &[u8], writes: &[bool]) -> bool {
-    let first = writes.iter().position(|writes| *writes);
-    overload.ends_with(b"out") && first.is_some_and(|first| writes[first..].iter().all(|writes| *writes))
-}
-
 impl Op {
     /// Returns the properties of the op with this schema, or `None` if nothing is known about it.
     ///
@@ -141,21 +137,56 @@ impl Op {
         let is_excluded = EXCLUDED.contains(&plain)
             || EXCLUDED_FAMILIES.iter().any(|family| plain.starts_with(family))
             || plain.ends_with("_backward");
-        // A plain in-place op writes only its first argument. Other plain ops write no argument, or the results
-        // that they also return (`out=`).
-        let is_out = !is_in_place && overload_is_out(overload, &writes);
-        let is_plain = is_out
-            || writes.iter().enumerate().all(|(index, &writes)| writes == (is_in_place && index == 0));
-        let second =
-            (is_plain && !is_excluded).then(|| torch.find(functional.as_bytes(), overload)).flatten();
-        let overwrites_first =
-            matches!(base, "copy_" | "fill_" | "zero_" | "_foreach_zero_" | "_foreach_copy_") && is_in_place;
+        // A plain in-place op writes only its first argument. Other plain ops write no argument.
+        let is_plain =
+            writes.iter().enumerate().all(|(index, &writes)| writes == (is_in_place && index == 0));
+        let second = match () {
+            () if is_excluded => None,
+            () if is_plain => torch.find(functional.as_bytes(), overload),
+            // SAFETY: by the contract.
+            () if !is_in_place => unsafe { Self::without_out(torch, name, overload, &writes) },
+            () => None,
+        };
         let overwrites =
-            (0..writes.len()).map(|index| is_out && writes[index] || overwrites_first && index == 0).collect();
+            matches!(base, "copy_" | "fill_" | "zero_" | "_foreach_zero_" | "_foreach_copy_") && is_in_place;
+        let arguments = match is_plain {
+            true => writes.len(),
+            false => writes.iter().position(|writes| *writes).unwrap_or(writes.len()),
+        };
         let (has_count, question) = (COUNTING.contains(&base), Question::of(base));
         let is_decision = DECISIONS.contains(&base);
         let sample = Sample::of(base);
-        Some(Self { second, writes, overwrites, has_count, is_decision, question, sample, base })
+        Some(Self { second, arguments, writes, overwrites, has_count, is_decision, question, sample, base })
+    }
+
+    /// Returns the variant of an `out=` op that creates its results. Returns `None` if the op has none with the
+    /// same other arguments.
+    ///
+    /// # Safety
+    /// The dispatcher's handles have the layout of [`Operator`].
+    unsafe fn without_out(torch: &Torch, name: &str, overload: &[u8], writes: &[bool]) -> Option<Operator> {
+        let first = writes.iter().position(|writes| *writes)?;
+        let overload = overload.strip_suffix(b"out")?;
+        let overload = overload.strip_suffix(b"_").unwrap_or(overload);
+        if !writes[first..].iter().all(|writes| *writes) {
+            return None;
+        }
+        [overload, b"Tensor"].into_iter().find_map(|overload| {
+            let operator = torch.find(name.as_bytes(), overload)?;
+            // An entry of the dispatcher begins with its name and overload; its schema, with the same two
+            // strings, follows.
+            let (entry, size) = (operator[0], torch.string_size());
+            // SAFETY: by the contract; an entry is larger than a schema.
+            unsafe {
+                let is = |string: usize, wanted: &[u8]| record::text(string) == wanted;
+                let schema = entry + 2 * size;
+                let is_schema = is(entry, name.as_bytes())
+                    && *((schema) as *const usize) > 0xFFFF
+                    && is(schema, name.as_bytes())
+                    && is(schema + size, overload);
+                (is_schema && Self::writes(torch, schema).len() == first).then_some(operator)
+            }
+        })
     }
 
     /// Returns for each argument of an op whether the op writes it.
@@ -277,17 +308,18 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
     started.sample = op.sample.map(|sample| (sample, unsafe { Arguments::of(torch, inputs) }));
     let Some(operator) = op.second else { return started };
     let mut values = Values::new(torch);
-    let are_known = inputs.iter().zip(0..).all(|(value, index)| {
+    let arguments = &inputs[..op.arguments];
+    let are_known = arguments.iter().zip(0..).all(|(value, index)| {
         // SAFETY: by the contract.
         unsafe {
-            values.add(value, op.overwrites[index]).is_some()
+            values.add(value, index == 0 && op.overwrites).is_some()
                 || samples::places(torch, op.base, index, inputs)
                     .is_some_and(|places| values.add_indices(value, &places).is_some())
         }
     });
     if are_known && op.has_count {
         // SAFETY: the values are the inputs of the op.
-        let number = outside_sight(torch, || unsafe { first_size(torch, &operator, inputs) }).flatten();
+        let number = outside_sight(torch, || unsafe { first_size(torch, &operator, arguments) }).flatten();
         let is_computed = !values.is_answer;
         running_ops::set_count(number.map(|number| Count { number, is_computed }));
     } else if let (Some((Sample::Nonzero, arguments)), true) = (&started.sample, op.has_count) {
@@ -317,7 +349,7 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
     }
     if !are_known && !op.has_count {
         // SAFETY: by the contract.
-        started.partial = unsafe { Partial::of(torch, op.question, &op.overwrites, inputs) };
+        started.partial = unsafe { Partial::of(torch, op.question, op.overwrites, arguments) };
     }
     if are_known {
         (started.sample, started.values) = (None, Some(values));

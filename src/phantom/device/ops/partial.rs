@@ -55,11 +55,11 @@ impl Partial {
     pub(super) unsafe fn of(
         torch: &'static Torch,
         question: Option<Question>,
-        overwrites: &[bool],
+        overwrites: bool,
         inputs: &[Value],
     ) -> Option<Self> {
         let (mut has_known, mut is_followed) = (false, true);
-        for (value, _) in inputs.iter().zip(overwrites).filter(|(_, overwrites)| !**overwrites) {
+        for value in inputs {
             // SAFETY: by the contract.
             unsafe {
                 value.each_on_device(torch, |memory| {
@@ -80,7 +80,7 @@ impl Partial {
             let mut values = Values::filled(torch, fill);
             for (index, value) in inputs.iter().enumerate() {
                 // SAFETY: by the contract.
-                unsafe { values.add(value, overwrites[index]) }?;
+                unsafe { values.add(value, index == 0 && overwrites) }?;
             }
             runs.push(values);
         }

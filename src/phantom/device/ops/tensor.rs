@@ -16,7 +16,6 @@ const MOST_PARTS: usize = 1 << 12;
 pub(super) enum Place {
     Host,
     Device,
-    /// The tensor is undefined: a static object without dispatch keys, such as the index of `:` in `x[:, i]`.
     Undefined,
     /// The tensor is not a plain one: it is sparse, fake, wrapped or quantized.
     Elsewhere,
@@ -33,7 +32,7 @@ pub(super) unsafe fn place_of(torch: &Torch, tensor: usize) -> Place {
         Place::Device
     } else if keys & CPU_BIT != 0 && keys & !torch.host_keys == 0 {
         Place::Host
-    } else if keys == 0 {
+    } else if tensor == torch.undefined {
         Place::Undefined
     } else {
         Place::Elsewhere
