@@ -107,7 +107,8 @@ fn ancestors() -> Vec<u32> {
 /// in Python, a tracer that never started, and the number of steps. Empty if no entry applies.
 pub(crate) fn conclude() -> String {
     let steps = steps::end_words(updates::is_pending());
-    let parts = [about_phantom(), acted_reads::end_words(), errors::end_words(), injection::end_words(), steps];
+    let parts =
+        [about_phantom(), acted_reads::end_words(), errors::end_words(), injection::end_words(), steps];
     parts.iter().filter(|words| !words.is_empty()).map(String::as_str).collect::<Vec<_>>().join(" ")
 }
 

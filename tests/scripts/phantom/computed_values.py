@@ -153,6 +153,8 @@ assert row[None][:, [3, 0]].tolist() == [[2, 0]]
 pairs = torch.tensor([[1, 2], [1, 2], [3, 4]], device=device)
 different, places, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)
 assert (different.tolist(), places.tolist(), counts.tolist()) == ([[1, 2], [3, 4]], [0, 0, 1], [2, 1])
-different, places, counts = torch.rand(50, 3, device=device).unique(dim=0, return_inverse=True, return_counts=True)
+different, places, counts = torch.rand(50, 3, device=device).unique(
+    dim=0, return_inverse=True, return_counts=True
+)
 assert (different.shape, places.shape, counts.shape) == ((50, 3), (50,), (50,))
 print("ok")

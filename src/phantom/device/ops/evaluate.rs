@@ -414,7 +414,8 @@ unsafe fn first_size(torch: &'static Torch, operator: &Operator, inputs: &[Value
 /// `outputs` are the live outputs of the op.
 pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
     let Some(torch) = torch::get() else { return };
-    let Started { op: Some(op), values, partial, written, kept, flags, relation, sample, inputs, .. } = started
+    let Started { op: Some(op), values, partial, written, kept, flags, relation, sample, inputs, .. } =
+        started
     else {
         return;
     };
@@ -480,8 +481,10 @@ fn results(
     // SAFETY: the values are the inputs of the op, and the results are live.
     unsafe {
         let results = run(torch, operator, values)?;
-        let found =
-            targets.iter().zip(&results).map(|(target, result)| elements(torch, result, target, &mut Values::new(torch)));
+        let found = targets
+            .iter()
+            .zip(&results)
+            .map(|(target, result)| elements(torch, result, target, &mut Values::new(torch)));
         let found = found.collect();
         (results.len() == targets.len()).then_some(found)
     }

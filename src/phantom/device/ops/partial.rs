@@ -74,7 +74,8 @@ impl Partial {
             return None;
         }
         // An unknown number equals no other number, so a test for equality does not need to try zero.
-        let third = if matches!(question, Some(Question::Equality(_))) { Fill::OtherLarge } else { Fill::Zero };
+        let third =
+            if matches!(question, Some(Question::Equality(_))) { Fill::OtherLarge } else { Fill::Zero };
         let mut runs = Vec::new();
         for fill in [Fill::Large, Fill::Negative, third] {
             let mut values = Values::filled(torch, fill);

@@ -118,7 +118,8 @@ impl Sample {
                     // The indices of the largest elements are distinct, as a beam search expects.
                     let is_beam = self == Self::Largest && chosen <= MOST_BEAMS.min(places);
                     let place = |index: i64| (places * 5 / 8 + index % chosen * (places / chosen)) % places;
-                    return is_beam.then(|| (0..count as i64).flat_map(|index| place(index).to_le_bytes()).collect());
+                    return is_beam
+                        .then(|| (0..count as i64).flat_map(|index| place(index).to_le_bytes()).collect());
                 }
                 // A draw starts in the middle, because the first and the last value are often special.
                 let first = if self == Self::Drawn { places / 2 } else { 0 };

@@ -156,7 +156,14 @@ pub(super) unsafe fn release(torch: &Torch, value: Value) {
 
 impl Values {
     pub(super) fn new(torch: &'static Torch) -> Self {
-        Self { torch, list: Vec::new(), memory: Vec::new(), is_answer: false, fill: None, sources: Vec::new() }
+        Self {
+            torch,
+            list: Vec::new(),
+            memory: Vec::new(),
+            is_answer: false,
+            fill: None,
+            sources: Vec::new(),
+        }
     }
 
     /// Creates a list that takes values with unknown elements, and fills these.

@@ -72,9 +72,11 @@ fn is_harmless<'a>(mut lines: impl Iterator<Item = &'a str>) -> bool {
 /// Returns the name of a line: `train.py:12`, or with its folder for a file of an installed package.
 fn name(file: &str, number: i32) -> String {
     let parts = if file.contains("-packages/") { 2 } else { 1 };
-    let mut parts: Vec<_> = Path::new(file).iter().rev().take(parts).map(|part| part.to_string_lossy()).collect();
+    let mut parts: Vec<_> =
+        Path::new(file).iter().rev().take(parts).map(|part| part.to_string_lossy()).collect();
     parts.reverse();
-    let file: String = parts.join("/").chars().map(|c| if c.is_whitespace() || c == ';' { '_' } else { c }).collect();
+    let file: String =
+        parts.join("/").chars().map(|c| if c.is_whitespace() || c == ';' { '_' } else { c }).collect();
     format!("{file}:{number}")
 }
 

@@ -165,7 +165,9 @@ pub(crate) fn innermost_line() -> Option<(String, i32)> {
     // SAFETY: the layout was learned from this interpreter, and the frames are this thread's own, which run.
     unsafe {
         read_frames(layout, first_frame(layout, functions), &mut walk);
-        walk.iter().find_map(|line| parts_of_line(layout, functions, line)).map(|(file, number, _)| (file, number))
+        walk.iter()
+            .find_map(|line| parts_of_line(layout, functions, line))
+            .map(|(file, number, _)| (file, number))
     }
 }
 
