@@ -82,7 +82,7 @@ assert len((tokens[0] == 7).nonzero()) == 7 and not (tokens == 7).any()
 # The candidates of a beam search are distinct.
 for vocabulary in (50_257, 4 * 32_000):
     for row in torch.randn(2, vocabulary, device=device).topk(8).indices.tolist():
-        assert len(set(row)) == 8 and 0 <= min(row) and max(row) < vocabulary
+        assert len(set(row)) == 8 and min(row) >= 0 and max(row) < vocabulary
 # A router gives each of its experts the same share of the tokens.
 tokens, experts, chosen = 64, 8, 2
 logits = torch.nn.Linear(16, experts, device=device)(torch.randn(tokens, 16, device=device))
