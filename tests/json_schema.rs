@@ -123,7 +123,7 @@ fn eventful(folder: &Path) {
     let phantom = "\"\"phantom\"\":{";
     let ranks = format!("{phantom}\"\"ranks\"\":\"\"0\"\",\"\"ranks_of\"\":8,");
     let changed = text.replacen(phantom, &ranks, 1).trim_end().to_owned()
-        + " invented_reads=2 stand_in_answers=3 guessed=cuGuess refused=cuRefused injected=oom@step:3 \
+        + " invented_reads=2 acted_at=train.py:12 stand_in_answers=3 guessed=cuGuess refused=cuRefused injected=oom@step:3 \
            not_injected=ecc@step:9\n";
     assert!(changed.contains("ranks_of"));
     std::fs::write(folder.join("host.r0.1.csv"), changed).unwrap();

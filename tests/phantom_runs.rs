@@ -84,6 +84,32 @@ fn phantom_runs_repeat_byte_for_byte_and_match_the_statistics_of_an_untraced_run
     });
 }
 
+/// A report names the line at which a value that no kernel computed decided a loop or a size. A value that the
+/// program only prints, checks or counts is no reason to doubt the peak.
+#[test]
+fn phantom_runs_that_act_on_uncomputed_values_name_the_line() {
+    Torch::on_newest(|torch| {
+        let folder = TempDir::new().unwrap();
+        for (kind, line) in [("print", None), ("loop", Some(19)), ("size", Some(22))] {
+            let mut run = torch::memtrace();
+            run.args(["run", "--phantom", "a10", "-o"]).arg(folder.path().join(kind)).arg("--");
+            run.arg(&torch.python).arg(scripts().join("phantom/acted_on.py")).arg(kind);
+            let output = run.output().unwrap();
+            assert!(output.status.success(), "{kind}: {}", text(&output.stderr));
+            let places: Vec<String> = line.iter().map(|line| format!("acted_on.py:{line}")).collect();
+            for report in ["summary", "peak", "oom"] {
+                let shown = text(&memtrace(&folder, &[report, kind]).stdout);
+                let note = "decide a branch, a loop or a size at ";
+                assert_eq!(shown.contains(note), line.is_some(), "{kind}: {shown}");
+                assert!(places.iter().all(|place| shown.contains(&format!("{note}{place}"))), "{shown}");
+            }
+            let summary = memtrace(&folder, &["summary", "--json", kind]);
+            let json: Value = serde_json::from_slice(&summary.stdout).unwrap();
+            assert_eq!(json["phantom"]["acted_at"], serde_json::json!(places), "{kind}: {json:#}");
+        }
+    });
+}
+
 #[test]
 fn phantom_oom_is_torchs_own_error_and_is_explained() {
     Torch::on_newest(|torch| {

@@ -39,6 +39,7 @@ impl Footer {
     pub fn new(input: &Input) -> Footer {
         let mut footer = Footer { notes: input.notes.clone(), ..Footer::default() };
         footer.phantom.add(input);
+        footer.notes.extend(footer.phantom.warning());
         footer
     }
 

@@ -23,6 +23,8 @@ pub struct PhantomRun {
     pub dynamic: BTreeSet<String>,
     /// The number of reads of values that no kernel computed; `None` if no trace has an end row.
     pub invented_reads: Option<u64>,
+    /// The lines, such as `train.py:12`, at which the program acted on values that no kernel computed.
+    pub acted_at: BTreeSet<String>,
     /// The calls that were answered with a guess.
     pub guessed: BTreeSet<String>,
     /// The calls that were refused.
@@ -72,6 +74,7 @@ impl PhantomRun {
                         self.stand_in_answers = Some(self.stand_in_answers.unwrap_or(0) + more);
                     }
                     "pinned_not_resident" => self.pinned_not_resident += value.parse().unwrap_or(0),
+                    "acted_at" => self.acted_at.extend(names),
                     "guessed" => self.guessed.extend(names),
                     "refused" => self.refused.extend(names),
                     "injected" => self.injected.extend(names),
@@ -95,6 +98,26 @@ impl PhantomRun {
     #[must_use]
     pub fn is_any(&self) -> bool {
         !self.cards.is_empty()
+    }
+
+    /// Returns a note if the program chose a branch, a loop or a size by values that no kernel computed.
+    #[must_use]
+    pub fn warning(&self) -> Option<String> {
+        /// The number of lines that the note names.
+        const MOST: usize = 3;
+        if self.acted_at.is_empty() {
+            return None;
+        }
+        let shown: Vec<&str> = self.acted_at.iter().take(MOST).map(String::as_str).collect();
+        let more = match self.acted_at.len().saturating_sub(MOST) {
+            0 => String::new(),
+            more => format!(" and {}", counted(more as u64, "more line")),
+        };
+        Some(format!(
+            "the simulated GPU made up values that decide a branch, a loop or a size at {}{more}: a real GPU may \
+             run other code or other sizes there, and have another peak",
+            shown.join(", ")
+        ))
     }
 
     /// Returns the one-line note for a report's footer.
@@ -174,6 +197,7 @@ impl PhantomRun {
             "cards": self.cards,
             "dynamic": self.dynamic,
             "invented_reads": self.invented_reads,
+            "acted_at": self.acted_at,
             "guessed_calls": self.guessed,
             "refused_calls": self.refused,
             "injected_faults": self.injected,

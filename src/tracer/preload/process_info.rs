@@ -9,7 +9,7 @@ use memtrace_trace::meta::{Allocator, redact};
 use memtrace_trace::rounding::caching_enabled;
 use memtrace_util::process::Process;
 
-use crate::attribution::{steps, updates};
+use crate::attribution::{acted_reads, steps, updates};
 use crate::capabilities;
 use crate::ffi::{cuda, phantom};
 use crate::python::{errors, injection};
@@ -105,7 +105,8 @@ fn ancestors() -> Vec<u32> {
 /// in Python, a tracer that never started, and the number of steps. Empty if no entry applies.
 pub(crate) fn conclude() -> String {
     let steps = steps::end_words(updates::is_pending());
-    let parts = [about_phantom(), errors::end_words(), injection::end_words(), steps];
+    let parts =
+        [about_phantom(), acted_reads::end_words(), errors::end_words(), injection::end_words(), steps];
     parts.iter().filter(|words| !words.is_empty()).map(String::as_str).collect::<Vec<_>>().join(" ")
 }
 

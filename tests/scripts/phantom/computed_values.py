@@ -139,4 +139,22 @@ with torch.cuda.graph(graph):
     captured = ready + 1
 graph.replay()
 assert captured.tolist() == [0, 0, 0]
+
+# Results that the caller passes (`out=`) are known, too, and an index after `:`.
+row, flags = torch.tensor([0, 1, 1, 2], device=device), torch.tensor([True, False, True], device=device)
+picked, sums = row.new_empty(4, dtype=torch.bool), row.new_zeros(5)
+torch.index_select(flags, 0, row, out=picked)
+torch.cumsum(row, 0, out=sums[1:])
+assert picked.tolist() == [True, False, False, True] and sums.tolist() == [0, 0, 1, 2, 4]
+assert torch.eq(row, 1, out=row.new_empty(4, dtype=torch.bool)).tolist() == [False, True, True, False]
+assert torch.add(row, 2, out=row.new_empty(4)).tolist() == [2, 3, 3, 4]
+assert row[None][:, [3, 0]].tolist() == [[2, 0]]
+# The size of a count does not depend on the names of the kernels that count.
+pairs = torch.tensor([[1, 2], [1, 2], [3, 4]], device=device)
+different, places, counts = pairs.unique(dim=0, return_inverse=True, return_counts=True)
+assert (different.tolist(), places.tolist(), counts.tolist()) == ([[1, 2], [3, 4]], [0, 0, 1], [2, 1])
+different, places, counts = torch.rand(50, 3, device=device).unique(
+    dim=0, return_inverse=True, return_counts=True
+)
+assert (different.shape, places.shape, counts.shape) == ((50, 3), (50,), (50,))
 print("ok")

@@ -67,6 +67,22 @@ for rows in (1, 2):
         finished |= torch.randn(rows, 100, device=device).argmax(-1) == 7
         length += 1
     assert length == 12
+# The known part of generated tokens stays known, so the end marker after them is found (Whisper's decode).
+tokens = torch.tensor([[5, 6]], device=device)
+for _ in range(4):
+    token = torch.randn(1, 100, device=device).argmax(-1)
+    token[tokens[:, -1] == 9] = 9
+    tokens = torch.cat([tokens, token[:, None]], dim=-1)
+tokens = torch.nn.functional.pad(tokens, (0, 1), value=9)
+assert tokens[0, :2].tolist() == [5, 6] and tokens[0, -1].item() == 9
+assert (tokens[0] == 9).nonzero().tolist() == [[6]] and (tokens[:, :2] > 5).tolist() == [[False, True]]
+assert (tokens != 9).sum().item() == 6 and tokens[:, [-1, 1]].tolist() == [[9, 6]]
+# Without a known match, the number of matches is an assumption about sizes.
+assert len((tokens[0] == 7).nonzero()) == 7 and not (tokens == 7).any()
+# The candidates of a beam search are distinct.
+for vocabulary in (50_257, 4 * 32_000):
+    for row in torch.randn(2, vocabulary, device=device).topk(8).indices.tolist():
+        assert len(set(row)) == 8 and min(row) >= 0 and max(row) < vocabulary
 # A router gives each of its experts the same share of the tokens.
 tokens, experts, chosen = 64, 8, 2
 logits = torch.nn.Linear(16, experts, device=device)(torch.randn(tokens, 16, device=device))

@@ -10,7 +10,7 @@ use super::ask;
 use super::plan::Plan;
 use super::recipe::Request;
 use super::searches::Lane;
-use super::trial::{PeakUse, Trial, TrialOutcome};
+use super::trial::{self, PeakUse, Trial, TrialOutcome};
 use super::values::gpus_text;
 use crate::child_env::FreeAtStart;
 use crate::terminal;
@@ -140,11 +140,7 @@ impl<'a> Answer<'a> {
             ));
         }
         if self.device().is_some_and(|peak| peak.phantom) {
-            page.line([Cell::new(
-                "note: simulated GPU: allocated memory is exact, because PyTorch computes it; reserved \
-                 memory is an estimate",
-                Style::Faint,
-            )]);
+            page.line([Cell::new(trial::note(self.trials.iter().copied(), "GPU"), Style::Faint)]);
         }
         page.gap();
         for next in self.next() {

@@ -9,7 +9,7 @@ use super::answer::Answer;
 use super::plan::{Plan, Wanted};
 use super::recipe::Request;
 use super::searches::Lane;
-use super::trial::{Trial, TrialOutcome};
+use super::trial::{self, Trial, TrialOutcome};
 use crate::terminal;
 
 fn show(bytes: i64) -> String {
@@ -33,11 +33,8 @@ pub(super) fn text(plan: &Plan, lanes: &[Lane<'_>]) -> String {
         page.plain("the other rows were not tried".to_owned());
     }
     page.gap();
-    page.line([Cell::new(
-        "note: simulated GPUs: allocated memory is exact, because PyTorch computes it; reserved memory is an \
-         estimate",
-        Style::Faint,
-    )]);
+    let trials = begun.iter().flat_map(|lane| lane.trials.iter().map(|(_, trial)| trial));
+    page.line([Cell::new(trial::note(trials, "GPUs"), Style::Faint)]);
     page.text().to_owned()
 }
 

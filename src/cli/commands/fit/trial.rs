@@ -1,6 +1,6 @@
 //! Runs the program with one value, and measures its peak.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::ArgMatches;
 use memtrace_analysis::options::Options;
 use memtrace_analysis::read::input::Input;
+use memtrace_analysis::render::phantom_run::PhantomRun;
 use memtrace_analysis::reports;
 use memtrace_trace::units::Unit;
 use serde_json::Value;
@@ -94,6 +95,8 @@ pub(super) struct PeakUse {
     pub(super) host: i64,
     /// Bytes of pinned memory that `host` lacks, because they did not become resident.
     pub(super) pinned_absent: i64,
+    /// The lines at which the program acted on values that the simulated GPU made up.
+    pub(super) acted_at: BTreeSet<String>,
     /// True if `host` is more than `--host-mem`.
     pub(super) exceeds_host: bool,
     /// The number of ranks of one node that did not run.
@@ -369,6 +372,8 @@ fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
             }
         }
     }
+    let lines = summary["phantom"]["acted_at"].as_array().into_iter().flatten();
+    peak.acted_at = lines.filter_map(|line| line.as_str().map(str::to_owned)).collect();
     peak.pinned_absent = number(&summary["phantom"]["pinned_not_resident_bytes"]);
     peak.absent_ranks = (ranks_of_node - peak.processes as i64).max(0);
     if peak.processes > 0 {
@@ -387,4 +392,14 @@ fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
         }
     }
     Ok((peak, Some(request), was_killed))
+}
+
+/// Returns the note on the figures of trials on simulated `gpus`.
+pub(super) fn note<'t>(trials: impl Iterator<Item = &'t Trial>, gpus: &str) -> String {
+    let acted_at = trials.flat_map(|trial| trial.peak.acted_at.iter().cloned()).collect();
+    let run = PhantomRun { acted_at, ..PhantomRun::default() };
+    let doubt = run.warning().unwrap_or_else(|| {
+        format!("simulated {gpus}: allocated memory is exact, because PyTorch computes it")
+    });
+    format!("note: {doubt}; reserved memory is an estimate")
 }

@@ -11,12 +11,13 @@
 //! and a program that loops on one is stopped ([`loop_guard`]). The answer about a flag or a single number is
 //! remembered: it is the value until something is written there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::core::address_tables::{AddressTables, Targets};
 use crate::core::flag_links::FlagLinks;
 use crate::core::loop_guard::{self, Verdict};
+use crate::core::running_ops;
 
 /// The largest size of a copy, fill or message that really moves its bytes.
 pub(crate) const SMALL: usize = 64 << 10;
@@ -79,6 +80,16 @@ impl DynamicSizes {
 /// The number of reads of invented values so far. [`INVENTED_BYTES`] counts their bytes.
 static INVENTED_READS: AtomicU64 = AtomicU64::new(0);
 static INVENTED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// The number of reads of invented values so far in ops that act on them: flags that decide a branch or a
+/// loop, sizes, and single integers.
+static ACTED_READS: AtomicU64 = AtomicU64::new(0);
+
+/// Returns [`ACTED_READS`]. The tracer notes the line of the program when the number grows during an op.
+#[unsafe(no_mangle)]
+extern "C" fn memtrace_phantom_acted_reads() -> u64 {
+    ACTED_READS.load(Ordering::Relaxed)
+}
 
 /// Returns the number of reads of invented values so far, and the number of their bytes.
 pub(crate) fn invented() -> (u64, u64) {
@@ -178,6 +189,8 @@ pub(crate) struct KnownValues {
     expected: [Ranges; 2],
     /// The assumed results of kernels of known effect, by the address of the result.
     results: BTreeMap<usize, u64>,
+    /// The addresses of the results that follow from known values.
+    computed: BTreeSet<usize>,
     /// The share of nonzero elements in unknown flags or numbers: the end of each range and the share, by its
     /// start.
     shares: BTreeMap<usize, (usize, f64)>,
@@ -250,6 +263,7 @@ impl KnownValues {
             let gone: Vec<_> = self.results.range(address..end).map(|(&at, _)| at).collect();
             for at in gone {
                 self.results.remove(&at);
+                self.computed.remove(&at);
             }
         }
     }
@@ -278,6 +292,7 @@ impl KnownValues {
         self.links.clear();
         self.expected.iter_mut().for_each(|ranges| ranges.0.clear());
         self.results.clear();
+        self.computed.clear();
         self.shares.clear();
     }
 
@@ -296,6 +311,11 @@ impl KnownValues {
     /// Marks a range as unknown flags.
     pub(crate) fn set_mask(&mut self, address: usize, size: usize) {
         self.forget(address, size);
+        self.masks.add(address, address + size);
+    }
+
+    /// Marks the unknown parts of a range as unknown flags.
+    pub(crate) fn add_mask(&mut self, address: usize, size: usize) {
         self.masks.add(address, address + size);
     }
 
@@ -357,7 +377,17 @@ impl KnownValues {
 
     /// Stores the assumed result of a kernel.
     pub(crate) fn set_result(&mut self, address: usize, value: u64) {
+        self.set_count(address, value, false);
+    }
+
+    /// Stores the result of a kernel that counts. `is_computed` is true if it follows from known values.
+    pub(crate) fn set_count(&mut self, address: usize, value: u64, is_computed: bool) {
         self.results.insert(address, value);
+        if is_computed {
+            self.computed.insert(address);
+        } else {
+            self.computed.remove(&address);
+        }
     }
 
     /// Returns the assumed result that a kernel left at an address.
@@ -376,9 +406,21 @@ impl KnownValues {
         if is_known && self.answered_parts(address, size).is_empty() {
             return HostRead::Bytes;
         }
+        if let Some(value) = self.result(address).filter(|_| size <= 8 && self.computed.contains(&address)) {
+            return HostRead::Number(value);
+        }
+        // An op that counts reads its count, whatever the kernels are that made it.
+        let count = running_ops::count().filter(|_| matches!(size, 4 | 8) && !is_known);
+        if let Some(count) = count.filter(|count| count.is_computed) {
+            return HostRead::Number(count.number);
+        }
+        if running_ops::acts() {
+            ACTED_READS.fetch_add(1, Ordering::Relaxed);
+        }
         INVENTED_READS.fetch_add(1, Ordering::Relaxed);
         INVENTED_BYTES.fetch_add(size as u64, Ordering::Relaxed);
-        let value = self.result(address).filter(|_| size <= 8).unwrap_or(0);
+        let value = self.result(address).filter(|_| size <= 8);
+        let value = value.or(count.map(|count| count.number)).unwrap_or(0);
         match loop_guard::read(address, size, value) {
             Verdict::Stop => HostRead::Stop,
             Verdict::Flag if value == 0 => HostRead::Number(1),

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::core::device::Device;
 use crate::core::ffi::{In, read};
 use crate::core::host_state::host_state;
+use crate::core::running_ops::{self, Count};
 use crate::core::stream::Stream;
 use crate::core::values::SMALL;
 use crate::cuda::copy::{Known, answer_flags, device_of, forget, read_known, write_computed};
@@ -342,18 +343,9 @@ fn effect_of(kernel: usize) -> Option<KernelEffect> {
 }
 
 thread_local! {
-    /// The result of the running op's counts if it is known or assumed before the kernels run. Otherwise
-    /// `None`.
-    static COUNT: Cell<Option<u64>> = const { Cell::new(None) };
     /// The address of the partial counts that the next reduction finishes, and the
     /// number of counted elements.
-    static PARTIAL_COUNT: Cell<(usize, u64)> = const { Cell::new((0, 0)) };
-}
-
-/// Sets the result that counting kernels on the calling thread report from now on. An op sets it before its
-/// kernels run, and resets it to `None` at its end.
-pub(crate) fn set_count(count: Option<u64>) {
-    let _ = COUNT.try_with(|cell| cell.set(count));
+    static PARTIAL_COUNT: Cell<(usize, Count)> = const { Cell::new((0, Count { number: 0, is_computed: false })) };
 }
 
 /// The argument list of a launch: an array with the address of each argument.
@@ -387,16 +379,18 @@ impl<'call> KernelArguments<'call> {
         self.address(index).and_then(|address| unsafe { read::<u32>(address) }).map(u64::from)
     }
 
-    /// Returns the count that the running op set with [`set_count`]. If it set none, applies the user's
+    /// Returns the count that the running op set with [`set_count`](running_ops::set_count). If it set none, applies the user's
     /// assumption to the total in argument `index`.
-    fn assumed(self, index: usize) -> Option<u64> {
-        let known = COUNT.try_with(Cell::get).ok().flatten();
-        known.or_else(|| self.count(index).map(|all| host_state().dynamic.count_of(all)))
+    fn assumed(self, index: usize) -> Option<Count> {
+        running_ops::count().or_else(|| {
+            let number = host_state().dynamic.count_of(self.count(index)?);
+            Some(Count { number, is_computed: false })
+        })
     }
 
     /// Returns the number of nonzero elements that a counting kernel finds. If the input is unknown, returns
     /// an assumed number.
-    fn nonzero(self, NonzeroInput { element, test_is_first }: NonzeroInput) -> Option<u64> {
+    fn nonzero(self, NonzeroInput { element, test_is_first }: NonzeroInput) -> Option<Count> {
         let width = element.map_or(1, reduce::width);
         let size = self.count(2)? as usize * width;
         // SAFETY: by the contract of `new`, the iterator has two words.
@@ -405,12 +399,16 @@ impl<'call> KernelArguments<'call> {
         let from = from.filter(|&from| device_of(from).is_some());
         let bytes = from.filter(|_| element.is_some() && size <= SMALL).and_then(|from| {
             // SAFETY: the input of the kernel, readable for its number of elements.
-            unsafe { read_known(from, size).map(|known| known.bytes).or_else(|| answer_flags(from, size)) }
+            unsafe {
+                read_known(from, size)
+                    .or_else(|| answer_flags(from, size).map(|bytes| Known { bytes, is_answer: true }))
+            }
         });
         match bytes {
-            Some(bytes) => {
+            Some(Known { bytes, is_answer }) => {
                 let is_nonzero = |element: &&[u8]| element.iter().any(|&byte| byte != 0);
-                Some(bytes.chunks_exact(width).filter(is_nonzero).count() as u64)
+                let number = bytes.chunks_exact(width).filter(is_nonzero).count() as u64;
+                Some(Count { number, is_computed: !is_answer })
             }
             None => self.assumed(2),
         }
@@ -476,7 +474,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
             None
         }
         KernelEffect::FinishReduction => {
-            let (partial, found) = PARTIAL_COUNT.try_with(|cell| cell.replace((0, 0))).unwrap_or((0, 0));
+            let (partial, found) = PARTIAL_COUNT.try_with(Cell::take).unwrap_or_default();
             let finishes = partial != 0 && arguments.pointer(0) == Some(partial);
             arguments.pointer(1).filter(|_| finishes).map(|to| (to, found))
         }
@@ -546,7 +544,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
         unsafe { write_computed(to, &bytes) };
     }
     if let Some((place, found)) = counted {
-        device.values().set_result(place, found);
+        device.values().set_count(place, found.number, found.is_computed);
     }
 }
 

@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{LazyLock, RwLock};
 
+use crate::core::host_state::host_state;
+use crate::core::running_ops::{self, Count};
 use crate::cuda::copy::Known;
-use crate::kernels::kernel_effects;
 use crate::ops::cxx;
 use crate::ops::ordinary::{self, Flags, Question, Related, Relation};
+use crate::ops::partial::Partial;
 use crate::ops::record;
 use crate::ops::samples::{self, Arguments, Sample};
 use crate::ops::tensor::{Part, Place, TensorMemory, keep, place_of};
@@ -21,10 +23,14 @@ struct Op {
     second: Option<Operator>,
     /// True for each argument that the op writes.
     writes: Vec<bool>,
+    /// The number of arguments of the second run: all but the results that the caller passes (`out=`).
+    arguments: usize,
     /// True if the op does not read its first argument.
     overwrites: bool,
     /// True if the size of the output depends on values and is determined inside the op.
     has_count: bool,
+    /// True if the op reads a flag or a size on which the program then acts.
+    is_decision: bool,
     /// The question that the op asks about values that nothing computed.
     question: Option<Question>,
     /// The output of the op if nothing computes it.
@@ -107,6 +113,9 @@ const SILENT_WRITERS: [&str; 6] = ["batch_norm", "instance_norm", "_rnn", "_amp_
 const COUNTING: [&str; 6] =
     ["_unique", "_unique2", "nonzero", "unique_consecutive", "unique_dim", "unique_dim_consecutive"];
 
+/// Ops that read a flag or a size on which the program then acts. `is_nonzero` is `bool(tensor)`.
+const DECISIONS: [&str; 5] = ["allclose", "equal", "is_nonzero", "masked_select", "repeat_interleave"];
+
 impl Op {
     /// Returns the properties of the op with this schema, or `None` if nothing is known about it.
     ///
@@ -131,13 +140,53 @@ impl Op {
         // A plain in-place op writes only its first argument. Other plain ops write no argument.
         let is_plain =
             writes.iter().enumerate().all(|(index, &writes)| writes == (is_in_place && index == 0));
-        let second =
-            (is_plain && !is_excluded).then(|| torch.find(functional.as_bytes(), overload)).flatten();
+        let second = match () {
+            () if is_excluded => None,
+            () if is_plain => torch.find(functional.as_bytes(), overload),
+            // SAFETY: by the contract.
+            () if !is_in_place => unsafe { Self::without_out(torch, name, overload, &writes) },
+            () => None,
+        };
         let overwrites =
             matches!(base, "copy_" | "fill_" | "zero_" | "_foreach_zero_" | "_foreach_copy_") && is_in_place;
+        let arguments = match is_plain {
+            true => writes.len(),
+            false => writes.iter().position(|writes| *writes).unwrap_or(writes.len()),
+        };
         let (has_count, question) = (COUNTING.contains(&base), Question::of(base));
+        let is_decision = DECISIONS.contains(&base);
         let sample = Sample::of(base);
-        Some(Self { second, writes, overwrites, has_count, question, sample, base })
+        Some(Self { second, arguments, writes, overwrites, has_count, is_decision, question, sample, base })
+    }
+
+    /// Returns the variant of an `out=` op that creates its results. Returns `None` if the op has none with the
+    /// same other arguments.
+    ///
+    /// # Safety
+    /// The dispatcher's handles have the layout of [`Operator`].
+    unsafe fn without_out(torch: &Torch, name: &str, overload: &[u8], writes: &[bool]) -> Option<Operator> {
+        let first = writes.iter().position(|writes| *writes)?;
+        let overload = overload.strip_suffix(b"out")?;
+        let overload = overload.strip_suffix(b"_").unwrap_or(overload);
+        if !writes[first..].iter().all(|writes| *writes) {
+            return None;
+        }
+        [overload, b"Tensor"].into_iter().find_map(|overload| {
+            let operator = torch.find(name.as_bytes(), overload)?;
+            // An entry of the dispatcher begins with its name and overload; its schema, with the same two
+            // strings, follows.
+            let (entry, size) = (operator[0], torch.string_size());
+            // SAFETY: by the contract; an entry is larger than a schema.
+            unsafe {
+                let is = |string: usize, wanted: &[u8]| record::text(string) == wanted;
+                let schema = entry + 2 * size;
+                let is_schema = is(entry, name.as_bytes())
+                    && *((schema) as *const usize) > 0xFFFF
+                    && is(schema, name.as_bytes())
+                    && is(schema + size, overload);
+                (is_schema && Self::writes(torch, schema).len() == first).then_some(operator)
+            }
+        })
     }
 
     /// Returns for each argument of an op whether the op writes it.
@@ -193,6 +242,8 @@ pub(super) struct Started {
     op: Option<&'static Op>,
     /// The arguments, if all of them are known.
     values: Option<Values>,
+    /// The arguments, if some of their elements are known.
+    partial: Option<Partial>,
     /// The memory of the arguments that the op writes.
     pub(super) written: Vec<TensorMemory>,
     /// The known contents of the blocks around the written memory.
@@ -205,6 +256,8 @@ pub(super) struct Started {
     sample: Option<(Sample, Arguments)>,
     /// The addresses of the input tensors on a device.
     inputs: Vec<usize>,
+    /// True if the program acts on a value that the op reads.
+    pub(super) acts: bool,
 }
 
 impl Started {
@@ -226,7 +279,9 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
     let Some(op) = op.filter(|_| Tag::are_known()) else { return untrusted };
     let first = inputs.len().checked_sub(op.writes.len());
     let Some(inputs) = first.and_then(|first| inputs.get(first..)) else { return untrusted };
-    let mut started = Started { op: Some(op), ..untrusted };
+    // SAFETY: by the contract.
+    let acts = op.is_decision || op.has_count || op.base == "item" && unsafe { is_whole(torch, inputs) };
+    let mut started = Started { op: Some(op), acts, ..untrusted };
     // SAFETY: by the contract.
     if !inputs.iter().any(|value| unsafe { value.is_on_device(torch) }) {
         return started;
@@ -253,7 +308,8 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
     started.sample = op.sample.map(|sample| (sample, unsafe { Arguments::of(torch, inputs) }));
     let Some(operator) = op.second else { return started };
     let mut values = Values::new(torch);
-    let are_known = inputs.iter().zip(0..).all(|(value, index)| {
+    let arguments = &inputs[..op.arguments];
+    let are_known = arguments.iter().zip(0..).all(|(value, index)| {
         // SAFETY: by the contract.
         unsafe {
             values.add(value, index == 0 && op.overwrites).is_some()
@@ -263,10 +319,17 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
     });
     if are_known && op.has_count {
         // SAFETY: the values are the inputs of the op.
-        let count = outside_sight(torch, || unsafe { first_size(torch, &operator, inputs) }).flatten();
-        kernel_effects::set_count(count);
+        let number = outside_sight(torch, || unsafe { first_size(torch, &operator, arguments) }).flatten();
+        let is_computed = !values.is_answer;
+        running_ops::set_count(number.map(|number| Count { number, is_computed }));
     } else if let (Some((Sample::Nonzero, arguments)), true) = (&started.sample, op.has_count) {
-        kernel_effects::set_count(arguments.nonzero());
+        let count = arguments.nonzero().map(|number| Count { number, is_computed: false });
+        running_ops::set_count(count);
+    } else if op.has_count {
+        // SAFETY: by the contract.
+        let all = unsafe { counted(torch, op.base, inputs) };
+        let number = all.map(|all| host_state().dynamic.count_of(all));
+        running_ops::set_count(number.map(|number| Count { number, is_computed: false }));
     }
     if op.question.is_some() && !are_known {
         let mut layouts = Vec::new();
@@ -284,10 +347,46 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
         let relation = last.and_then(|last| last.between(&started.inputs));
         started.relation = if is_itself { Some(Relation::Form) } else { relation };
     }
+    if !are_known && !op.has_count {
+        // SAFETY: by the contract.
+        started.partial = unsafe { Partial::of(torch, op.question, op.overwrites, arguments) };
+    }
     if are_known {
         (started.sample, started.values) = (None, Some(values));
     }
     started
+}
+
+/// Returns true if the first input of an op is a tensor of integers or flags.
+///
+/// # Safety
+/// `inputs` are the live inputs of an op.
+unsafe fn is_whole(torch: &Torch, inputs: &[Value]) -> bool {
+    let mut is_whole = false;
+    if let Some(value) = inputs.first() {
+        // SAFETY: by the contract.
+        unsafe { value.each_on_device(torch, |memory| is_whole = memory.is_whole()) };
+    }
+    is_whole
+}
+
+/// Returns the number of elements, or of parts along a dimension, among which an op counts the different ones.
+///
+/// # Safety
+/// `inputs` are the live inputs of an op.
+unsafe fn counted(torch: &Torch, base: &str, inputs: &[Value]) -> Option<u64> {
+    let mut sizes = Vec::new();
+    // SAFETY: by the contract.
+    unsafe { inputs.first()?.each_on_device(torch, |memory| sizes = memory.sizes) };
+    let dimension = base.starts_with("unique_dim").then(|| inputs.get(1).and_then(Value::number)).flatten();
+    let count = match dimension {
+        None => sizes.iter().product(),
+        Some(dimension) => {
+            let from_end = if dimension < 0.0 { sizes.len() as i64 } else { 0 };
+            *sizes.get(usize::try_from(dimension as i64 + from_end).ok()?)?
+        }
+    };
+    u64::try_from(count).ok()
 }
 
 /// Returns the first size of the first output of an op, or `None` if it is not known.
@@ -315,11 +414,13 @@ unsafe fn first_size(torch: &'static Torch, operator: &Operator, inputs: &[Value
 /// `outputs` are the live outputs of the op.
 pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
     let Some(torch) = torch::get() else { return };
-    let Started { op: Some(op), values, written, kept, flags, relation, sample, inputs } = started else {
+    let Started { op: Some(op), values, partial, written, kept, flags, relation, sample, inputs, .. } =
+        started
+    else {
         return;
     };
     if op.has_count {
-        kernel_effects::set_count(None);
+        running_ops::set_count(None);
     }
     // The op changed only the written memory. The rest of the blocks around it is known again.
     keep(&kept, &written);
@@ -341,38 +442,76 @@ pub(super) unsafe fn end(started: Started, outputs: &[Value]) {
             _ => {}
         }
     }
-    if let (Some(question), false, None) = (op.question, flags.is_empty(), &values) {
+    let sources = values.as_ref().or(partial.as_ref().and_then(|partial| partial.runs.first()));
+    let targets: Option<Vec<TensorMemory>> = sources.and_then(|values| match written.is_empty() {
+        false => Some(written),
+        // SAFETY: by the contract.
+        true => outputs.iter().map(|output| unsafe { target(torch, output, &values.sources) }).collect(),
+    });
+    let targets = targets.unwrap_or_default();
+    // A result may be known already, from an op that ran inside this one or from the tracking of copies.
+    let is_open = targets.iter().any(|target| target.known_elements().is_none());
+    let mut are_all_known = false;
+    if let (Some(partial), Some(operator), true) = (partial, op.second, is_open) {
+        are_all_known = write_partial(torch, &operator, partial, &targets);
+    }
+    if let (Some(question), false, None) = (op.question, flags.is_empty() || are_all_known, &values) {
         // SAFETY: by the contract.
         let output = outputs.first().and_then(|output| unsafe { target(torch, output, &[]) });
         return output.iter().for_each(|output| ordinary::answer(question, &flags, relation, output));
     }
-    let (Some(mut values), Some(operator)) = (values, op.second) else { return };
-    let targets: Option<Vec<TensorMemory>> = match written.is_empty() {
-        false => Some(written),
-        // SAFETY: by the contract.
-        true => outputs.iter().map(|output| unsafe { target(torch, output, &values.sources) }).collect(),
-    };
-    let Some(targets) = targets.filter(|targets| !targets.is_empty()) else { return };
-    // The result is known already, from an op that ran inside this one or from the tracking of copies.
-    if targets.iter().all(|target| target.known_elements().is_some()) {
-        return;
-    }
+    let (Some(mut values), Some(operator), true) = (values, op.second, is_open) else { return };
     let is_answer = values.is_answer;
-    let found = outside_sight(torch, || {
-        // SAFETY: the values are the inputs of the op.
-        let results = unsafe { run(torch, &operator, &mut values) }?;
-        let mut found = Vec::new();
-        for (target, result) in targets.iter().zip(&results) {
-            // SAFETY: a live tensor.
-            found.push(unsafe { elements(torch, result, target, &mut Values::new(torch)) });
-        }
-        (results.len() == targets.len()).then_some(found)
-    });
-    for (target, bytes) in targets.iter().zip(found.flatten().unwrap_or_default()) {
+    let found = outside_sight(torch, || results(torch, &operator, &mut values, &targets)).flatten();
+    for (target, bytes) in targets.iter().zip(found.unwrap_or_default()) {
         if let Some(bytes) = bytes {
             target.write(Known { bytes, is_answer });
         }
     }
+}
+
+/// Runs an op on host values. Returns for each target the elements of its result, or `None` if they do not
+/// fit. Returns `None` if the op fails or has another number of results.
+fn results(
+    torch: &'static Torch,
+    operator: &Operator,
+    values: &mut Values,
+    targets: &[TensorMemory],
+) -> Option<Vec<Option<Vec<u8>>>> {
+    // SAFETY: the values are the inputs of the op, and the results are live.
+    unsafe {
+        let results = run(torch, operator, values)?;
+        let found = targets
+            .iter()
+            .zip(&results)
+            .map(|(target, result)| elements(torch, result, target, &mut Values::new(torch)));
+        let found = found.collect();
+        (results.len() == targets.len()).then_some(found)
+    }
+}
+
+/// Writes the known elements of an op whose inputs are partly known. Returns true if all elements of its
+/// outputs are known then.
+fn write_partial(
+    torch: &'static Torch,
+    operator: &Operator,
+    mut partial: Partial,
+    targets: &[TensorMemory],
+) -> bool {
+    let mut runs = Vec::new();
+    for values in &mut partial.runs {
+        match outside_sight(torch, || results(torch, operator, values, targets)).flatten() {
+            Some(found) => runs.push(found),
+            None => return false,
+        }
+    }
+    let mut are_all_known = true;
+    for (index, target) in targets.iter().enumerate() {
+        let results: Option<Vec<Vec<u8>>> =
+            runs.iter_mut().map(|run| run.get_mut(index).and_then(Option::take)).collect();
+        are_all_known &= results.is_some_and(|results| partial.write(target, &results));
+    }
+    are_all_known
 }
 
 /// Returns the memory of an output. Returns `None` if its values are not followed, or if it shares memory

@@ -10,6 +10,7 @@
 //!   calls.
 //! - [`values`] reads arguments (`c10::IValue`) and creates the arguments of the second run.
 //! - [`ordinary`] has the rule for flags about values that nothing computed.
+//! - [`partial`] finds the known elements of results whose inputs are partly known.
 //! - [`samples`] has the rule for indices, samples and counts that nothing computed.
 //! - [`tensor`] describes the memory of a tensor and its known contents.
 //!
@@ -23,6 +24,7 @@ mod cxx;
 mod evaluate;
 mod host_tensors;
 mod ordinary;
+mod partial;
 pub(crate) mod record;
 mod samples;
 mod tensor;

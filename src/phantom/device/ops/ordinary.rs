@@ -70,7 +70,7 @@ pub(super) struct Flags {
 }
 
 /// `c10::ScalarType::Bool`.
-const BOOL: i32 = 11;
+pub(super) const BOOL: i32 = 11;
 
 impl Flags {
     /// Returns the flags of a tensor. An integer counts as a flag that is true if the integer is not 0.

@@ -119,6 +119,7 @@ unsafe fn start(record: *mut usize, schema: usize, inputs: &[Value]) {
     running_ops::push(RunningOp {
         record,
         blocks: started.is_trusted().then(torch_blocks::count),
+        acts: started.acts,
         written: started.written.iter().map(|memory| memory.data).collect(),
     });
     let _ = RUNNING.try_with(|running| running.borrow_mut().push(Running { record, started }));

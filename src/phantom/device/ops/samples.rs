@@ -57,6 +57,9 @@ const BOOL: i32 = 11;
 /// but not for a vocabulary.
 const MOST_PLACES: i64 = 4096;
 
+/// The maximum number of candidates that a beam search takes from a larger row.
+const MOST_BEAMS: i64 = 64;
+
 impl Sample {
     /// Returns the sample of an op. `base` is its name without a namespace.
     pub(super) fn of(base: &str) -> Option<Self> {
@@ -108,8 +111,15 @@ impl Sample {
             Self::Largest | Self::Drawn => {
                 let ((&places, rows), (&chosen, output_rows)) =
                     arguments.sizes.split_last().zip(output.sizes.split_last())?;
-                if !is_index || rows != output_rows || !(1..=MOST_PLACES).contains(&places) || chosen < 1 {
+                if !is_index || rows != output_rows || places < 1 || chosen < 1 {
                     return None;
+                }
+                if places > MOST_PLACES {
+                    // The indices of the largest elements are distinct, as a beam search expects.
+                    let is_beam = self == Self::Largest && chosen <= MOST_BEAMS.min(places);
+                    let place = |index: i64| (places * 5 / 8 + index % chosen * (places / chosen)) % places;
+                    return is_beam
+                        .then(|| (0..count as i64).flat_map(|index| place(index).to_le_bytes()).collect());
                 }
                 // A draw starts in the middle, because the first and the last value are often special.
                 let first = if self == Self::Drawn { places / 2 } else { 0 };

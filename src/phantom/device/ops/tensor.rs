@@ -16,6 +16,7 @@ const MOST_PARTS: usize = 1 << 12;
 pub(super) enum Place {
     Host,
     Device,
+    Undefined,
     /// The tensor is not a plain one: it is sparse, fake, wrapped or quantized.
     Elsewhere,
 }
@@ -31,6 +32,8 @@ pub(super) unsafe fn place_of(torch: &Torch, tensor: usize) -> Place {
         Place::Device
     } else if keys & CPU_BIT != 0 && keys & !torch.host_keys == 0 {
         Place::Host
+    } else if tensor == torch.undefined {
+        Place::Undefined
     } else {
         Place::Elsewhere
     }
@@ -95,12 +98,16 @@ impl TensorMemory {
         self.sizes.iter().map(|&size| usize::try_from(size).unwrap_or(0)).fold(1, usize::saturating_mul)
     }
 
+    /// Returns true if the elements are integers or flags.
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.dtype, 0..=4 | 11 | 27..=29)
+    }
+
     /// Returns true if the tensor is small enough for its values to be followed: up to 64 KiB, or up to
     /// [`MOST_WHOLE`] integers or flags.
     pub(super) fn is_small(&self) -> bool {
         let count = self.count();
-        let is_whole = matches!(self.dtype, 0..=4 | 11 | 27..=29);
-        is_whole && count <= MOST_WHOLE || count.saturating_mul(self.width) <= SMALL
+        self.is_whole() && count <= MOST_WHOLE || count.saturating_mul(self.width) <= SMALL
     }
 
     /// Returns the number of bytes from the start of the first element to the end of the last one.
@@ -181,6 +188,67 @@ impl TensorMemory {
         }
         known.is_answer |= whole.is_some_and(|whole| whole.is_answer);
         Some(known)
+    }
+
+    /// Returns true if at least one element on a device is known.
+    pub(super) fn has_known_elements(&self) -> bool {
+        let Some(device) = copy::device_of(self.data).filter(|_| self.count() > 0) else { return false };
+        let known = device.values().known_parts(self.data, self.span());
+        if known.is_empty() || self.is_dense() {
+            return !known.is_empty();
+        }
+        let (offsets, length) = self.parts();
+        offsets.iter().any(|offset| {
+            let at = self.data + offset;
+            known.iter().any(|&(start, end)| start < at + length && at < end)
+        })
+    }
+
+    /// Returns the elements on a device in index order, with `fill` in each byte of the unknown elements.
+    pub(super) fn filled_elements(&self, fill: u8) -> Option<Known> {
+        let (offsets, length) = self.parts();
+        let device = copy::device_of(self.data).filter(|_| offsets.len() <= MOST_PARTS)?;
+        let known = device.values().known_parts(self.data, self.span());
+        let is_answer = !device.values().answered_parts(self.data, self.span()).is_empty();
+        let mut bytes = vec![fill; offsets.len() * length];
+        for (index, offset) in offsets.into_iter().enumerate() {
+            let at = self.data + offset;
+            for &(start, end) in known.iter().filter(|&&(start, end)| start < at + length && at < end) {
+                let (start, end) = (start.max(at), end.min(at + length));
+                // Whole elements only.
+                let first = (start - at).next_multiple_of(self.width);
+                let last = (end - at) / self.width * self.width;
+                if first < last {
+                    // SAFETY: a known part of the tensor's memory, which is mapped.
+                    let part = unsafe { copy::read_known(at + first, last - first) }?;
+                    bytes[index * length + first..index * length + last].copy_from_slice(&part.bytes);
+                }
+            }
+        }
+        Some(Known { bytes, is_answer })
+    }
+
+    /// Makes the elements for which `is_known` is true the known content on a device.
+    pub(super) fn write_some(&self, elements: &[u8], is_answer: bool, is_known: &[bool]) {
+        let (offsets, length) = self.parts();
+        if offsets.len() > MOST_PARTS {
+            return;
+        }
+        let per_part = length / self.width;
+        for ((part, is_known), offset) in
+            elements.chunks_exact(length).zip(is_known.chunks_exact(per_part)).zip(offsets)
+        {
+            let mut first = 0;
+            for run in is_known.chunk_by(|one, other| one == other) {
+                let (start, end) = (first * self.width, (first + run.len()) * self.width);
+                if run[0] {
+                    let known = Known { bytes: part[start..end].to_vec(), is_answer };
+                    // SAFETY: the memory of a tensor.
+                    unsafe { copy::write_computed(self.data + offset + start, &known) };
+                }
+                first += run.len();
+            }
+        }
     }
 
     /// Returns the elements in host memory, in index order.

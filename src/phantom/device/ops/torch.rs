@@ -57,6 +57,8 @@ pub(super) struct Torch {
     pub(super) free: unsafe extern "C" fn(*mut c_void),
     pub(super) begin_catch: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
     pub(super) end_catch: unsafe extern "C" fn(),
+    /// The address of the static object of undefined tensors, such as the index of `:` in `x[:, i]`.
+    pub(super) undefined: usize,
     /// The handle of libc10, for its thread-local variables.
     c10: usize,
     /// True if strings have the layout of the new ABI.
@@ -176,6 +178,7 @@ unsafe fn look_up(cpu: usize, c10: usize) -> Option<Torch> {
             free: symbol(cpu, c"_ZdlPv")?,
             begin_catch: symbol(cpu, c"__cxa_begin_catch")?,
             end_catch: symbol(cpu, c"__cxa_end_catch")?,
+            undefined: symbol::<usize>(c10, c"_ZN3c1019UndefinedTensorImpl10_singletonE").unwrap_or(0),
             c10,
             has_new_strings,
             cpu_key: 0,

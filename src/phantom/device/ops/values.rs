@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::ops::partial::Fill;
 use crate::ops::samples;
 use crate::ops::tensor::{Place, TensorMemory, place_of};
 use crate::ops::torch::{Tag, Torch};
@@ -121,6 +122,8 @@ pub(super) struct Values {
     memory: Vec<Box<[u128]>>,
     /// True if one of the values is an answer.
     pub(super) is_answer: bool,
+    /// What the values have in place of unknown elements. If unset, all elements must be known.
+    fill: Option<Fill>,
     /// The device tensors from which the values were copied.
     pub(super) sources: Vec<TensorMemory>,
 }
@@ -153,7 +156,21 @@ pub(super) unsafe fn release(torch: &Torch, value: Value) {
 
 impl Values {
     pub(super) fn new(torch: &'static Torch) -> Self {
-        Self { torch, list: Vec::new(), memory: Vec::new(), is_answer: false, sources: Vec::new() }
+        Self {
+            torch,
+            list: Vec::new(),
+            memory: Vec::new(),
+            is_answer: false,
+            fill: None,
+            sources: Vec::new(),
+        }
+    }
+
+    /// Creates a list that takes values with unknown elements, and fills these.
+    pub(super) fn filled(torch: &'static Torch, fill: Fill) -> Self {
+        let mut values = Self::new(torch);
+        values.fill = Some(fill);
+        values
     }
 
     /// Adds a value of an op. Returns `None` if the value is not known, or of a kind that is not followed. If
@@ -271,7 +288,8 @@ impl Values {
                 let known = match is_written {
                     true => vec![0; memory.count() * memory.width],
                     false => {
-                        let known = memory.known_elements()?;
+                        let fill = self.fill.map(|fill| fill.byte(&memory));
+                        let known = memory.known_elements().or_else(|| memory.filled_elements(fill?))?;
                         self.is_answer |= known.is_answer;
                         known.bytes
                     }
@@ -287,6 +305,8 @@ impl Values {
                 // SAFETY: a live object.
                 Some(unsafe { hold(value) })
             }
+            // PyTorch does not count the references to it.
+            Some(Place::Undefined) => Some(*value),
             _ => None,
         }
     }

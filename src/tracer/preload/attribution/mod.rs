@@ -6,6 +6,7 @@
 //! resolves the innermost op; [`context`] combines all of this into the context of an event; [`ranges`],
 //! [`module_ranges`] and [`op_stack`] change that context.
 
+pub(crate) mod acted_reads;
 pub(crate) mod autograd_seq;
 pub(crate) mod backward_calls;
 pub(crate) mod backward_passes;

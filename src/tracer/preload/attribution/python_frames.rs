@@ -157,6 +157,20 @@ pub(crate) fn innermost() -> (usize, usize) {
     (frame as usize, at)
 }
 
+/// Returns the file and the number of this thread's innermost line. Returns `None` if the thread runs no
+/// Python or the layout is unknown.
+pub(crate) fn innermost_line() -> Option<(String, i32)> {
+    let (layout, functions) = LAYOUT.get()?;
+    let mut walk = Vec::new();
+    // SAFETY: the layout was learned from this interpreter, and the frames are this thread's own, which run.
+    unsafe {
+        read_frames(layout, first_frame(layout, functions), &mut walk);
+        walk.iter()
+            .find_map(|line| parts_of_line(layout, functions, line))
+            .map(|(file, number, _)| (file, number))
+    }
+}
+
 /// Returns this thread's innermost frame, or null if the thread runs no Python.
 ///
 /// # Safety
@@ -278,21 +292,35 @@ unsafe fn read_frames(layout: &FrameLayout, mut frame: *const usize, walk: &mut 
 /// # Safety
 /// The code of `line` runs on this thread, and `layout` is the frame layout of this interpreter.
 unsafe fn text_of_line(layout: &FrameLayout, functions: &Functions, line: &FrameLine) -> TextId {
+    // SAFETY: by the contract.
+    match unsafe { parts_of_line(layout, functions, line) } {
+        Some((file, number, name)) => text_id(&format!("{file}:{number} {name}")),
+        None => 0,
+    }
+}
+
+/// Returns the file, the number and the function of a line, or `None` for a frame that is left out.
+///
+/// # Safety
+/// Same as for [`text_of_line`].
+unsafe fn parts_of_line(
+    layout: &FrameLayout,
+    functions: &Functions,
+    line: &FrameLine,
+) -> Option<(String, i32, String)> {
     let code = line.code as *const usize;
     // SAFETY: `code` is a code object, and the function reads only its table of lines.
     let number = unsafe { (functions.line_of)(code, line.byte) };
     // SAFETY: `code` has these words, which point to objects that it holds.
     let texts = [layout.filename, layout.name]
         .map(|word| unsafe { text(layout, functions, *code.add(word) as *const usize) });
-    let [Some(file), Some(name)] = texts else {
-        return 0;
-    };
+    let [Some(file), Some(name)] = texts else { return None };
     // Python 3.12 adds a trampoline frame where C calls Python. This frame is left out, like the tracer's
     // frames.
     if name == "<interpreter trampoline>" || file.starts_with("<memtrace") {
-        return 0;
+        return None;
     }
-    text_id(&format!("{file}:{number} {name}"))
+    Some((file, number, name))
 }
 
 /// Copies a `str` without making Python allocate. Returns `None` if the object is not a `str` or is too long.

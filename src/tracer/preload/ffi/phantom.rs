@@ -33,6 +33,9 @@ static TAKE_GRANT: Symbol<unsafe extern "C" fn() -> bool> =
 static PAGE_CACHE: Symbol<unsafe extern "C" fn() -> u64> =
     // SAFETY: the type is the one in the phantom device's `unified.rs`.
     unsafe { Symbol::new(c"memtrace_phantom_page_cache", Home::Loaded(LIBRARY)) };
+static ACTED_READS: Symbol<unsafe extern "C" fn() -> u64> =
+    // SAFETY: the type is the one in the phantom device's `values.rs`.
+    unsafe { Symbol::new(c"memtrace_phantom_acted_reads", Home::Loaded(LIBRARY)) };
 /// True if the phantom device grants requests past its capacity. Set by [`describe`].
 static GOES_PAST_OOM: AtomicBool = AtomicBool::new(false);
 
@@ -75,6 +78,14 @@ pub(crate) fn page_cache() -> Option<i64> {
     PAGE_CACHE.cached().and_then(|ask| i64::try_from(unsafe { ask() }).ok())
 }
 
+/// Returns the number of reads so far in which the program acted on a value that the phantom device made up.
+/// Returns `None` without a phantom device.
+#[inline]
+pub(crate) fn acted_reads() -> Option<u64> {
+    // SAFETY: it takes no arguments.
+    ACTED_READS.cached().map(|ask| unsafe { ask() })
+}
+
 /// Returns true if this process runs on a phantom device.
 pub(crate) fn is_present() -> bool {
     !find_anywhere(LIBRARY, c"memtrace_phantom_describe").is_null()
@@ -93,7 +104,7 @@ pub(crate) fn library_of_call() -> Option<&'static CStr> {
 /// up the other functions, so that `Symbol::cached` finds them later.
 pub(crate) fn describe() -> serde_json::Value {
     let _ = (DESCRIBE.get(), STEP.get(), FAULT_AT.get(), TAKE_FAULT.get(), TAKE_GRANT.get());
-    let _ = PAGE_CACHE.get();
+    let _ = (PAGE_CACHE.get(), ACTED_READS.get());
     let about = describe_at_end();
     GOES_PAST_OOM.store(!about[NEEDED_BYTES].is_null(), Ordering::Relaxed);
     about

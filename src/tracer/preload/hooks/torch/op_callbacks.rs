@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::{allocator, callback_state};
 use crate::attribution::op_stack::{self, Ending};
-use crate::attribution::{autograd_seq, detail};
+use crate::attribution::{acted_reads, autograd_seq, detail};
 use crate::ffi::cuda_types::NOT_INITIALIZED;
 use crate::ffi::symbols::{Home, RealFn, Symbol};
 use crate::python::{injection, op_io};
@@ -200,10 +200,16 @@ unsafe extern "C" fn start_backward_io(context: *mut *mut c_void, record: *const
 }
 
 unsafe extern "C" fn end(record: *const c_void, _context: *mut c_void) {
-    shielded(|| op_stack::leave(record, Ending::default()));
+    shielded(|| {
+        acted_reads::op_ended();
+        op_stack::leave(record, Ending::default());
+    });
 }
 
 unsafe extern "C" fn end_io(record: *const c_void, _context: *mut c_void) {
-    // SAFETY: torch's record is alive during its end callback.
-    shielded(|| op_stack::leave(record, unsafe { op_io::leave(record) }));
+    shielded(|| {
+        acted_reads::op_ended();
+        // SAFETY: torch's record is alive during its end callback.
+        op_stack::leave(record, unsafe { op_io::leave(record) });
+    });
 }

@@ -1,0 +1,123 @@
+//! Results of ops whose inputs are partly known, such as a sequence of known and generated tokens.
+//!
+//! The op runs three times on the host, with other values in the unknown places each time. The elements of
+//! the result on which all runs agree do not depend on the unknown values, so they are known: the known part
+//! of a concatenation or a comparison, `False & unknown`, the start of a running sum.
+//!
+//! Only integers and flags may be unknown, because these steer programs.
+
+use crate::core::values::SMALL;
+use crate::cuda::copy::{self, Known};
+use crate::ops::ordinary::{BOOL, Question};
+use crate::ops::tensor::TensorMemory;
+use crate::ops::torch::Torch;
+use crate::ops::values::{Value, Values};
+
+/// What a run has in place of the unknown elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fill {
+    /// A large number, or true. Tensors at other addresses mostly get another number.
+    Large,
+    /// A negative number of large magnitude, or false.
+    Negative,
+    Zero,
+    /// Like `Large`, with another assignment of numbers to addresses.
+    OtherLarge,
+}
+
+impl Fill {
+    /// Returns the byte with which the unknown elements of a tensor are filled.
+    pub(super) fn byte(self, memory: &TensorMemory) -> u8 {
+        let hash = (memory.data as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let is_flag = memory.dtype == BOOL;
+        match self {
+            Self::Zero => 0,
+            Self::Negative if is_flag => 0,
+            Self::Large | Self::OtherLarge if is_flag => 1,
+            Self::Large => 0x7F - (hash >> 60) as u8,
+            Self::Negative => 0x80 + (hash >> 56 & 15) as u8,
+            Self::OtherLarge => 0x7F - (hash >> 52 & 15) as u8,
+        }
+    }
+}
+
+/// The arguments of an op whose inputs are partly known, once for each run.
+pub(super) struct Partial {
+    pub(super) runs: Vec<Values>,
+    question: Option<Question>,
+}
+
+impl Partial {
+    /// Copies the arguments of an op. Returns `None` if no element of the result can be known.
+    ///
+    /// # Safety
+    /// `inputs` are the live inputs of an op.
+    pub(super) unsafe fn of(
+        torch: &'static Torch,
+        question: Option<Question>,
+        overwrites: bool,
+        inputs: &[Value],
+    ) -> Option<Self> {
+        let (mut has_known, mut is_followed) = (false, true);
+        for value in inputs {
+            // SAFETY: by the contract.
+            unsafe {
+                value.each_on_device(torch, |memory| {
+                    let is_whole = memory.is_whole();
+                    let is_small = memory.count().saturating_mul(memory.width) <= SMALL;
+                    has_known |= is_whole && is_small && memory.has_known_elements();
+                    is_followed &= is_whole && is_small || memory.known_elements().is_some();
+                });
+            }
+        }
+        if !has_known || !is_followed {
+            return None;
+        }
+        // An unknown number equals no other number, so a test for equality does not need to try zero.
+        let third =
+            if matches!(question, Some(Question::Equality(_))) { Fill::OtherLarge } else { Fill::Zero };
+        let mut runs = Vec::new();
+        for fill in [Fill::Large, Fill::Negative, third] {
+            let mut values = Values::filled(torch, fill);
+            for (index, value) in inputs.iter().enumerate() {
+                // SAFETY: by the contract.
+                unsafe { values.add(value, index == 0 && overwrites) }?;
+            }
+            runs.push(values);
+        }
+        Some(Self { runs, question })
+    }
+
+    /// Writes the elements of an output on which the runs agree. Returns true if all elements are known then.
+    pub(super) fn write(&self, output: &TensorMemory, results: &[Vec<u8>]) -> bool {
+        let Some((first, others)) = results.split_first() else { return false };
+        let width = output.width;
+        let is_same: Vec<bool> = (0..output.count())
+            .map(|index| {
+                let element = index * width..(index + 1) * width;
+                others.iter().all(|other| other.get(element.clone()) == first.get(element.clone()))
+            })
+            .collect();
+        let mut is_answer = self.runs.first().is_some_and(|values| values.is_answer);
+        if let Some(Question::Equality(is_equal)) = self.question {
+            // A known element that was searched for decides: then the unknown elements are others. Without
+            // one, they are only expected to be others.
+            let is_found = |(index, same): (usize, &bool)| *same && first[index] == u8::from(is_equal);
+            if output.dtype != BOOL || !is_same.iter().enumerate().any(is_found) {
+                return false;
+            }
+            is_answer = true;
+        }
+        if is_same.iter().all(|same| *same) {
+            output.write(Known { bytes: first.clone(), is_answer });
+            return true;
+        }
+        let is_mask = copy::device_of(output.data)
+            .is_some_and(|device| device.values().is_mask(output.data, output.span()));
+        output.write_some(first, is_answer, &is_same);
+        if let Some(device) = copy::device_of(output.data).filter(|_| is_mask) {
+            device.values().add_mask(output.data, output.span());
+        }
+        false
+    }
+}
