@@ -58,19 +58,28 @@ impl Partial {
         overwrites: bool,
         inputs: &[Value],
     ) -> Option<Self> {
-        let (mut has_known, mut is_followed) = (false, true);
+        let is_small_whole =
+            |memory: &TensorMemory| memory.is_whole() && memory.count().saturating_mul(memory.width) <= SMALL;
+        let mut has_known = false;
         for value in inputs {
             // SAFETY: by the contract.
             unsafe {
                 value.each_on_device(torch, |memory| {
-                    let is_whole = memory.is_whole();
-                    let is_small = memory.count().saturating_mul(memory.width) <= SMALL;
-                    has_known |= is_whole && is_small && memory.has_known_elements();
-                    is_followed &= is_whole && is_small || memory.known_elements().is_some();
+                    has_known |= is_small_whole(&memory) && memory.has_known_elements();
                 });
             }
         }
-        if !has_known || !is_followed {
+        // Most ops have no such input, so the others are examined only now.
+        let mut is_followed = has_known;
+        for value in inputs.iter().filter(|_| has_known) {
+            // SAFETY: by the contract.
+            unsafe {
+                value.each_on_device(torch, |memory| {
+                    is_followed &= is_small_whole(&memory) || memory.known_elements().is_some();
+                });
+            }
+        }
+        if !is_followed {
             return None;
         }
         // An unknown number equals no other number, so a test for equality does not need to try zero.

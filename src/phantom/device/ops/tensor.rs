@@ -168,6 +168,10 @@ impl TensorMemory {
             // SAFETY: the memory of a tensor.
             return unsafe { copy::read_known(self.data, self.span()) };
         }
+        // A large tensor that is not contiguous, such as a transposed weight, has many parts.
+        if !self.is_small() {
+            return None;
+        }
         let (offsets, length) = self.parts();
         // SAFETY: as above.
         let whole = unsafe { copy::read_known(self.data, self.span()) };
@@ -206,6 +210,9 @@ impl TensorMemory {
 
     /// Returns the elements on a device in index order, with `fill` in each byte of the unknown elements.
     pub(super) fn filled_elements(&self, fill: u8) -> Option<Known> {
+        if !self.is_small() {
+            return None;
+        }
         let (offsets, length) = self.parts();
         let device = copy::device_of(self.data).filter(|_| offsets.len() <= MOST_PARTS)?;
         let known = device.values().known_parts(self.data, self.span());
