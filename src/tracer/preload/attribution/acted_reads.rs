@@ -55,7 +55,7 @@ pub(crate) fn end_words() -> String {
     if names.is_empty() { String::new() } else { format!("acted_at={}", names.join(";")) }
 }
 
-/// Returns true if a statement only checks or prints a value, or adds it to a statistic. The simulated GPU
+/// Returns true if a statement only checks or prints a value, or makes a sum or a mean of it. The simulated GPU
 /// answers a check so that it passes.
 fn is_harmless<'a>(mut lines: impl Iterator<Item = &'a str>) -> bool {
     let Some(line) = lines.next().map(str::trim) else { return false };
@@ -66,6 +66,7 @@ fn is_harmless<'a>(mut lines: impl Iterator<Item = &'a str>) -> bool {
         || line.contains("print(")
         || line.contains("log(")
         || line.contains("+=")
+        || line.contains(".item() /")
         || is_condition && (next.starts_with("raise ") || next.starts_with("warn"))
 }
 
@@ -92,6 +93,7 @@ mod tests {
             "print(loss.item())",
             "if not valid.all():\n\n    raise ValueError",
             "right += int((a == b).sum())",
+            "return self.right.item() / self.count",
         ] {
             assert!(is(text), "{text}");
         }
