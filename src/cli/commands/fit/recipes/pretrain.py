@@ -15,11 +15,6 @@ import deepspeed
 import torch
 import transformers
 
-# [pretrain]
-from torch.distributed.checkpoint import state_dict
-
-# []
-
 MODEL = "a name on the Hugging Face hub, or a folder"
 BATCH = 1
 SEQ = 2048
@@ -67,8 +62,7 @@ blocks = next(part for part in lists if len(part) == config.get_text_config().nu
 for part in [*blocks, model]:
     fsdp.fully_shard(part, **shard)
 model.to_empty(device="cpu" if CPU_OFFLOAD else device)
-for part in model.modules():
-    part._is_hf_initialized = False  # transformers before 5 takes weights on the meta device for initialized
+model.apply(lambda part: setattr(part, "_is_hf_initialized", False))  # transformers 4 sets it on meta
 model.init_weights()
 optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
 # []
@@ -98,8 +92,6 @@ shape = (-1, args.batch, args.seq)
 tokens = torch.randint(config.get_text_config().vocab_size, (args.batch * args.seq,), dtype=torch.int32)
 if args.data:
     tokens = torch.from_file(args.data, size=os.path.getsize(args.data) // 4, dtype=torch.int32)
-if len(tokens) < args.batch * args.seq:
-    raise SystemExit(f"--data has {len(tokens)} tokens, fewer than a batch")
 rows = tokens[: len(tokens) // (args.batch * args.seq) * args.batch * args.seq].view(shape)
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 for step in range(args.steps):
@@ -119,14 +111,4 @@ for step in range(args.steps):
     # []
     if rank == 0:
         print(f"step {step}: loss {total.item():.3f}", flush=True)
-if args.data:
-    # [zero]
-    model.save_checkpoint("trained")
-    # []
-    # [pretrain]
-    whole = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = state_dict.get_model_state_dict(model, options=whole)
-    if rank == 0:
-        torch.save(weights, "trained.pt")
-    # []
 torch.distributed.destroy_process_group()

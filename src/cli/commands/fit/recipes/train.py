@@ -78,8 +78,6 @@ tokens = torch.randint(config.get_text_config().vocab_size, (args.seq * args.bat
 if args.data:
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model, trust_remote_code=trust)
     tokens = tokenizer(pathlib.Path(args.data).read_text(), return_tensors="pt").input_ids[0]
-if len(tokens) < args.seq:
-    raise SystemExit(f"--data has {len(tokens)} tokens, fewer than a row")
 rows = tokens[: len(tokens) // args.seq * args.seq].view(-1, args.seq)
 # In each row, PACKING documents begin at position 0 and attend only to themselves.
 places = (torch.arange(args.seq, device=device) % -(-args.seq // PACKING))[None] if PACKING > 1 else None
