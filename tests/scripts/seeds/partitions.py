@@ -53,8 +53,8 @@ def trained(net, optimizer):
         optimizer.step()
         if step < STEPS - 1:
             optimizer.zero_grad()
-        # DDP makes its buckets anew after the first step. NCCL's watchdog, which looks every 100 ms, must have
-        # let go of the first ones before.
+        # DDP makes its buckets anew after the first step. NCCL's watchdog, which looks every 100 ms, must
+        # have let go of the first ones before.
         time.sleep(0.5 if step < 2 else 0)
 
 
