@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from pathlib import Path
 from typing import Any
 
 from . import _blocks, _command, _marks, _page, _sizes
@@ -54,8 +55,10 @@ def _names_trace(before: str, word: str) -> bool:
     """Returns true if a word names a trace, and not the value of the option before it."""
     if not os.path.exists(word):
         return False
-    files = os.listdir(word) if os.path.isdir(word) else [word]
-    return not before.startswith("-") or any(file.endswith(_TRACES) for file in files)
+    if not before.startswith("-"):
+        return True
+    files = map(str, Path(word).glob("*")) if os.path.isdir(word) else [word]
+    return any(file.endswith(_TRACES) for file in files)
 
 
 def cell_magic(ipython: Any, line: str, cell: str) -> Any:

@@ -57,13 +57,13 @@ fn is_unused(folder: &Path) -> bool {
 /// check finds programs that have overwritten their environment with a process title (setproctitle).
 fn is_running(name: &str, run_id: &str) -> bool {
     let variable = format!("MEMTRACE_RUN_ID={run_id}");
-    let has = |file: PathBuf, text: &str| {
-        let has_text = |content: Vec<u8>| content.windows(text.len()).any(|part| part == text.as_bytes());
-        fs::read(file).is_ok_and(has_text)
-    };
+    let has_variable =
+        |environment: Vec<u8>| environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes());
+    let has_name = |words: Vec<u8>| words.windows(name.len()).any(|part| part == name.as_bytes());
     running().iter().any(|machine| machine.id.starts_with(run_id))
         || fs::read_dir("/proc").into_iter().flatten().flatten().any(|process| {
-            has(process.path().join("environ"), &variable) || has(process.path().join("cmdline"), name)
+            fs::read(process.path().join("environ")).is_ok_and(has_variable)
+                || fs::read(process.path().join("cmdline")).is_ok_and(has_name)
         })
 }
 

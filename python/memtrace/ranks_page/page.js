@@ -26,7 +26,8 @@ async function load() {
 function size(bytes) {
   let value = Math.abs(bytes);
   for (const unit of ["B", "KiB", "MiB"]) {
-    if (value < 1024) return `${value.toFixed(unit === "B" ? 0 : 2)} ${unit}`;
+    // A size that two decimals would round up to 1024 has the next unit.
+    if (value < (unit === "B" ? 1024 : 1023.995)) return `${value.toFixed(unit === "B" ? 0 : 2)} ${unit}`;
     value /= 1024;
   }
   return `${value.toFixed(2)} GiB`;

@@ -379,8 +379,8 @@ impl<'call> KernelArguments<'call> {
         self.address(index).and_then(|address| unsafe { read::<u32>(address) }).map(u64::from)
     }
 
-    /// Returns the count that the running op set with [`set_count`](running_ops::set_count). If it set none, applies the user's
-    /// assumption to the total in argument `index`.
+    /// Returns the count that the running op set with [`set_count`](running_ops::set_count). If it set none,
+    /// applies the user's assumption to the total in argument `index`.
     fn assumed(self, index: usize) -> Option<Count> {
         running_ops::count().or_else(|| {
             let number = host_state().dynamic.count_of(self.count(index)?);

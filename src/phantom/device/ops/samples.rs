@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::values::SMALL;
 use crate::cuda::copy::{self, Known};
+use crate::ops::ordinary::BOOL;
 use crate::ops::tensor::TensorMemory;
 use crate::ops::torch::{Tag, Torch};
 use crate::ops::values::Value;
@@ -51,8 +52,6 @@ pub(super) struct Arguments {
 /// The numbers of these types in `c10::ScalarType`.
 const INT: i32 = 3;
 const LONG: i32 = 4;
-const BOOL: i32 = 11;
-
 /// The maximum number of positions over which indices are spread. It is enough for the experts of a router,
 /// but not for a vocabulary.
 const MOST_PLACES: i64 = 4096;

@@ -210,9 +210,6 @@ impl TensorMemory {
 
     /// Returns the elements on a device in index order, with `fill` in each byte of the unknown elements.
     pub(super) fn filled_elements(&self, fill: u8) -> Option<Known> {
-        if !self.is_small() {
-            return None;
-        }
         let (offsets, length) = self.parts();
         let device = copy::device_of(self.data).filter(|_| offsets.len() <= MOST_PARTS)?;
         let known = device.values().known_parts(self.data, self.span());
