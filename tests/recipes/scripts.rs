@@ -182,6 +182,49 @@ fn fit_recipe_diffusion_trains_flux() {
     trains(&tiny_flux(), "diffusion", "--model . --size 64 --phantom t4");
 }
 
+/// Each swapped block has its weights in host memory. One of them at a time is on the card.
+#[test]
+fn fit_recipe_diffusion_swaps_the_fewest_blocks_that_fit() {
+    let Some(torch) = programs() else { return };
+    let mut config = tiny_flux();
+    for (name, value) in [("attention_head_dim", 64), ("num_attention_heads", 16), ("num_single_layers", 7)] {
+        config[name] = value.into();
+    }
+    config["axes_dims_rope"] = json!([16, 24, 24]);
+    let folder = TempDir::new().unwrap();
+    let search = "--recipe diffusion --model . --size 64 --smallest --set blocks_to_swap={} --phantom \
+                  t4,mem=430m --json -o out --write train.py";
+    let output = fit(&torch, folder.path(), &config, search);
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    let fits = answer["fits"].as_str().and_then(|fits| fits.parse::<i64>().ok());
+    assert!(fits.is_some_and(|fits| (2..=7).contains(&fits)), "{}{answer:#}", text(&output.stderr));
+    let figures = |swapped: i64| {
+        let trials = answer["trials"].as_array().unwrap();
+        let trial = trials.iter().find(|trial| trial["value"] == *swapped.to_string()).unwrap();
+        [&trial["peak_allocated_bytes"], &trial["peak_host_bytes"]].map(|bytes| bytes.as_i64().unwrap())
+    };
+    // The model has one double block, which is swapped first, and seven single blocks.
+    let [most, fewest] = [figures(8), figures(fits.unwrap())];
+    let more = (8 - fits.unwrap()) * single_block_bytes(1024);
+    let [on_card, on_host] = [fewest[0] - most[0], most[1] - fewest[1]];
+    assert!((more * 9 / 10..more * 11 / 10).contains(&on_card), "{on_card} {more}: {answer:#}");
+    assert!((more * 8 / 10..more * 12 / 10).contains(&on_host), "{on_host} {more}: {answer:#}");
+    let script = fs::read_to_string(folder.path().join("train.py")).unwrap();
+    assert!(script.contains(&format!("BLOCKS_TO_SWAP = {}\n", fits.unwrap())), "{script}");
+}
+
+/// Returns the bytes of the weights of a single block of FLUX in 16 bits: queries, keys and values, the two linear
+/// layers around the activation, and that of the modulation.
+fn single_block_bytes(width: i64) -> i64 {
+    2 * (3 + 4 + 5 + 3) * width * width
+}
+
+#[test]
+#[ignore = "scripts/check --deep runs it"]
+fn fit_recipe_diffusion_with_swapped_blocks_writes_a_script_that_trains() {
+    trains(&tiny_flux(), "diffusion", "--model . --size 64 --phantom t4 --set blocks_to_swap=1");
+}
+
 #[test]
 #[ignore = "scripts/check --deep runs it"]
 fn fit_recipe_vision_writes_a_script_that_trains() {
@@ -218,6 +261,7 @@ fn fit_recipe_refuses_models_and_cards_of_other_recipes_in_one_line() {
         (&tiny(), "--recipe vision --model resnet18 --set optimizer=foo", "an optimizer's class"),
         (&tiny(), "--recipe infer --model . --set cache=foo", "expected one of dynamic"),
         (&tiny(), "--recipe infer --model . --set offloaded_layers=-1", "a whole number from 0"),
+        (&tiny_unet(), "--recipe diffusion --model . --set blocks_to_swap=few", "a whole number from 0"),
         (&tiny(), "--recipe dpo --model . --phantom 8xt4", "uses one GPU"),
         (&tiny(), "--recipe pretrain --model . --phantom {}xt4 --ranks 0", "--phantom {gpus}xt4 --gpus 8,16"),
     ] {

@@ -1,7 +1,8 @@
 //! `memtrace fit --recipe`: a script for a model that the user names, run as any other program.
 //!
 //! A recipe is an ordinary script that uses the user's own packages. Its settings are the constants at its
-//! top. Lines between `# [NAME...]` and `# []` belong only to the recipes of these names.
+//! top. Lines between `# [NAME...]` and `# []` belong only to the recipes of these names, or to scripts in which a
+//! setting of this name is changed.
 
 use std::ffi::OsString;
 use std::fs;
@@ -117,9 +118,9 @@ impl Request {
         let found = if Path::new(model).exists() { None } else { models::find(&bundled, model) };
         let shown = found.map_or(model.as_str(), |(name, _)| name.as_str());
         let listed = matches.get_one::<String>("values").map(|list| entries(list)).unwrap_or_default();
-        let changes = matches.get_many::<String>("set").into_iter().flatten();
+        let changes: Vec<&String> = matches.get_many::<String>("set").into_iter().flatten().collect();
         let Changed { mut script, searched, texts } =
-            settings::changed(recipe, lines_of(recipe), changes, &listed)?;
+            settings::changed(recipe, lines_of(recipe, &changes), changes.into_iter(), &listed)?;
         settings::check_search(matches, &script, searched.as_deref())?;
         let gpus = counts(card);
         check_gpus(&script, searched.as_deref(), &listed, &gpus)?;
@@ -157,7 +158,7 @@ impl Request {
         let output = Command::new(&python)
             .args(["-c", CHECK, &given])
             .arg(&folder)
-            .args([longest.as_str(), if trusts { "1" } else { "0" }])
+            .args([longest.as_str(), if trusts { "1" } else { "0" }, searched.as_deref().unwrap_or_default()])
             .args([&Value::from(texts).to_string(), recipe.library, "torch", recipe.library])
             .args(recipe.packages)
             .args(needs_liger.then_some("liger_kernel"))
@@ -175,18 +176,14 @@ impl Request {
             };
             bail!("{why}{near}");
         }
-        // For a pipeline of diffusers, the check prints the folder with the model's configuration. For
-        // transformers, it prints the number of layers.
-        let part = String::from_utf8_lossy(&output.stdout).lines().last().unwrap_or_default().to_owned();
-        script = with(&script, "SUBFOLDER", &quoted(&part));
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        let mut last = printed.lines().rev();
+        let layers = last.next().and_then(|count| count.parse().ok());
+        script = with(&script, "SUBFOLDER", &quoted(last.next().unwrap_or_default()));
         let own = script.lines().find_map(|line| line.strip_prefix("BATCH = ")?.parse().ok());
         let searched = searched.map(|name| {
             let batch = matches.get_one::<u64>("batch").copied().or(own).unwrap_or(1);
-            Searched {
-                usual: settings::usual(&name, batch, gpus.first().copied(), part.parse().ok()),
-                name,
-                batch,
-            }
+            Searched { usual: settings::usual(&name, batch, gpus.first().copied(), layers), name, batch }
         });
         if let Some(Searched { name, batch: 1, .. }) = &searched
             && name == "ACCUMULATION"
@@ -390,8 +387,13 @@ fn check_gpus(script: &str, searched: Option<&str>, listed: &[String], counts: &
     Ok(())
 }
 
-/// Returns the script of a recipe without the lines of other recipes.
-pub(super) fn lines_of(recipe: &Recipe) -> String {
+/// Returns the script of a recipe without the lines of other recipes, and of settings that no `NAME=VALUE` of
+/// `changes` changes.
+pub(super) fn lines_of(recipe: &Recipe, changes: &[&String]) -> String {
+    let is_changed = |name: &str| {
+        let mut names = changes.iter().filter_map(|change| change.split_once('='));
+        names.any(|(changed, _)| changed.replace('-', "_").eq_ignore_ascii_case(name))
+    };
     let mut is_kept = true;
     let mut text = String::new();
     for line in recipe.script.lines() {
@@ -402,7 +404,8 @@ pub(super) fn lines_of(recipe: &Recipe) -> String {
             text.pop();
         }
         if let Some(names) = marker.strip_prefix("# [").and_then(|rest| rest.strip_suffix(']')) {
-            is_kept = names.is_empty() || names.split(' ').any(|name| name == recipe.name);
+            is_kept =
+                names.is_empty() || names.split(' ').any(|name| name == recipe.name || is_changed(name));
         } else if is_kept {
             text.push_str(line);
             text.push('\n');
@@ -445,7 +448,7 @@ mod tests {
     #[test]
     fn a_script_of_a_recipe_has_its_own_lines_alone_and_is_short() {
         for recipe in &RECIPES {
-            let script = lines_of(recipe);
+            let script = lines_of(recipe, &[]);
             assert!(!script.contains("# ["), "{}", recipe.name);
             assert!(script.lines().count() < 80, "{}: {}", recipe.name, script.lines().count());
             for package in ["peft", "bitsandbytes", "trl", "deepspeed"] {

@@ -51,7 +51,7 @@ const RATE: Kind = Kind::Number(f64::MIN_POSITIVE, f64::MAX, "a number above 0")
 const GIB: Kind = Kind::Number(0.0, f64::MAX, "a number of GiB, such as 8");
 
 /// The settings of all recipes.
-const SETTINGS: [Setting; 27] = [
+const SETTINGS: [Setting; 28] = [
     one("RANK", COUNT, Memory::Grows),
     one("TARGETS", Kind::Text, Memory::Listed),
     one("OPTIMIZER", Kind::Text, Memory::Listed),
@@ -73,6 +73,7 @@ const SETTINGS: [Setting; 27] = [
     one("CHANNELS_LAST", Kind::Switch, Memory::Listed),
     one("CACHE", Kind::Text, Memory::Listed),
     one("OFFLOADED_LAYERS", FROM_ZERO, Memory::Shrinks),
+    one("BLOCKS_TO_SWAP", FROM_ZERO, Memory::Shrinks),
     one("UTILIZATION", SHARE, Memory::Listed),
     one(GPUS, COUNT, Memory::Shrinks),
     one("QUANTIZATION", Kind::Text, Memory::Listed),
@@ -244,11 +245,11 @@ pub(super) fn least(name: &str) -> Option<usize> {
 }
 
 /// Returns the values of a setting to try if the user names none; `None` if it has no natural range. `gpus`
-/// is the number of GPUs, and `layers` the number of layers of the model.
+/// is the number of GPUs, and `layers` the number of layers or blocks of the model.
 pub(super) fn usual(name: &str, batch: u64, gpus: Option<u64>, layers: Option<u64>) -> Option<Vec<String>> {
     let numbers: Vec<u64> = match name {
         "ACCUMULATION" => (1..=batch).filter(|parts| batch.is_multiple_of(*parts)).collect(),
-        "OFFLOADED_LAYERS" => (0..=layers?).collect(),
+        "OFFLOADED_LAYERS" | "BLOCKS_TO_SWAP" => (0..=layers?).collect(),
         GPUS => {
             let gpus = gpus?;
             (0..20).map(|power| 1 << power).take_while(|count| *count < gpus).chain([gpus]).collect()
@@ -299,7 +300,8 @@ mod tests {
         let recipe = RECIPES.iter().find(|recipe| recipe.name == name).unwrap();
         let [changes, listed] = [changes, listed].map(|list| list.iter().map(|one| (*one).to_owned()));
         let changes: Vec<String> = changes.collect();
-        changed(recipe, lines_of(recipe), changes.iter(), &listed.collect::<Vec<_>>())
+        let script = lines_of(recipe, &changes.iter().collect::<Vec<_>>());
+        changed(recipe, script, changes.iter(), &listed.collect::<Vec<_>>())
     }
 
     #[test]
@@ -310,6 +312,8 @@ mod tests {
             ("lora", "learning-rate=1e-5", "\nLEARNING_RATE = 1e-5\n"),
             ("lora", "targets=.*[qv]_proj", "\nTARGETS = \".*[qv]_proj\"\n"),
             ("infer", "offloaded_layers=0", "\nOFFLOADED_LAYERS = 0\n"),
+            ("diffusion", "blocks-to-swap=20", "\nBLOCKS_TO_SWAP = 20\n"),
+            ("diffusion", "blocks_to_swap=20", "\ndef swap_in("),
             ("serve", "cpu_offload_gb=8", "\nCPU_OFFLOAD_GB = 8.0\n"),
         ] {
             assert!(change(name, &[text], &[]).unwrap().script.contains(line), "{text}");
@@ -362,7 +366,7 @@ mod tests {
         let others = ["MODEL", "SUBFOLDER", "BATCH", "SEQ", "SIZE", "TRUST_REMOTE_CODE"];
         let mut seen = Vec::new();
         for recipe in &RECIPES {
-            let script = lines_of(recipe);
+            let script = lines_of(recipe, &[]);
             let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
             let constants = script.lines().filter_map(|line| line.split_once(" = "));
             for (name, usual) in constants.filter(|(name, _)| is_name(name) && !others.contains(name)) {

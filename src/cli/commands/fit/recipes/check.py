@@ -1,9 +1,11 @@
 """Checks a request of `memtrace fit --recipe` in the user's Python.
 
-The arguments are MODEL FOLDER LENGTH TRUST TEXTS LIBRARY PACKAGE... TEXTS is JSON: the changed settings that
-are texts, each with its values. LIBRARY builds the model: transformers, diffusers, timm, or vllm, which reads
-configurations with transformers. Writes the model's config.json into FOLDER, unless the model is timm's. If
-the request cannot be met, prints the reason and exits with 2.
+The arguments are MODEL FOLDER LENGTH TRUST SEARCHED TEXTS LIBRARY PACKAGE... SEARCHED is the setting that is
+searched for, or empty. TEXTS is JSON: the changed settings that are texts, each with its values. LIBRARY builds
+the model: transformers, diffusers, timm, or vllm, which reads configurations with transformers. Writes the model's
+config.json into FOLDER, unless the model is timm's. Prints the folder of the model in a pipeline and the number
+of its layers or blocks; a line is empty if it is not known. If the request cannot be met, prints the reason and
+exits with 2.
 """
 
 import difflib
@@ -16,7 +18,7 @@ import shutil
 import sys
 import typing
 
-model, folder, length, trust, texts, library, *packages = sys.argv[1:]
+model, folder, length, trust, searched, texts, library, *packages = sys.argv[1:]
 texts = json.loads(texts)
 
 
@@ -127,7 +129,8 @@ def check_timm():
 
 
 def check_diffusers():
-    """Finds the UNet or the transformer of a pipeline, or alone, and prints the name of its folder."""
+    """Finds the UNet or the transformer of a pipeline, or alone. Prints the name of its folder and, if it is
+    needed, the number of its blocks."""
     from diffusers.configuration_utils import ConfigMixin
 
     class Configuration(ConfigMixin):
@@ -157,13 +160,25 @@ def check_diffusers():
         check_targets(lambda: getattr(diffusers, name).from_config(facts), True)
     write(facts, place)
     print(place)
+    print(count_blocks(name, facts) if searched == "BLOCKS_TO_SWAP" else "")
+
+
+def count_blocks(name, facts):
+    import diffusers
+    import torch
+
+    with torch.device("meta"):
+        model = getattr(diffusers, name).from_config(facts)
+    lists = [part for name, part in model.named_modules() if name.endswith("transformer_blocks")]
+    return sum(map(len, lists))
 
 
 missing = [name for name in packages if importlib.util.find_spec(name) is None]
 if missing:
     names = " ".join(missing)
     refuse(f"the recipe needs {' and '.join(missing)}: {sys.executable} -m pip install {names}")
-if library != "timm" and trust != "1" and not texts and "liger_kernel" not in packages:
+needs_torch = texts or trust == "1" or "liger_kernel" in packages or searched == "BLOCKS_TO_SWAP"
+if library != "timm" and not needs_torch:
     # A configuration needs no tensors. Without torch, the libraries import in a third of the time.
     sys.modules["torch"] = None
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -214,7 +229,7 @@ if "TARGETS" in texts:
     auto, own_code = transformers.AutoModelForCausalLM, trust == "1"
     check_targets(lambda: auto.from_config(config, trust_remote_code=own_code), False)
 write(facts)
-print(getattr(text, "num_hidden_layers", ""))
+print("", getattr(text, "num_hidden_layers", ""), sep="\n")
 if os.path.isdir(model) and trust == "1":
     # A configuration with its own code needs the Python files in its folder.
     for name in os.listdir(model):

@@ -20,31 +20,64 @@ TARGETS = "to_q,to_k,to_v,to_out.0"
 OPTIMIZER = "torch.optim.AdamW"
 LEARNING_RATE = 0.0001
 CHECKPOINTING = True
+BLOCKS_TO_SWAP = 0
 DTYPE = "bfloat16"
 parser = argparse.ArgumentParser()
-parser.add_argument("--model", default=MODEL)
-parser.add_argument("--batch", type=int, default=BATCH)
-parser.add_argument("--size", type=int, default=SIZE, help="width and height of an image in pixels")
-parser.add_argument("--steps", type=int, default=100)
-parser.add_argument("--data")
+for name, usual in {"model": MODEL, "batch": BATCH, "size": SIZE, "steps": 100, "data": ""}.items():
+    parser.add_argument(f"--{name}", type=type(usual), default=usual)
 parser.add_argument("--random", action="store_true")
 args = parser.parse_args()
-device = "cuda" if torch.cuda.is_available() else "cpu"
-dtype = getattr(torch, DTYPE)
+device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)
 facts = diffusers.UNet2DConditionModel.load_config(args.model, subfolder=SUBFOLDER)
-kind, is_flux = getattr(diffusers, facts["_class_name"]), "joint_attention_dim" in facts
+kind, is_flux, start = getattr(diffusers, facts["_class_name"]), "joint_attention_dim" in facts, device
+# [blocks_to_swap]
+start = "meta" if device == "cuda" else "cpu"
+# []
 if args.random:
     torch.set_default_dtype(dtype)
-    with torch.device(device):
+    with torch.device(start):
         model = kind.from_config(facts)
     torch.set_default_dtype(torch.float32)
 else:
-    model = kind.from_pretrained(args.model, subfolder=SUBFOLDER, torch_dtype=dtype).to(device)
+    model = kind.from_pretrained(args.model, subfolder=SUBFOLDER, torch_dtype=dtype)
+# [blocks_to_swap]
+if args.random and start == "meta":  # Memory does not depend on the values, so none are written.
+    model.to_empty(device="cpu")
+# []
 model.train().requires_grad_(False)
 model.add_adapter(peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=TARGETS.split(",")))
 diffusers.training_utils.cast_training_params(model)
 if CHECKPOINTING:
     model.enable_gradient_checkpointing()
+# [blocks_to_swap]
+# The frozen weights of the first blocks stay in host memory. A block has them on the card for its forward pass
+# and, because checkpoints run it again, for its backward pass.
+model.enable_gradient_checkpointing()
+parts = model.named_modules()
+blocks = [part for name, part in parts if name.rpartition(".")[0].endswith("transformer_blocks")]
+swapped = {block: [] for block in blocks[:BLOCKS_TO_SWAP]}
+for block, pairs in swapped.items():
+    for weight in filter(lambda weight: not weight.requires_grad, block.parameters()):
+        pairs.append((weight, weight.data))
+        weight.data = weight.new_empty(0)
+on_card = []
+
+
+def swap_in(block, _):
+    for weight, _ in on_card:
+        weight.data = weight.new_empty(0)
+    on_card[:] = swapped[block]
+    for weight, on_host in on_card:
+        weight.data = on_host.to(device)
+
+
+for block in swapped:
+    block.register_forward_pre_hook(swap_in)
+if start == "meta" and args.random:
+    unwritten = sum(on_host.nbytes for pairs in swapped.values() for _, on_host in pairs)
+    print(f"unwritten weights on the host: {unwritten} bytes", flush=True)
+# []
+model.to(device)
 optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
 config, side, tokens = model.config, args.size // 8, 512 if is_flux else 77
 if is_flux:
@@ -57,6 +90,8 @@ else:  # SDXL adds six numbers about the image to the embedding of the text.
     betas = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
 sizes = {"latents": shape, "text": (tokens, width), "pooled": (pooled,)}
 rows = torch.load(args.data) if args.data else [{name: torch.randn(sizes[name]) for name in sizes}]
+if not rows:
+    raise SystemExit(f"--data {args.data}: the list is empty")
 for step in range(args.steps):
     chosen = [rows[(step * args.batch + index) % len(rows)] for index in range(args.batch)]
     clean, text, pooled = (torch.stack([row[name] for row in chosen]).to(device, dtype) for name in sizes)
