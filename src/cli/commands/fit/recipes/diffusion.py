@@ -50,8 +50,8 @@ diffusers.training_utils.cast_training_params(model)
 if CHECKPOINTING:
     model.enable_gradient_checkpointing()
 # [blocks_to_swap]
-# The frozen weights of the first blocks stay in host memory. A block has them on the card for its forward pass
-# and, because checkpoints run it again, for its backward pass.
+# The frozen weights of the first blocks stay in host memory. A block has them on the card for its forward
+# pass and, because checkpoints run it again, for its backward pass.
 model.enable_gradient_checkpointing()
 parts = model.named_modules()
 blocks = [part for name, part in parts if name.rpartition(".")[0].endswith("transformer_blocks")]
