@@ -175,6 +175,9 @@ pub struct Settings {
     pub detail: Detail,
     /// `MEMTRACE_RETAINED`: the time limit of one search in milliseconds; 0 to disable the search
     pub retained_ms: u64,
+    /// True if searches because memory grows take at most 1% of the run's time so far: no time limit was given
+    /// in `MEMTRACE_RETAINED`
+    pub retained_is_bounded: bool,
     /// `MEMTRACE_BRIEF`
     pub brief: bool,
     /// `MEMTRACE_MODULES`
@@ -408,9 +411,12 @@ const TABLE: &[Entry] = &[
         "MEMTRACE_RETAINED",
         "on",
         "search for the Python objects that keep memory of earlier steps: at an OOM, when memory grows from \
-         step to step, and on demand; on, off, or the time limit of one search in seconds (on: 2)",
+         step to step, and on demand; on, off, or the time limit of one search in seconds (on: 2, and for growing \
+         memory 1% of the run's time so far)",
         |s, v| {
-            s.retained_ms = match v.to_ascii_lowercase().as_str() {
+            let text = v.to_ascii_lowercase();
+            s.retained_is_bounded = text == "on";
+            s.retained_ms = match text.as_str() {
                 "on" => RETAINED_MS,
                 "off" => 0,
                 seconds => match seconds.parse::<f64>() {
@@ -626,6 +632,7 @@ impl Settings {
             ops: Ops::Top,
             detail: Detail::Full,
             retained_ms: RETAINED_MS,
+            retained_is_bounded: true,
             brief: true,
             modules: true,
             wrappers: false,

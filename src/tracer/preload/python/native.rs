@@ -115,7 +115,7 @@ fn ids<'a>(gil: Gil, items: impl Iterator<Item = (&'a str, i64)>) -> Option<Owne
 
 /// Returns the settings that the tracer reads: the names of the constants in the module `native`, and their
 /// values.
-fn settings() -> [(&'static CStr, i64); 6] {
+fn settings() -> [(&'static CStr, i64); 7] {
     let session = session::session();
     let is = |wanted: fn(&memtrace_record::Session) -> bool| i64::from(session.is_some_and(wanted));
     [
@@ -125,6 +125,7 @@ fn settings() -> [(&'static CStr, i64); 6] {
         (c"MEMORY_UNIT", session.map_or(0, memory_unit)),
         (c"FREE_THREADED", i64::from(is_free_threaded())),
         (c"RETAINED_MS", session.map_or(0, |session| session.settings.retained_ms as i64)),
+        (c"RETAINED_IS_BOUNDED", is(|session| session.settings.retained_is_bounded)),
     ]
 }
 

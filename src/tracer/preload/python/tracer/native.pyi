@@ -20,6 +20,8 @@ time."""
 RETAINED_MS: int
 """The time limit of one search for the holders of memory, in ms; 0 if the search is off
 (MEMTRACE_RETAINED)."""
+RETAINED_IS_BOUNDED: bool
+"""True if searches because memory grows take at most 1% of the run's time so far."""
 
 CATEGORIES: dict[str, int]
 """The ids of the categories that `record_tag` takes, by their names in the trace."""

@@ -7,7 +7,8 @@ name. The answer goes into the trace, one row per holder, and to the caller.
 
 At its end, the search drops every reference, so it keeps no object alive afterwards. Other Python threads
 continue during the search; objects that they release live until it ends. The search runs no code of the
-program, and its time is limited (MEMTRACE_RETAINED).
+program, and its time is limited (MEMTRACE_RETAINED). While the program runs, searches that it did not ask for take
+at most 1% of its time so far.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .live_objects import live_objects, why_not_searchable
 from .main_code import main_code
 from .model_storages import is_known, is_plain, model_copies, owned_storages, pointer_of, unused_parameters
 from .native import (
+    RETAINED_IS_BOUNDED,
     RETAINED_MS,
     block_bytes,
     block_step,
@@ -58,11 +60,16 @@ SEARCHING = 0.75
 STRIDE = 1024
 # The number of targets that are named between two checks of the clock.
 LOOK = 16
+# The share of the run's time so far that the searches because memory grows take.
+GROWTH_SHARE = 0.01
+# A search that may take less time, in seconds, is left out: it would find little.
+LEAST_SECONDS = 0.1
 
 GROWS, TRACEBACK, UNUSED, WINDOW, OLD, RECENT = "grows", "traceback", "unused", "window", "old", "recent"
 RETAINED = (GROWS, TRACEBACK, UNUSED)
 
-_state = {"is_busy": False, "walks": 0}
+# "growth" has the seconds that searches because memory grows took.
+_state = {"is_busy": False, "walks": 0, "growth": 0.0, "begin": time.monotonic()}
 # Whether the layout of frames is known.
 _known = {"frames": False}
 
@@ -201,9 +208,9 @@ class Search:
         return self._names.describe(root, objects if keep is None else [keep, *objects]), graph
 
 
-def walk(why: str) -> list[dict]:
-    """Searches, and records the holders in the trace. Returns them in the order of `_judged`. `why` is the
-    reason for the search: `call`, `oom`, `growth`, `command` or `exit`."""
+def walk(why: str, seconds: float = RETAINED_MS / 1000) -> list[dict]:
+    """Searches for at most some seconds, and records the holders in the trace. Returns them in the order of
+    `_judged`. `why` is the reason for the search: `call`, `oom`, `growth`, `command` or `exit`."""
     if _state["is_busy"]:
         return []
     try:
@@ -213,7 +220,7 @@ def walk(why: str) -> list[dict]:
         # The time from here to the last row belongs to no phase.
         record_retained(json.dumps({"walk": _state["walks"], "begins": why}))
         with without_torch_function(), without_torch_dispatch():
-            holders, is_whole, reason = _holders(why, begin, RETAINED_MS / 1000)
+            holders, is_whole, reason = _holders(why, begin, seconds)
         _record(why, holders, is_whole, reason, begin)
         return holders
     except Exception as error:
@@ -455,8 +462,13 @@ def retained_at_oom(*_) -> None:
 
 
 def retained_growth(*_) -> None:
-    """Searches because memory grows from step to step."""
-    walk("growth")
+    """Searches because memory grows from step to step, if the run has lasted long enough."""
+    begin, seconds = time.monotonic(), RETAINED_MS / 1000
+    if RETAINED_IS_BOUNDED:
+        seconds = min(seconds, GROWTH_SHARE * (begin - _state["begin"]) - _state["growth"])
+    if seconds >= min(LEAST_SECONDS, RETAINED_MS / 1000):
+        walk("growth", seconds)
+        _state["growth"] += time.monotonic() - begin
 
 
 def retained_on_request(*_) -> None:
