@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, UTIME_NOW, utimensat};
 
 /// Creates a file that does not exist yet. Only its owner can read it.
 ///
@@ -55,6 +55,17 @@ pub fn append_or_create(path: &Path) -> io::Result<File> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => append(path),
         result => result,
     }
+}
+
+/// Sets the time of the last change of a file to now. Opens no file, because closing a descriptor of a locked
+/// file may release the lock.
+///
+/// # Errors
+/// Returns an error if the file does not exist or belongs to another user.
+pub fn touch(path: &Path) -> io::Result<()> {
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    let times = Timestamps { last_access: now, last_modification: now };
+    Ok(utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
 fn refused(why: &str) -> io::Error {

@@ -50,6 +50,9 @@ const FLUSHED_EVENTS: Duration = Duration::from_secs(1);
 /// would cost the hook a system call. In this interval, even a fast program fills only a small part of the
 /// pool.
 const INTERVAL: Duration = Duration::from_millis(20);
+/// The interval between two marks of the journal as alive: a sweep by another process compares the journal's
+/// time of change with the time for which it keeps a journal. Stores into the mapping do not change that time.
+const ALIVE: Duration = Duration::from_secs(60);
 /// The number of events between two flushes when the queue is long.
 const BATCH: usize = 16 << 10;
 /// The minimum number of events between two flushes when parts are small, because a part ends only at a
@@ -104,6 +107,8 @@ struct Writer {
     /// True if no journal holds the events that are not in the file yet; see [`Writer::suspend`].
     without_journal: bool,
     limits: LimitsReached,
+    /// When the journal was last marked as alive.
+    marked: Instant,
 }
 
 impl Writer {
@@ -202,6 +207,7 @@ impl Writer {
             finishing: false,
             without_journal: false,
             limits: LimitsReached::new(session),
+            marked: Instant::now(),
         })
     }
 
@@ -535,6 +541,10 @@ impl Writer {
         let written = Written { csv_len, names_len, reported_lost: self.encoder.reported_lost() };
         self.merge.release(self.queue, written, self.meta.part);
         self.limits.look(self.queue.pool());
+        if self.marked.elapsed() > ALIVE {
+            self.marked = Instant::now();
+            self.queue.pool().mark_alive();
+        }
         self.queue.pool().set_end_words(&self.end_words());
         let is_full = self.part.is_full(csv_len, self.encoder.rows(), &self.session.settings);
         if is_full && !self.finishing { self.rotate(names_len) } else { Ok(()) }
