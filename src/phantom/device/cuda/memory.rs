@@ -185,8 +185,8 @@ pub(crate) fn host_range(address: usize) -> Option<(usize, usize)> {
 pub(crate) enum PointerKind {
     /// Memory that CUDA does not know.
     Unknown,
-    /// Pinned or registered host memory.
-    Host,
+    /// A range of pinned or registered host memory: its start and length.
+    Host { start: usize, size: usize },
     /// A block of a device: its device, start and length.
     Device { device: usize, start: usize, size: usize, managed: bool },
 }
@@ -211,10 +211,9 @@ pub(crate) fn pointer_kind(address: usize) -> PointerKind {
             None => PointerKind::Unknown,
         };
     }
-    let host = lock(&HOST_RANGES);
-    match host.ranges.range(..=address).next_back() {
-        Some((&start, range)) if address < start + range.size => PointerKind::Host,
-        _ => PointerKind::Unknown,
+    match host_range(address) {
+        Some((start, end)) => PointerKind::Host { start, size: end - start },
+        None => PointerKind::Unknown,
     }
 }
 
@@ -231,7 +230,7 @@ fn pointer_attributes(address: usize) -> cudaPointerAttributes {
             devicePointer: null_mut(),
             hostPointer: null_mut(),
         },
-        PointerKind::Host => cudaPointerAttributes {
+        PointerKind::Host { .. } => cudaPointerAttributes {
             type_: cudaMemoryType::cudaMemoryTypeHost,
             device: current_index(),
             devicePointer: pointer,
@@ -274,10 +273,10 @@ unsafe fn pointer_attribute(out: Out<u64>, attribute: c_int, address: usize) -> 
     let kind = pointer_kind(address);
     let (device, start, size, managed) = match kind {
         PointerKind::Unknown => return INVALID_VALUE,
-        PointerKind::Host => (current().index, address, 0, false),
+        PointerKind::Host { start, size } => (current().index, start, size, false),
         PointerKind::Device { device, start, size, managed } => (device, start, size, managed),
     };
-    let host = kind == PointerKind::Host;
+    let host = matches!(kind, PointerKind::Host { .. });
     // SAFETY: `out_u32` is written only for attributes whose value has 32 bits.
     let out_u32 = unsafe { out.cast::<u32>() };
     match attribute {
@@ -367,8 +366,11 @@ fn memory_info(free: Out<usize>, total: Out<usize>) -> Status {
 /// Allocates an array with rows of `width` bytes. Rows begin at multiples of 512 bytes, as on every card
 /// since 2010.
 fn alloc_pitched(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize) -> Status {
-    let row = width.div_ceil(512) * 512;
-    let status = alloc(out, row.saturating_mul(height), BlockPurpose::Plain, Caller::GivesUp);
+    let row = width.checked_next_multiple_of(512);
+    let Some((row, size)) = row.and_then(|row| Some((row, row.checked_mul(height)?))) else {
+        return fail(if out.is_null() { INVALID_VALUE } else { OUT_OF_MEMORY });
+    };
+    let status = alloc(out, size, BlockPurpose::Plain, Caller::GivesUp);
     if status == OK {
         pitch.put(row);
     }
@@ -383,6 +385,16 @@ fn managed_range(address: usize, size: usize) -> Status {
         PointerKind::Device { start, size: length, managed: true, .. } if is_inside(start, length) => OK,
         _ => fail(INVALID_VALUE),
     }
+}
+
+/// Writes the address by which a device accesses pinned or registered memory: the address itself.
+fn host_pointer(out: Out<usize>, address: usize) -> Status {
+    if host_range(address).is_some() { out.give(address) } else { fail(INVALID_VALUE) }
+}
+
+/// Writes the flags of pinned or registered memory, which the simulated GPU does not keep: 0.
+fn host_flags(out: Out<u32>, address: usize) -> Status {
+    if host_range(address).is_some() { out.give(0) } else { fail(INVALID_VALUE) }
 }
 
 fn address_range(base: Out<usize>, length: Out<usize>, address: usize) -> Status {
@@ -418,8 +430,8 @@ answers! {
     Real fn cudaFreeHost(address: Word) { free_host(address) }
     Real fn cudaHostRegister(address: Word, size: usize, _flags: Word) { register_host(address, size) }
     Real fn cudaHostUnregister(address: Word) { unregister_host(address) }
-    Real fn cudaHostGetDevicePointer(out: Out<usize>, address: Word, _flags: Word) { out.give(address) }
-    Real fn cudaHostGetFlags(out: Out<u32>, _address: Word) { out.give(0) }
+    Real fn cudaHostGetDevicePointer(out: Out<usize>, address: Word, _flags: Word) { host_pointer(out, address) }
+    Real fn cudaHostGetFlags(out: Out<u32>, address: Word) { host_flags(out, address) }
     Real fn cudaMemGetInfo(free: Out<usize>, total: Out<usize>) { memory_info(free, total) }
     Real fn cudaPointerGetAttributes(out: Out<cudaPointerAttributes>, address: Word) {
         out.give(pointer_attributes(address))
@@ -445,7 +457,7 @@ answers! {
     Real fn cuMemFreeHost(address: Word) { free_host(address) }
     Real fn cuMemHostRegister_v2(address: Word, size: usize, _flags: Word) { register_host(address, size) }
     Real fn cuMemHostUnregister(address: Word) { unregister_host(address) }
-    Real fn cuMemHostGetDevicePointer_v2(out: Out<usize>, address: Word, _flags: Word) { out.give(address) }
+    Real fn cuMemHostGetDevicePointer_v2(out: Out<usize>, address: Word, _flags: Word) { host_pointer(out, address) }
     Real fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) { memory_info(free, total) }
     Real fn cuMemGetAddressRange_v2(base: Out<usize>, length: Out<usize>, address: Word) {
         address_range(base, length, address)
