@@ -406,7 +406,8 @@ impl<'call> KernelArguments<'call> {
         });
         match bytes {
             Some(Known { bytes, is_answer }) => {
-                let is_nonzero = |element: &&[u8]| element.iter().any(|&byte| byte != 0);
+                let is_nonzero =
+                    |bytes: &&[u8]| element.is_some_and(|element| reduce::is_nonzero(element, bytes));
                 let number = bytes.chunks_exact(width).filter(is_nonzero).count() as u64;
                 Some(Count { number, is_computed: !is_answer })
             }
@@ -607,10 +608,13 @@ unsafe fn reduce_to_one(
         }
         (_, None) => return true,
         (ReductionKind::All, Some(bytes)) => {
-            let all = bytes.chunks_exact(width).all(|element| element.iter().any(|&byte| byte != 0));
+            let all = bytes.chunks_exact(width).all(|element| reduce::is_nonzero(data_type, element));
             vec![u8::from(all)]
         }
-        (ReductionKind::Any, Some(bytes)) => vec![u8::from(bytes.iter().any(|&byte| byte != 0))],
+        (ReductionKind::Any, Some(bytes)) => {
+            let any = bytes.chunks_exact(width).any(|element| reduce::is_nonzero(data_type, element));
+            vec![u8::from(any)]
+        }
         (ReductionKind::Sum | ReductionKind::Max | ReductionKind::Min, Some(bytes)) => {
             let operation = match kind {
                 ReductionKind::Max => ncclMax,
