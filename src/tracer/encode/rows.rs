@@ -19,6 +19,15 @@ pub struct RowPosition {
     reported_lost: u64,
 }
 
+/// The name of a range or mark.
+#[derive(Clone, Copy)]
+pub(crate) struct RangeName {
+    /// The text id of the name.
+    pub(crate) name: u32,
+    /// The text id of the class of a module; 0 if there is no class.
+    pub(crate) class: u32,
+}
+
 impl Encoder {
     /// Writes a row and advances the row number, so that [`Encoder::blank`] returns the next number for the
     /// next row.
@@ -55,7 +64,7 @@ impl Encoder {
     }
 
     /// Writes the row of a block that torch's allocator allocated.
-    pub(crate) fn allocated<S: RowSink>(
+    pub(crate) fn write_block_row<S: RowSink>(
         &mut self,
         tid: u32,
         header: &Header,
@@ -68,7 +77,7 @@ impl Encoder {
     }
 
     /// Writes the row of a block that torch's allocator freed.
-    pub(crate) fn freed<S: RowSink>(
+    pub(crate) fn write_block_free_row<S: RowSink>(
         &mut self,
         tid: u32,
         header: &Header,
@@ -81,7 +90,7 @@ impl Encoder {
     }
 
     /// Writes the row of a call that allocated memory.
-    pub(crate) fn allocated_by<S: RowSink>(
+    pub(crate) fn write_call_row<S: RowSink>(
         &mut self,
         event: &CallEvent,
         live: &Live,
@@ -93,7 +102,7 @@ impl Encoder {
     }
 
     /// Writes the row of a call that freed memory.
-    pub(crate) fn freed_by<S: RowSink>(
+    pub(crate) fn write_call_free_row<S: RowSink>(
         &mut self,
         event: &CallEvent,
         live: &Live,
@@ -103,19 +112,18 @@ impl Encoder {
         self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
-    /// Writes the row of a range or mark, with its name and, for a module, its class. `class` is 0 if there
-    /// is no class.
+    /// Writes the row of a range or mark.
     pub(crate) fn named<S: RowSink>(
         &mut self,
         event: EventName,
         tid: u32,
         header: &Header,
-        (name, class): (u32, u32),
+        range: RangeName,
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let base = self.base(tid, &Header { device: Event::HOST, ..*header });
-        let source = if class == 0 { LIBRARY } else { self.definitions.text(class) };
-        self.emit(&Row { event, source, name: self.definitions.text(name), ..base }, sink)
+        let source = if range.class == 0 { LIBRARY } else { self.definitions.text(range.class) };
+        self.emit(&Row { event, source, name: self.definitions.text(range.name), ..base }, sink)
     }
 
     /// Writes the row of a device sample.

@@ -183,8 +183,8 @@ impl Writer {
             (session.say)(&format!("tracing to {}", path.display()));
         }
         let mut encoder = Encoder::new(start_ns, session.rank, pid, session.rounding, session.caching);
-        encoder.tags = session.settings.modules;
-        encoder.buffer_bytes = session.settings.buffer_bytes as u64;
+        encoder.set_tags(session.settings.modules);
+        encoder.set_buffer_bytes(session.settings.buffer_bytes as u64);
         let settings = &session.settings;
         // Without a journal, a kill would lose the events of a whole step.
         let holds = settings.has_brief_steps() && pool.path().is_some();
@@ -428,7 +428,7 @@ impl Writer {
         old.rows.flush()?;
         self.meta.part = number;
         // Each part has a file of stacks of its own.
-        self.encoder.definitions.set_stacks_written(0);
+        self.encoder.definitions_mut().set_stacks_written(0);
         if self.session.settings.log >= Level::Info {
             (self.session.say)(&format!("tracing goes on in {}", self.part.path.display()));
         }
@@ -447,7 +447,7 @@ impl Writer {
     fn collect(&mut self) -> u64 {
         let Writer { merge, encoder, definitions, queue, .. } = self;
         merge.collect(queue, &mut |definition, slots| {
-            encoder.definitions.define(definition, slots);
+            encoder.definitions_mut().define(definition, slots);
             definitions.add(definition, slots);
         })
     }
