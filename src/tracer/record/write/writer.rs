@@ -219,9 +219,9 @@ impl Writer {
         self.control.note_ready();
         let every = Duration::from_millis(self.session.settings.flush_ms);
         let mut next_flush = Instant::now() + every;
-        let mut ruler = ClockFitter::new();
+        let mut fitter = ClockFitter::new();
         loop {
-            ruler.adjust();
+            fitter.adjust();
             // True if an OOM that an earlier pass encoded is pending, and no more tags of its blocks are
             // expected. Read before the events are encoded below, so that the tags recorded by now are
             // encoded before the OOM is printed.
