@@ -323,9 +323,9 @@ def _search(
 
 
 def _grouped(
-    gathered: Gathered, search: Search, births_of_unused: dict[int, list[int]], why: str, end: float
+    gathered: Gathered, search: Search, births_of_unused: dict[int, set[int]], why: str, end: float
 ) -> tuple[list[dict], bool]:
-    """Returns the holders, each with the storages of its tensors, and whether time sufficed for all targets."""
+    """Returns the holders with the storages of their tensors, and whether time sufficed for all targets."""
     direct, saved = gathered.direct, gathered.saved
     # The storages of tensors that a name leads to. Other tensors may be alive only because torch keeps the
     # Python objects of the tensors that a node has saved.
