@@ -5,20 +5,8 @@ use memtrace_trace::form::Form;
 use memtrace_trace::{Api, EventName, Header, Row};
 
 use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
-use crate::live::{BlockSize, Live, OutOfMemory};
+use crate::live::{BlockSize, FailedRequest, Live, OutOfMemory};
 use crate::memory::Key;
-
-/// A request for which torch's allocator found no memory.
-pub(crate) struct FailedRequest {
-    /// The bytes after rounding.
-    pub(crate) bytes: i64,
-    /// The bytes that the program requested; -1 if unknown.
-    pub(crate) requested: i64,
-    /// The private pool of the allocator; 0 for the default pool.
-    pub(crate) pool: u16,
-    /// The text id of the type and shape of the tensor; 0 if unknown.
-    pub(crate) form: u32,
-}
 
 impl Encoder {
     pub(crate) fn block<S: RowSink>(

@@ -13,14 +13,12 @@ use memtrace_trace::rounding::Rounding;
 use memtrace_trace::sample::Sample;
 use memtrace_trace::{Api, Event, EventName, Payload, Row};
 
-use crate::blocks::FailedRequest;
 use crate::calls::CallEvent;
-use crate::definitions::Definitions;
+use crate::definitions::{Definitions, RangeName};
 use crate::keys::{PHYSICAL, address};
-use crate::live::{Live, OutOfMemory};
+use crate::live::{FailedRequest, Live, OutOfMemory};
 use crate::memory::Memory;
 use crate::physical::Physical;
-use crate::rows::RangeName;
 use crate::samples::Samples;
 use crate::statistics::Statistics;
 use crate::tags::{Newborn, Use};

@@ -100,6 +100,18 @@ impl Live {
     }
 }
 
+/// A request for which torch's allocator found no memory.
+pub(crate) struct FailedRequest {
+    /// The bytes after rounding.
+    pub(crate) bytes: i64,
+    /// The bytes that the program requested; -1 if unknown.
+    pub(crate) requested: i64,
+    /// The private pool of the allocator; 0 for the default pool.
+    pub(crate) pool: u16,
+    /// The text id of the type and shape of the tensor; 0 if unknown.
+    pub(crate) form: u32,
+}
+
 /// An OOM that was just encoded.
 #[derive(Clone, Copy, Debug)]
 pub struct OutOfMemory {

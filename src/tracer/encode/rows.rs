@@ -9,6 +9,7 @@ use memtrace_trace::text::NONE;
 use memtrace_trace::{Api, Event, EventName, Header, Row};
 
 use crate::calls::CallEvent;
+use crate::definitions::RangeName;
 use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
 use crate::live::{Live, Owner};
 
@@ -17,15 +18,6 @@ use crate::live::{Live, Owner};
 pub struct RowPosition {
     seq: i64,
     reported_lost: u64,
-}
-
-/// The name of a range or mark.
-#[derive(Clone, Copy)]
-pub(crate) struct RangeName {
-    /// The text id of the name.
-    pub(crate) name: u32,
-    /// The text id of the class of a module; 0 if there is no class.
-    pub(crate) class: u32,
 }
 
 impl Encoder {
