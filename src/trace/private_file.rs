@@ -104,6 +104,21 @@ mod tests {
     }
 
     #[test]
+    fn a_touched_file_was_changed_just_now_and_a_link_is_not_followed() {
+        let folder = Folder::new("touched-file");
+        let path = folder.0.join("own");
+        let long_ago = std::time::SystemTime::UNIX_EPOCH;
+        create(&path).unwrap().set_modified(long_ago).unwrap();
+        let changed = || fs::metadata(&path).unwrap().modified().unwrap();
+        symlink(&path, folder.0.join("link")).unwrap();
+        touch(&folder.0.join("link")).unwrap();
+        assert_eq!(changed(), long_ago);
+        touch(&path).unwrap();
+        assert!(changed() > long_ago);
+        touch(&folder.0.join("absent")).unwrap_err();
+    }
+
+    #[test]
     fn a_file_for_writing_is_never_a_link_a_fifo_or_a_file_with_two_names() {
         let folder = Folder::new("private-file");
         let path = |name: &str| folder.0.join(name);
