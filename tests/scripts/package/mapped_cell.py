@@ -1,5 +1,7 @@
 """Checks the memory of a notebook's cell that only maps a tensor of another process (CUDA IPC)."""
 
+from __future__ import annotations
+
 import sys
 import tempfile
 from pathlib import Path
