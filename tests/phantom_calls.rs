@@ -153,3 +153,9 @@ launched: memory 7 host 7 called 2 event 0
 fn phantom_descriptors_that_a_program_makes_for_each_op_take_no_memory() {
     assert_eq!(told("descriptors", "t4", &[]), "failed 0 same 0 grown no\n");
 }
+
+#[test]
+fn phantom_sizes_that_no_memory_has_and_memory_that_is_not_pinned_are_refused() {
+    let expected = "pinned: same 1\nrange: start 1 size 1\nfailures 0\n";
+    assert_eq!(told("oversized", "t4", &[]), expected);
+}

@@ -96,6 +96,13 @@ fn memtrace_phantom_machine_names_the_machine_and_nvidia_smi_shows_one_without_p
         assert_eq!(text(&nvidia_smi(&query, &machine).stdout), "");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "0\n", "the second run replaces the first");
     }
+    // A request without an answer leaves the file as it is, and so does a card that does not exist.
+    for ids in ["99", "0,99"] {
+        let refused = nvidia_smi(&[&query[..], &["-i", ids]].concat(), &machine);
+        assert_eq!(refused.status.code(), Some(6), "{ids}");
+        assert_eq!(text(&refused.stdout), "No devices were found\n", "{ids}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "0\n", "{ids}");
+    }
     let refused = nvidia_smi(&["-L", "-f", "/nonexistent/gpus"], &machine);
     assert_eq!(refused.status.code(), Some(2));
     assert!(text(&refused.stdout).contains("/nonexistent/gpus cannot be written"));

@@ -255,6 +255,27 @@ fn run_on_a_full_disk_says_that_the_trace_could_not_be_written() {
 }
 
 #[test]
+fn repair_finishes_a_trace_that_was_moved_before_another_program_was_traced() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let [out, moved] = ["memtrace-out", "crash1"].map(|name| folder.path().join(name));
+    fs::create_dir(&out).unwrap();
+    let taken = killed(&out, "one", "500");
+    fs::rename(&out, &moved).unwrap();
+    // The recorder of this program removes orphaned journals.
+    let other = Traced::new(&parts_program("recovered"), &["exit", "10"]).env("MEMTRACE_OUT", &out);
+    assert_eq!(other.run().status(), 0);
+    let output = memtrace(&["summary", "--json"], &moved);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let [trace] = &traces(&moved)[..] else { panic!("one trace") };
+    assert!(ending(trace).is_some_and(|text| text.starts_with("killed lost=0")), "{:?}", ending(trace));
+    let is_allocation =
+        |event| matches!(event, EventName::Alloc | EventName::ExtAlloc | EventName::HostAlloc);
+    assert_eq!(Trace::read(trace).rows.iter().filter(|row| is_allocation(row.1)).count() as i64, taken);
+    let _ = fs::remove_file(journal(trace).with_extension("names"));
+    let _ = fs::remove_file(journal(trace));
+}
+
+#[test]
 fn doctor_lists_the_journal_of_a_killed_process_and_removes_those_without_a_trace() {
     let folder = tempfile::TempDir::new().unwrap();
     killed(folder.path(), "one", "500");
@@ -264,8 +285,11 @@ fn doctor_lists_the_journal_of_a_killed_process_and_removes_those_without_a_trac
     // name.
     let nameless = PathBuf::from(format!("/dev/shm/memtrace-{}-{}.journal", 1 << 23, std::process::id()));
     fs::write(&nameless, [0; 4096]).unwrap();
-    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
-    fs::File::options().write(true).open(&nameless).unwrap().set_modified(long_ago).unwrap();
+    let age = |path: &Path| {
+        let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(2 * 3600);
+        fs::File::options().write(true).open(path).unwrap().set_modified(long_ago).unwrap();
+    };
+    age(&nameless);
     let findings = || -> Vec<Value> {
         let output = memtrace(&["doctor", "--json", "--"], Path::new("/bin/false"));
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -281,8 +305,10 @@ fn doctor_lists_the_journal_of_a_killed_process_and_removes_those_without_a_trac
     };
     assert!(is_listed());
     assert!(!nameless.exists() && journal.exists());
-    // The trace is deleted: doctor must remove its journal, which nothing can use any more.
+    // The trace is gone. It may have been moved, so doctor must keep its journal, but not for long.
     fs::remove_file(&trace).unwrap();
+    assert!(is_listed() && journal.exists());
+    age(&journal);
     assert!(!is_listed());
     assert!(!journal.exists() && !journal.with_extension("names").exists());
 }

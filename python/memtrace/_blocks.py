@@ -149,7 +149,8 @@ def use_between(start: Position, end: Position, others: list[tuple[Position, Pos
         key = (device, block)
         if row["event"] in _ALLOCATIONS:
             traced += delta if row["event"] == "alloc" else 0
-            if any(low.offset <= place < high.offset for low, high in others):
+            # Memory of another process that this one maps (CUDA IPC) counts there, and adds 0 bytes here.
+            if delta == 0 or any(low.offset <= place < high.offset for low, high in others):
                 continue
             sizes[key] = delta
         elif key not in sizes:

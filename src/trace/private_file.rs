@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::OFlags;
+use rustix::fs::{AtFlags, CWD, OFlags, Timespec, Timestamps, UTIME_NOW, utimensat};
 
 /// Creates a file that does not exist yet. Only its owner can read it.
 ///
@@ -57,6 +57,17 @@ pub fn append_or_create(path: &Path) -> io::Result<File> {
     }
 }
 
+/// Sets the time of the last change of a file to now. Opens no file, because closing a descriptor of a locked
+/// file may release the lock.
+///
+/// # Errors
+/// Returns an error if the file does not exist or belongs to another user.
+pub fn touch(path: &Path) -> io::Result<()> {
+    let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+    let times = Timestamps { last_access: now, last_modification: now };
+    Ok(utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+}
+
 fn refused(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
@@ -90,6 +101,21 @@ mod tests {
         fn drop(&mut self) {
             fs::remove_dir_all(&self.0).unwrap();
         }
+    }
+
+    #[test]
+    fn a_touched_file_was_changed_just_now_and_a_link_is_not_followed() {
+        let folder = Folder::new("touched-file");
+        let path = folder.0.join("own");
+        let long_ago = std::time::SystemTime::UNIX_EPOCH;
+        create(&path).unwrap().set_modified(long_ago).unwrap();
+        let changed = || fs::metadata(&path).unwrap().modified().unwrap();
+        symlink(&path, folder.0.join("link")).unwrap();
+        touch(&folder.0.join("link")).unwrap();
+        assert_eq!(changed(), long_ago);
+        touch(&path).unwrap();
+        assert!(changed() > long_ago);
+        touch(&folder.0.join("absent")).unwrap_err();
     }
 
     #[test]

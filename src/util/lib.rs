@@ -7,3 +7,4 @@ pub mod host_memory;
 pub mod names;
 pub mod process;
 pub mod size;
+mod tail_jump;

@@ -189,10 +189,10 @@ impl Kills {
 /// ends with 128 plus the signal, which counts, too. `asked` is the signal that asked this command to end.
 fn fate_of(pid: u32, status: ExitStatus, asked: Option<i32>) -> Option<Fate> {
     if let Some(signal) = status.signal() {
-        return Some(Fate { pid: Some(pid), signal, asked });
+        return Some(Fate { pid: Some(pid), signal, requested_signal: asked });
     }
     let signal = status.code()? - 128;
-    (1..32).contains(&signal).then_some(Fate { pid: None, signal, asked })
+    (1..32).contains(&signal).then_some(Fate { pid: None, signal, requested_signal: asked })
 }
 
 /// Prints the summary of the trace, or why there is no trace.

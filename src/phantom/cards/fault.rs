@@ -125,6 +125,9 @@ impl Fault {
         let moment = Moment::parse(moment, kind).map_err(error)?;
         let mut card = None;
         for part in parts {
+            if card.is_some() {
+                return Err(error(format!("`@{part}` follows a card: a fault occurs on one card")));
+            }
             let number = part.strip_prefix("card:").and_then(|number| number.parse().ok());
             card = Some(number.filter(|&card| card < MAX_DEVICES).ok_or_else(|| {
                 error(format!("`@{part}` is unknown: only a card, such as `@card:0`, may follow the moment"))
@@ -209,6 +212,7 @@ mod tests {
             ("oom*@step:3", "repeat count"),
             ("lost@step:3@card:99", "@card:0"),
             ("lost@step:3@rank:1", "@card:0"),
+            ("lost@step:3@card:0@card:1", "on one card"),
             ("oom@soon", "is not a moment"),
             ("@", "is not a fault"),
         ] {

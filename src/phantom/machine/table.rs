@@ -8,6 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_cards::{MAX_DEVICES, Spec};
+use memtrace_util::process::start_of;
 
 use crate::process::Process;
 
@@ -44,6 +45,9 @@ const USE_WORDS: usize = 3;
 const CONTEXT: usize = 0;
 const ALLOCATED: usize = 1;
 const BUSY: usize = 2;
+/// The upper half of the first word of a slot that a process is claiming. The lower half is the id of that
+/// process, which may be killed before the slot is complete.
+const CLAIMED: u64 = 1 << 63;
 /// The bit that is set if the process has a context on the card, even a context that uses no memory.
 const HAS_CONTEXT: u64 = 1 << 63;
 
@@ -163,9 +167,9 @@ impl<'a> Table<'a> {
         self.clear_dead();
         for slot in (0..MAX_PROCESSES).map(Slot) {
             let pid = self.word(slot, PID);
-            // The slot first gets a process id that no process has, so that readers ignore it until its
-            // values are set.
-            let taken = pid.compare_exchange(0, u64::MAX, Ordering::AcqRel, Ordering::Relaxed);
+            // The mark is not the id of a process, so that readers ignore the slot until its values are set.
+            let mark = CLAIMED | u64::from(std::process::id());
+            let taken = pid.compare_exchange(0, mark, Ordering::AcqRel, Ordering::Relaxed);
             if taken.is_err() {
                 continue;
             }
@@ -180,8 +184,19 @@ impl<'a> Table<'a> {
         None
     }
 
-    /// Frees the slots of processes that have ended.
+    /// Frees the slots of processes that have ended, and those that such a process was claiming.
     pub fn clear_dead(&self) {
+        // A slot that is being claimed may be after the slots in use.
+        for slot in (0..MAX_PROCESSES).map(Slot) {
+            let word = self.word(slot, PID);
+            let mark = word.load(Ordering::Acquire);
+            let claimer = mark ^ CLAIMED;
+            if let Ok(pid) = u32::try_from(claimer)
+                && start_of(pid).is_none()
+            {
+                let _ = word.compare_exchange(mark, 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
         for slot in self.slots() {
             if let Some(process) = self.process_of(slot)
                 && !process.is_alive()
@@ -308,6 +323,21 @@ mod tests {
         // Setup: the slot is claimed again -> its old values are reset to 0.
         assert_eq!(table.claim(me), Some(other));
         assert_eq!(table.use_of(other, 3), CardUse::default());
+    }
+
+    #[test]
+    fn a_slot_whose_process_was_killed_while_it_claimed_the_slot_is_freed() {
+        let words = words("t4");
+        let table = Table::new(&words).unwrap();
+        let (mut ended, me) = (std::process::Command::new("true").spawn().unwrap(), std::process::id());
+        ended.wait().unwrap();
+        let mark = |slot, pid| table.word(Slot(slot), PID).store(CLAIMED | u64::from(pid), Ordering::Relaxed);
+        mark(0, me);
+        mark(1, ended.id());
+        mark(MAX_PROCESSES - 1, ended.id());
+        assert_eq!(table.claim(Process::current()), Some(Slot(1)), "the first is being claimed");
+        assert_eq!(table.word(Slot(MAX_PROCESSES - 1), PID).load(Ordering::Relaxed), 0);
+        assert_eq!(table.processes(1).len(), 1);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 pub mod bytes;
 mod payload;
 
-pub use payload::{AllocCall, Block, Call, Claim, Payload, UNREPORTED_TOTAL};
+pub use payload::{AllocCall, Block, Call, Claim, OpEnd, Payload, UNREPORTED_TOTAL};
 
 use crate::Api;
 use crate::context::ContextId;

@@ -28,6 +28,17 @@ pub struct Block {
     pub form: u16,
 }
 
+/// An op that ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpEnd {
+    /// The bytes that it allocated, less the bytes that it freed.
+    pub bytes: i64,
+    /// The duration in ns.
+    pub duration_ns: u64,
+    /// The text id of its overload; 0 if it has none.
+    pub overload: TextId,
+}
+
 /// A call that allocates or frees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
@@ -506,7 +517,7 @@ impl Event {
     /// [`Payload`].
     #[inline(always)]
     #[must_use]
-    pub fn unpack_op(&self) -> Option<(Header, (i64, u64, TextId))> {
+    pub fn unpack_op(&self) -> Option<(Header, OpEnd)> {
         (self.kind == Kind::Op as u8).then(|| (self.header(), self.op()))
     }
 
@@ -538,7 +549,7 @@ impl Event {
             Kind::RangeEnd => Payload::RangeEnd { name: self.extra as TextId },
             Kind::Mark => Payload::Mark { name: self.extra as TextId },
             Kind::Op => {
-                let (bytes, duration_ns, overload) = self.op();
+                let OpEnd { bytes, duration_ns, overload } = self.op();
                 Payload::Op { bytes, duration_ns, overload }
             }
             Kind::Tag => Payload::Tag {
@@ -634,10 +645,10 @@ impl Event {
         }
     }
 
-    /// Returns the bytes, duration in ns and overload of an op.
     #[inline(always)]
-    fn op(&self) -> (i64, u64, TextId) {
-        (self.size, self.extra as u64, self.reserved as TextId)
+    fn op(&self) -> OpEnd {
+        let (duration_ns, overload) = (self.extra as u64, self.reserved as TextId);
+        OpEnd { bytes: self.size, duration_ns, overload }
     }
 
     #[inline(always)]

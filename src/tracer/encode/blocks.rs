@@ -1,11 +1,11 @@
 //! Encodes the caching allocator's reports of blocks and OOMs, and the rows of ops.
 
-use memtrace_trace::event::Block;
+use memtrace_trace::event::{Block, OpEnd};
 use memtrace_trace::form::Form;
 use memtrace_trace::{Api, EventName, Header, Row};
 
 use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
-use crate::live::{Live, OutOfMemory};
+use crate::live::{BlockSize, FailedRequest, Live, OutOfMemory};
 use crate::memory::Key;
 
 impl Encoder {
@@ -19,14 +19,15 @@ impl Encoder {
         let Block { address, bytes, allocated, reserved, requested, pool, deferred, form } = *block;
         self.caching = true;
         self.reconcile(tid, header, reserved, pool, sink)?;
-        let unknown = Live::reported(header, (bytes, requested, self.rounded(requested, bytes)), pool);
+        let size = BlockSize { bytes, requested, rounded: self.rounded(requested, bytes) };
+        let unknown = Live::reported(header, size, pool);
         if bytes >= 0 {
             let born = self.born(tid, header, address, &unknown, sink)?;
             let live = Live { alloc_id: self.next_seq(), form: form.into(), ..born };
             self.memory.alloc(&live.extent(), Key::Block(address), live);
             self.add_newborn(Key::Block(address), &live);
             self.correct(header.device, allocated, reserved);
-            self.allocated(tid, header, address, &live, sink)
+            self.write_block_row(tid, header, address, &live, sink)
         } else {
             // The size comes from the report, because the encoder may not know the block. The other values
             // come from the allocation, if it is known.
@@ -46,7 +47,7 @@ impl Encoder {
                 self.memory.live.deferred.insert(address, live);
             }
             self.correct(header.device, allocated, reserved);
-            self.freed(tid, header, address, &live, sink)
+            self.write_block_free_row(tid, header, address, &live, sink)
         }
     }
 
@@ -90,7 +91,7 @@ impl Encoder {
         let Some(missed) = self.memory.live.blocks.get(&address).copied() else { return Ok(()) };
         self.anomalies.missed_frees += 1;
         self.memory.free(Key::Block(address), (), |_| missed.extent());
-        self.freed(tid, header, address, &missed, sink)
+        self.write_block_free_row(tid, header, address, &missed, sink)
     }
 
     /// Sets the allocated bytes of a device to the total that torch's allocator reports, less the blocks
@@ -147,16 +148,16 @@ impl Encoder {
         &mut self,
         tid: u32,
         header: &Header,
-        (bytes, duration_ns, overload): (i64, u64, u32),
+        op: &OpEnd,
         sink: &mut S,
     ) -> Result<(), S::Error> {
         self.emit(
             &Row {
                 event: EventName::Op,
                 source: LIBRARY,
-                delta_bytes: bytes,
-                latency_ns: duration_ns as i64,
-                name: self.definitions.text(overload),
+                delta_bytes: op.bytes,
+                latency_ns: op.duration_ns as i64,
+                name: self.definitions.text(op.overload),
                 ..self.base(tid, header)
             },
             sink,
@@ -207,14 +208,15 @@ impl Encoder {
         )
     }
 
+    /// Writes the row of a request for which torch's allocator found no memory.
     pub(crate) fn out_of_memory<S: RowSink>(
         &mut self,
         tid: u32,
         header: &Header,
-        (bytes, requested, form): (i64, i64, u32),
-        pool: u16,
+        request: &FailedRequest,
         sink: &mut S,
     ) -> Result<(), S::Error> {
+        let FailedRequest { bytes, requested, pool, form } = *request;
         self.oom = Some(OutOfMemory {
             device: header.device,
             bytes,

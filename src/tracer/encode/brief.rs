@@ -15,7 +15,7 @@ use memtrace_trace::memory::{Extent, MemoryKind};
 use memtrace_trace::{Api, Category, Event, EventName, Header, Payload, Row};
 
 use crate::encoder::{Encoder, RowSink};
-use crate::live::Live;
+use crate::live::{BlockSize, Live};
 use crate::memory::Key;
 use crate::opening::LIVE;
 use crate::unlisted::Unlisted;
@@ -184,7 +184,8 @@ impl Encoder {
             return Ok(());
         }
         self.reconcile(tid, header, reserved, pool, sink)?;
-        let reported = Live::reported(header, (bytes, requested, self.rounded(requested, bytes)), pool);
+        let size = BlockSize { bytes, requested, rounded: self.rounded(requested, bytes) };
+        let reported = Live::reported(header, size, pool);
         let born = self.born(tid, header, address, &reported, sink)?;
         self.brief.deferred.remove(&address);
         // The report of the free of an unlisted block at this address was lost.
@@ -243,7 +244,7 @@ impl Encoder {
             if deferred {
                 self.memory.free_deferred(Key::Block(address), (), &live.extent());
                 self.memory.live.deferred.insert(address, live);
-                self.freed(tid, &header, address, &live, sink)?;
+                self.write_block_free_row(tid, &header, address, &live, sink)?;
             }
         }
         // The deferred blocks are no longer allocated.

@@ -34,8 +34,33 @@ impl CallEvent {
 }
 
 impl Encoder {
+    /// Encodes an allocation of device memory, or of pinned host memory if `event.on_host` is true.
+    pub(crate) fn dispatch_alloc_call<S: RowSink>(
+        &mut self,
+        event: &CallEvent,
+        alloc: &AllocCall,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        match is_virtual_memory(event.header.api) {
+            true => self.encode_virtual_alloc(event, alloc, sink),
+            false => self.encode_alloc_call(event, alloc, sink),
+        }
+    }
+
+    /// Encodes a free of device memory.
+    pub(crate) fn dispatch_free_call<S: RowSink>(
+        &mut self,
+        event: &CallEvent,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        match is_virtual_memory(event.header.api) {
+            true => self.encode_virtual_free(event, sink),
+            false => self.encode_free_call(event, sink),
+        }
+    }
+
     /// Encodes an allocation on a device or on the host.
-    pub(crate) fn call_alloc<S: RowSink>(
+    pub(crate) fn encode_alloc_call<S: RowSink>(
         &mut self,
         event: &CallEvent,
         alloc: &AllocCall,
@@ -46,7 +71,7 @@ impl Encoder {
         let kind = self.kind_of_call(event);
         let given = call.status == 0 && call.address != 0;
         let live = Live {
-            alloc_id: if given { self.next_seq() } else { 0 },
+            alloc_id: 0,
             device: header.device,
             requested: alloc.requested,
             rounded: call.bytes,
@@ -64,35 +89,40 @@ impl Encoder {
             pool: call.pool,
             form: 0,
         };
-        if given {
-            if kind == MemoryKind::Block {
-                self.statistics.block(live.bytes);
-            }
-            // The address of a live region was allocated again, so its free was missed. Regions of 0 bytes
-            // are not counted as an anomaly: memory of another process or of a graph may be freed without a
-            // call for its own address.
-            if let Some(missed) = self.memory.live.regions.get(&event.key()).copied() {
-                self.anomalies.missed_frees += u64::from(missed.bytes > 0);
-                self.memory.free(Key::Region(event.key()), (), |_| missed.extent());
-                self.note_peak(missed.device);
-                self.freed_by(event, &missed, sink)?;
-            }
-            if live.is_cpu_tensor() {
-                self.keep_survivors(event.tid, &header, sink)?;
-            }
-            let live = Live { alloc_id: self.next_seq(), ..live };
-            self.memory.alloc(&live.extent(), Key::Region(event.key()), live);
-            if live.is_cpu_tensor() {
-                self.add_newborn(Key::Region(event.key()), &live);
-            }
-            self.note_peak(live.device);
-            return self.allocated_by(event, &live, sink);
+        if !given {
+            return self.write_call_row(event, &live, sink);
         }
-        self.allocated_by(event, &live, sink)
+        if kind == MemoryKind::Block {
+            self.statistics.block(live.bytes);
+        }
+        // The address of a live region was allocated again, so its free was missed. Regions of 0 bytes are not
+        // counted as an anomaly: memory of another process or of a graph may be freed without a call for its
+        // own address.
+        if let Some(missed) = self.memory.live.regions.get(&event.key()).copied() {
+            self.anomalies.missed_frees += u64::from(missed.bytes > 0);
+            self.memory.free(Key::Region(event.key()), (), |_| missed.extent());
+            self.note_peak(missed.device);
+            self.write_call_free_row(event, &missed, sink)?;
+        }
+        if live.is_cpu_tensor() {
+            self.keep_survivors(event.tid, &header, sink)?;
+        }
+        // The number of the row of this allocation, after the rows above.
+        let live = Live { alloc_id: self.next_seq(), ..live };
+        self.memory.alloc(&live.extent(), Key::Region(event.key()), live);
+        if live.is_cpu_tensor() {
+            self.add_newborn(Key::Region(event.key()), &live);
+        }
+        self.note_peak(live.device);
+        self.write_call_row(event, &live, sink)
     }
 
     /// Encodes a free on a device or on the host.
-    pub(crate) fn call_free<S: RowSink>(&mut self, event: &CallEvent, sink: &mut S) -> Result<(), S::Error> {
+    pub(crate) fn encode_free_call<S: RowSink>(
+        &mut self,
+        event: &CallEvent,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
         self.free_region(event.key(), event, sink)
     }
 
@@ -128,7 +158,7 @@ impl Encoder {
         });
         self.memory.count(&live.extent().freed());
         self.note_peak(live.device);
-        self.freed_by(event, &live, sink)
+        self.write_call_free_row(event, &live, sink)
     }
 
     /// Adds the latency and the outcome of a call to the statistics of its API, for the exit summary.

@@ -19,6 +19,15 @@ fn entry<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Opti
     table.get_mut(index)
 }
 
+/// The name of a range or mark.
+#[derive(Clone, Copy)]
+pub(crate) struct RangeName {
+    /// The text id of the name.
+    pub(crate) name: u32,
+    /// The text id of the class of a module; 0 if there is no class.
+    pub(crate) class: u32,
+}
+
 /// The text, context or stack of each id. An id without a definition has an unknown text.
 pub struct Definitions {
     texts: Vec<String>,

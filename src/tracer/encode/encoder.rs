@@ -6,7 +6,7 @@
 use std::cell::Cell;
 
 use memtrace_trace::end_row::Anomalies;
-use memtrace_trace::event::UNREPORTED_TOTAL;
+use memtrace_trace::event::{OpEnd, UNREPORTED_TOTAL};
 use memtrace_trace::ledger::{Accounted, Rest};
 use memtrace_trace::memory::{MemoryKind, Totals};
 use memtrace_trace::rounding::Rounding;
@@ -14,9 +14,9 @@ use memtrace_trace::sample::Sample;
 use memtrace_trace::{Api, Event, EventName, Payload, Row};
 
 use crate::calls::CallEvent;
-use crate::definitions::Definitions;
+use crate::definitions::{Definitions, RangeName};
 use crate::keys::{PHYSICAL, address};
-use crate::live::{Live, OutOfMemory};
+use crate::live::{FailedRequest, Live, OutOfMemory};
 use crate::memory::Memory;
 use crate::physical::Physical;
 use crate::samples::Samples;
@@ -50,11 +50,11 @@ pub struct Encoder {
     pub(crate) caching: bool,
     /// False if the run records no modules and no tags (`MEMTRACE_MODULES=0`). A block then keeps its first
     /// category.
-    pub tags: bool,
+    pub(crate) tags: bool,
     /// The `seq` of the last row.
     pub(crate) seq: Cell<i64>,
     /// The texts, contexts and stacks of the ids in events.
-    pub definitions: Definitions,
+    pub(crate) definitions: Definitions,
     pub(crate) memory: Memory,
     pub(crate) physical: Physical,
     pub(crate) samples: Samples,
@@ -63,11 +63,11 @@ pub struct Encoder {
     pub(crate) oom: Option<OutOfMemory>,
     pub(crate) reported_lost: u64,
     /// The size of the event buffer, for the rows of lost events; 0 if unknown.
-    pub buffer_bytes: u64,
+    pub(crate) buffer_bytes: u64,
     /// The number of contradictions between events, by kind.
-    pub anomalies: Anomalies,
+    pub(crate) anomalies: Anomalies,
     /// Counts, sizes and latencies for the exit summary.
-    pub statistics: Statistics,
+    pub(crate) statistics: Statistics,
 }
 
 impl Encoder {
@@ -97,6 +97,34 @@ impl Encoder {
         }
     }
 
+    /// Sets whether the run records modules and tags, as it does by default. If not (`MEMTRACE_MODULES=0`), a
+    /// block keeps its first category.
+    pub fn set_tags(&mut self, tags: bool) {
+        self.tags = tags;
+    }
+
+    /// Sets the size of the event buffer, for the rows of lost events. It is unknown by default.
+    pub fn set_buffer_bytes(&mut self, bytes: u64) {
+        self.buffer_bytes = bytes;
+    }
+
+    /// Returns the texts, contexts and stacks of the ids in events.
+    #[must_use]
+    pub fn definitions(&self) -> &Definitions {
+        &self.definitions
+    }
+
+    /// Returns the texts, contexts and stacks of the ids in events, to add some.
+    pub fn definitions_mut(&mut self) -> &mut Definitions {
+        &mut self.definitions
+    }
+
+    /// Returns the counts, sizes and latencies for the exit summary.
+    #[must_use]
+    pub fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
     /// Encodes an event of thread `tid` as rows.
     ///
     /// # Errors
@@ -107,7 +135,7 @@ impl Encoder {
             return self.block(tid, &header, &block, sink);
         }
         if let Some((header, op)) = event.unpack_op() {
-            return self.op(tid, &header, op, sink);
+            return self.op(tid, &header, &op, sink);
         }
         let Some((header, payload)) = event.unpack() else { return Ok(()) };
         let call = |call, on_host| CallEvent { tid, header, call, on_host };
@@ -118,20 +146,25 @@ impl Encoder {
                 if reserved != UNREPORTED_TOTAL {
                     self.reconcile(tid, header, reserved, pool, sink)?;
                 }
-                self.out_of_memory(tid, header, (bytes, requested, form.into()), pool, sink)
+                let request = FailedRequest { bytes, requested, pool, form: form.into() };
+                self.out_of_memory(tid, header, &request, sink)
             }
-            Payload::DeviceAlloc(alloc) => self.alloc(call(alloc.call, false), &alloc, sink),
-            Payload::DeviceFree(free) => self.free(call(free, false), sink),
-            Payload::HostAlloc(alloc) => self.alloc(call(alloc.call, true), &alloc, sink),
-            Payload::HostFree(free) => self.call_free(&call(free, true), sink),
+            Payload::DeviceAlloc(alloc) => self.dispatch_alloc_call(&call(alloc.call, false), &alloc, sink),
+            Payload::DeviceFree(free) => self.dispatch_free_call(&call(free, false), sink),
+            Payload::HostAlloc(alloc) => self.dispatch_alloc_call(&call(alloc.call, true), &alloc, sink),
+            Payload::HostFree(free) => self.encode_free_call(&call(free, true), sink),
             Payload::FreeCompleted { address } => self.free_completed(tid, header, address, sink),
             Payload::RangeBegin { name, class } => {
-                self.named(EventName::RangeBegin, tid, header, (name, class), sink)
+                self.named(EventName::RangeBegin, tid, header, RangeName { name, class }, sink)
             }
-            Payload::RangeEnd { name } => self.named(EventName::RangeEnd, tid, header, (name, 0), sink),
-            Payload::Mark { name } => self.named(EventName::Mark, tid, header, (name, 0), sink),
+            Payload::RangeEnd { name } => {
+                self.named(EventName::RangeEnd, tid, header, RangeName { name, class: 0 }, sink)
+            }
+            Payload::Mark { name } => {
+                self.named(EventName::Mark, tid, header, RangeName { name, class: 0 }, sink)
+            }
             Payload::Op { bytes, duration_ns, overload } => {
-                self.op(tid, header, (bytes, duration_ns, overload), sink)
+                self.op(tid, header, &OpEnd { bytes, duration_ns, overload }, sink)
             }
             Payload::Tag { address, category, module, name, form, claim } => {
                 self.tag(tid, header, address, Use { category, module, name, form, claim }, sink)

@@ -35,18 +35,28 @@ pub struct Live {
     pub form: u32,
 }
 
+/// The sizes of a block in a report of torch's allocator.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockSize {
+    /// The size in bytes; negative for a free.
+    pub bytes: i64,
+    /// The bytes that the program requested; -1 if unknown.
+    pub requested: i64,
+    /// The requested bytes after rounding.
+    pub rounded: i64,
+}
+
 impl Live {
-    /// Returns a block that torch's allocator reports in an event with this header: its bytes (negative for a
-    /// free), its requested bytes and these after rounding, and its private pool.
+    /// Returns a block that torch's allocator reports in an event with this header.
     #[inline]
     #[must_use]
-    pub fn reported(header: &Header, (bytes, requested, rounded): (i64, i64, i64), pool: u16) -> Live {
+    pub fn reported(header: &Header, size: BlockSize, pool: u16) -> Live {
         Live {
             alloc_id: 0,
             device: header.device,
-            requested,
-            rounded,
-            bytes: bytes.abs(),
+            requested: size.requested,
+            rounded: size.rounded,
+            bytes: size.bytes.abs(),
             context: header.context,
             category: Category::None,
             step: header.step,
@@ -88,6 +98,18 @@ impl Live {
         let device = if kind == MemoryKind::Host { self.device.min(Event::HOST) } else { self.device.max(0) };
         Extent { device: device.into(), kind, in_segment: self.is_reported(), bytes: self.bytes }
     }
+}
+
+/// A request for which torch's allocator found no memory.
+pub(crate) struct FailedRequest {
+    /// The bytes after rounding.
+    pub(crate) bytes: i64,
+    /// The bytes that the program requested; -1 if unknown.
+    pub(crate) requested: i64,
+    /// The private pool of the allocator; 0 for the default pool.
+    pub(crate) pool: u16,
+    /// The text id of the type and shape of the tensor; 0 if unknown.
+    pub(crate) form: u32,
 }
 
 /// An OOM that was just encoded.

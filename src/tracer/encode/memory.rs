@@ -53,9 +53,7 @@ impl LiveByAddress {
         }
         self.regions.get(&address).filter(|live| live.is_block()).map(|live| (Key::Region(address), *live))
     }
-}
 
-impl LiveByAddress {
     /// Returns the live memory with this key.
     pub(crate) fn get(&self, key: Key) -> Option<&Live> {
         match key {

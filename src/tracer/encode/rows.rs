@@ -9,6 +9,7 @@ use memtrace_trace::text::NONE;
 use memtrace_trace::{Api, Event, EventName, Header, Row};
 
 use crate::calls::CallEvent;
+use crate::definitions::RangeName;
 use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
 use crate::live::{Live, Owner};
 
@@ -55,7 +56,7 @@ impl Encoder {
     }
 
     /// Writes the row of a block that torch's allocator allocated.
-    pub(crate) fn allocated<S: RowSink>(
+    pub(crate) fn write_block_row<S: RowSink>(
         &mut self,
         tid: u32,
         header: &Header,
@@ -68,7 +69,7 @@ impl Encoder {
     }
 
     /// Writes the row of a block that torch's allocator freed.
-    pub(crate) fn freed<S: RowSink>(
+    pub(crate) fn write_block_free_row<S: RowSink>(
         &mut self,
         tid: u32,
         header: &Header,
@@ -81,7 +82,7 @@ impl Encoder {
     }
 
     /// Writes the row of a call that allocated memory.
-    pub(crate) fn allocated_by<S: RowSink>(
+    pub(crate) fn write_call_row<S: RowSink>(
         &mut self,
         event: &CallEvent,
         live: &Live,
@@ -93,7 +94,7 @@ impl Encoder {
     }
 
     /// Writes the row of a call that freed memory.
-    pub(crate) fn freed_by<S: RowSink>(
+    pub(crate) fn write_call_free_row<S: RowSink>(
         &mut self,
         event: &CallEvent,
         live: &Live,
@@ -103,19 +104,18 @@ impl Encoder {
         self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
-    /// Writes the row of a range or mark, with its name and, for a module, its class. `class` is 0 if there
-    /// is no class.
+    /// Writes the row of a range or mark.
     pub(crate) fn named<S: RowSink>(
         &mut self,
         event: EventName,
         tid: u32,
         header: &Header,
-        (name, class): (u32, u32),
+        range: RangeName,
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let base = self.base(tid, &Header { device: Event::HOST, ..*header });
-        let source = if class == 0 { LIBRARY } else { self.definitions.text(class) };
-        self.emit(&Row { event, source, name: self.definitions.text(name), ..base }, sink)
+        let source = if range.class == 0 { LIBRARY } else { self.definitions.text(range.class) };
+        self.emit(&Row { event, source, name: self.definitions.text(range.name), ..base }, sink)
     }
 
     /// Writes the row of a device sample.

@@ -84,6 +84,13 @@ impl Use {
     }
 }
 
+/// A live block whose owner changes.
+struct OwnerChange {
+    key: Key,
+    before: Live,
+    after: Live,
+}
+
 impl Encoder {
     /// Returns the category of memory at its allocation, by its context; see "Categories" in the
     /// documentation. `pool` is the allocator's private pool.
@@ -137,7 +144,7 @@ impl Encoder {
         }
         let context = self.definitions.own_context(context);
         let after = Live { category: given.category, context, form, ..before };
-        self.change_owner(tid, header, key, (before, after), given.name, sink)
+        self.change_owner(tid, header, OwnerChange { key, before, after }, given.name, sink)
     }
 
     /// Returns the form of a block that gets a tag with `form`, whose tensor may have fewer or more bytes than the
@@ -162,16 +169,16 @@ impl Encoder {
         self.definitions.own_text(&text)
     }
 
-    /// Writes the two rows of a block whose owner changes from `before` to `after`.
+    /// Writes the two rows of a block whose owner changes. `name` is the text id of the name in both rows.
     fn change_owner<S: RowSink>(
         &mut self,
         tid: u32,
         header: &Header,
-        key: Key,
-        (before, after): (Live, Live),
+        change: OwnerChange,
         name: u32,
         sink: &mut S,
     ) -> Result<(), S::Error> {
+        let OwnerChange { key, before, after } = change;
         let address = key.address();
         for (live, bytes) in [(before, -before.bytes), (after, before.bytes)] {
             self.emit(
@@ -221,7 +228,7 @@ impl Encoder {
             let Some(before) = self.memory.live.get(key).copied() else { continue };
             if before.alloc_id == alloc_id && before.category == Category::Temporary {
                 let after = Live { category: Category::OptimizerState, ..before };
-                self.change_owner(tid, header, key, (before, after), 0, sink)?;
+                self.change_owner(tid, header, OwnerChange { key, before, after }, 0, sink)?;
             }
         }
         Ok(())

@@ -17,17 +17,19 @@ use crate::calls::CallEvent;
 use crate::encoder::{Encoder, RowSink};
 use crate::keys::PHYSICAL;
 use crate::live::Live;
-use crate::physical::{Held, is_virtual_memory};
+use crate::physical::Held;
 
 impl Encoder {
-    /// Encodes an allocation of device memory, or of pinned host memory if `event.on_host` is true.
-    pub(crate) fn alloc<S: RowSink>(
+    /// Encodes a call that takes or maps physical memory ([`is_virtual_memory`]).
+    ///
+    /// [`is_virtual_memory`]: crate::physical::is_virtual_memory
+    pub(crate) fn encode_virtual_alloc<S: RowSink>(
         &mut self,
-        event: CallEvent,
+        event: &CallEvent,
         alloc: &AllocCall,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let CallEvent { header, call, .. } = event;
+        let CallEvent { header, call, .. } = *event;
         let worked = !event.has_failed();
         match header.api {
             Some(api @ (Api::CuMemCreate | Api::CuMemImportFromShareableHandle)) => {
@@ -37,7 +39,7 @@ impl Encoder {
                     self.physical.held.insert(call.address, held);
                 }
                 if !(worked && is_torchs) {
-                    return self.call_alloc(&event, alloc, sink);
+                    return self.encode_alloc_call(event, alloc, sink);
                 }
             }
             Some(Api::CuMemMap) => {
@@ -52,13 +54,13 @@ impl Encoder {
                     }
                     self.physical.mapped.insert(call.address, (call.bytes.max(0) as u64, alloc.handle));
                     if let Some(segment) = self.physical.asleep().wake(call.address, call.bytes) {
-                        return self.wake(event, alloc, &segment, sink);
+                        return self.wake(*event, alloc, &segment, sink);
                     }
                 }
                 if is_segment {
-                    let mut event = event;
+                    let mut event = *event;
                     event.header.device = device;
-                    return self.call_alloc(&event, alloc, sink);
+                    return self.encode_alloc_call(&event, alloc, sink);
                 }
             }
             Some(Api::CuMemRetainAllocationHandle) => {
@@ -66,10 +68,9 @@ impl Encoder {
                     held.references += 1;
                 }
             }
-            api if !is_virtual_memory(api) => return self.call_alloc(&event, alloc, sink),
             _ => {}
         }
-        self.count_call(&event);
+        self.count_call(event);
         Ok(())
     }
 
@@ -94,12 +95,16 @@ impl Encoder {
         event.header.context = segment.context;
         event.call.pool = segment.pool;
         event.call.from_torch_allocator = true;
-        self.call_alloc(&event, alloc, sink)
+        self.encode_alloc_call(&event, alloc, sink)
     }
 
-    /// Encodes a free of device memory.
-    pub(crate) fn free<S: RowSink>(&mut self, event: CallEvent, sink: &mut S) -> Result<(), S::Error> {
-        let CallEvent { header, call, .. } = event;
+    /// Encodes a call that unmaps or releases physical memory.
+    pub(crate) fn encode_virtual_free<S: RowSink>(
+        &mut self,
+        event: &CallEvent,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let CallEvent { header, call, .. } = *event;
         let worked = !event.has_failed();
         let end = call.address.saturating_add(call.bytes.max(0) as u64);
         if call.from_torch_allocator && header.api == Some(Api::CuMemUnmap) {
@@ -113,20 +118,19 @@ impl Encoder {
                     self.physical.mapped.remove(&address);
                     let region = self.memory.live.regions.get(&address).copied();
                     if let Some(segment) = region.filter(|live| live.kind == MemoryKind::Mapped) {
-                        let unmapped = CallEvent { call: Call { address, ..call }, ..event };
+                        let unmapped = CallEvent { call: Call { address, ..call }, ..*event };
                         self.free_region(address, &unmapped, sink)?;
                         if !call.from_torch_allocator {
                             self.physical.asleep().add(address, segment);
                         }
                     }
-                    self.release_physical(handle, &event, sink)?;
+                    self.release_physical(handle, event, sink)?;
                 }
                 Ok(())
             }
-            Some(Api::CuMemRelease) if worked => self.release_physical(call.address, &event, sink),
-            api if !is_virtual_memory(api) => self.call_free(&event, sink),
+            Some(Api::CuMemRelease) if worked => self.release_physical(call.address, event, sink),
             _ => {
-                self.count_call(&event);
+                self.count_call(event);
                 Ok(())
             }
         }

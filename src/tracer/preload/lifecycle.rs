@@ -20,7 +20,7 @@ fn load() {
     if is_privileged() {
         return;
     }
-    launcher::tell_load();
+    launcher::report_load();
     // These lookups must happen at load, because later they may be impossible: in the child of a fork, in a
     // signal handler, or while another thread holds a lock of the loader.
     hooks::libc::exit::install();
@@ -48,7 +48,7 @@ fn load() {
         sample: device_sample::sample,
         start_anew,
         say: log::line,
-        fail: launcher::tell_failure,
+        fail: launcher::report_failure,
         settings,
     };
     if !session::begin(session) {

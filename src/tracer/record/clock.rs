@@ -95,7 +95,7 @@ impl ClockReading {
             let (before, tsc, after) = (system_ns(), ticks(), system_ns());
             (after - before, ClockReading { tsc, ns: after })
         });
-        tries.min_by_key(|(width, _)| *width).map_or(ClockReading { tsc: 0, ns: 0 }, |(_, moment)| moment)
+        tries.min_by_key(|(width, _)| *width).map_or(ClockReading { tsc: 0, ns: 0 }, |(_, reading)| reading)
     }
 }
 
@@ -136,14 +136,14 @@ impl ClockFitter {
         }
         let now = ClockReading::now();
         self.last = Some(now);
-        if let Some(next) = drawn(line, last, now) {
+        if let Some(next) = next_line(line, last, now) {
             LINE.store(Box::into_raw(Box::new(next)), Ordering::Release);
         }
     }
 }
 
 /// Returns the line that applies after `now`, or `None` if the current line is still accurate enough.
-fn drawn(line: Option<&ClockLine>, last: ClockReading, now: ClockReading) -> Option<ClockLine> {
+fn next_line(line: Option<&ClockLine>, last: ClockReading, now: ClockReading) -> Option<ClockLine> {
     let (ticks, ns) = (now.tsc.wrapping_sub(last.tsc), now.ns - last.ns);
     let rate = u64::try_from((u128::from(ns) << 32).checked_div(u128::from(ticks))?).ok()?;
     let Some(line) = line else { return Some(ClockLine { tsc: now.tsc, ns: now.ns, rate }) };
@@ -198,14 +198,14 @@ fn is_counter_readable() -> bool {
 mod tests {
     use super::*;
 
-    fn moment(ns: u64, rate: f64) -> ClockReading {
+    fn reading(ns: u64, rate: f64) -> ClockReading {
         ClockReading { tsc: (ns as f64 * rate) as u64, ns }
     }
 
     #[test]
     fn the_first_clock_line_goes_through_both_readings() {
-        let (last, now) = (moment(1_000_000_000, 2.5), moment(1_400_000_000, 2.5));
-        let line = drawn(None, last, now).unwrap();
+        let (last, now) = (reading(1_000_000_000, 2.5), reading(1_400_000_000, 2.5));
+        let line = next_line(None, last, now).unwrap();
         assert!(line.at(last.tsc).abs_diff(last.ns) <= 1);
         assert_eq!(line.at(now.tsc), now.ns);
         assert!(line.at(now.tsc + 2_500_000).abs_diff(now.ns + 1_000_000) <= 1);
@@ -216,32 +216,32 @@ mod tests {
         // Setup: the line was fitted for 2.5 ticks per ns, but the counter runs at 2.4999, as after a slew ->
         // the next line begins where this one ends, and has an error below 1 us eight seconds later.
         let line = ClockLine { tsc: 0, ns: 0, rate: (1u64 << 32) * 2 / 5 };
-        let (last, now) = (moment(9_000_000_000, 2.4999), moment(10_000_000_000, 2.4999));
-        let next = drawn(Some(&line), last, now).unwrap();
+        let (last, now) = (reading(9_000_000_000, 2.4999), reading(10_000_000_000, 2.4999));
+        let next = next_line(Some(&line), last, now).unwrap();
         assert_eq!(next.at(now.tsc), line.at(now.tsc));
-        let later = moment(18_000_000_000, 2.4999);
+        let later = reading(18_000_000_000, 2.4999);
         assert!(next.at(later.tsc).abs_diff(later.ns) < 1000, "{}", next.at(later.tsc));
-        assert!(drawn(Some(&next), now, later).is_none());
+        assert!(next_line(Some(&next), now, later).is_none());
     }
 
     #[test]
     fn after_a_clock_jump_the_counter_is_not_used_and_time_does_not_go_back() {
         let line = ClockLine { tsc: 0, ns: 0, rate: 1 << 32 };
         let (last, now) =
-            (moment(1_000_000_000, 1.0), ClockReading { tsc: 5_000_000_000, ns: 2_000_000_000 });
-        let next = drawn(Some(&line), last, now).unwrap();
+            (reading(1_000_000_000, 1.0), ClockReading { tsc: 5_000_000_000, ns: 2_000_000_000 });
+        let next = next_line(Some(&line), last, now).unwrap();
         assert_eq!((next.rate, next.ns), (0, 3_000_000_000));
     }
 
     #[test]
     fn the_counter_agrees_with_the_system_clock() {
-        let mut ruler = ClockFitter::new();
-        if ruler.last.is_none() {
+        let mut fitter = ClockFitter::new();
+        if fitter.last.is_none() {
             eprintln!("skipped: the kernel does not keep time by the counter here");
             return;
         }
         std::thread::sleep(std::time::Duration::from_millis(450));
-        ruler.adjust();
+        fitter.adjust();
         for _ in 0..1000 {
             let (before, own, after) = (system_ns(), now_ns(), system_ns());
             assert!(own + 2_000 > before && own < after + 2_000, "{before} {own} {after}");

@@ -15,6 +15,9 @@ const START: Duration = Duration::from_millis(250);
 /// The maximum time for which a thread waits for a writer thread that makes no progress.
 const STALLED: Duration = Duration::from_secs(5);
 
+/// The time between two looks at a channel.
+const POLL: Duration = Duration::from_micros(50);
+
 /// A request to the writer thread.
 pub(crate) enum Command {
     /// Write every event recorded so far, and answer whether the file has all of these events.
@@ -66,27 +69,39 @@ impl Control {
     /// `patience` to send the request, and up to `patience` again for the answer.
     pub(crate) fn flush(&self, patience: Duration) -> bool {
         let (done, answer) = bounded(1);
-        self.commands.0.send_timeout(Command::Flush(done), patience).is_ok()
-            && answer.recv_timeout(patience) == Ok(true)
+        self.send(Command::Flush(done), patience) && polled(&answer, patience) == Some(true)
     }
 
     /// Sends [`Command::Suspend`]. Returns true if the trace was ended.
     pub(crate) fn suspend(&self) -> bool {
         let (done, answer) = bounded(1);
-        self.commands.0.send_timeout(Command::Suspend(done), STALLED).is_ok()
-            && self.wait_until(|| !answer.is_empty())
+        self.send(Command::Suspend(done), STALLED) && self.wait_until(|| !answer.is_empty())
     }
 
     /// Sends [`Command::Resume`].
     pub(crate) fn resume(&self) {
-        let _ = self.commands.0.send_timeout(Command::Resume, STALLED);
+        self.send(Command::Resume, STALLED);
     }
 
     /// Sends [`Command::Finish`] and waits until the writer thread ends or stalls.
     pub(crate) fn finish(&self) {
         let Some(thread) = self.thread().take() else { return };
-        if self.commands.0.send_timeout(Command::Finish, STALLED).is_ok() {
+        if self.send(Command::Finish, STALLED) {
             self.wait_until(|| thread.is_finished());
+        }
+    }
+
+    /// Sends a request. Returns false if the channel has no room for it within `patience`. Polls, as
+    /// [`polled`] does and for the same reason.
+    fn send(&self, mut command: Command, patience: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            command = match self.commands.0.try_send(command) {
+                Ok(()) => return true,
+                Err(error) if start.elapsed() < patience => error.into_inner(),
+                Err(_) => return false,
+            };
+            std::thread::sleep(POLL);
         }
     }
 
@@ -175,6 +190,31 @@ pub(crate) fn polled<T>(channel: &Receiver<T>, patience: Duration) -> Option<T> 
         if start.elapsed() >= patience {
             return None;
         }
-        std::thread::sleep(Duration::from_micros(50));
+        std::thread::sleep(POLL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_waits_for_room_and_for_its_answer_and_gives_up() {
+        let control: &'static Control = Box::leak(Box::new(Control::new()));
+        let patience = Duration::from_millis(5);
+        // Nobody answers.
+        assert!(!control.flush(patience));
+        let Ok(Command::Flush(_)) = control.commands().try_recv() else { panic!("the request was sent") };
+        while control.send(Command::Nudge, Duration::ZERO) {}
+        assert!(!control.flush(patience), "the channel is full");
+        let writer = std::thread::spawn(|| {
+            while let Ok(command) = control.commands().recv() {
+                if let Command::Flush(done) = command {
+                    return done.send(true).unwrap();
+                }
+            }
+        });
+        assert!(control.flush(Duration::from_secs(60)));
+        writer.join().unwrap();
     }
 }

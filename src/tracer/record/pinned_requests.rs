@@ -13,17 +13,21 @@ const SETS: usize = 1 << 10;
 /// The number of low bits that are 0 in the address of every description, because malloc aligns to 16 bytes.
 const ALIGNED_BITS: u32 = 4;
 
-/// An entry: the address of torch's description of a block (0 if empty), the address of the block's memory,
-/// and the bytes of the last request that got the block.
+/// Marks an entry that a thread fills. No description is at this address.
+const RESERVED: u64 = 1;
+
+/// An entry: the address of torch's description of a block (0 if empty, or [`RESERVED`]), the address of the
+/// block's memory, and the bytes of the last request that got the block.
 struct Entry {
     block: AtomicU64,
     address: AtomicU64,
     requested: AtomicU64,
 }
 
-static TABLE: [Entry; WAYS * SETS] =
-    [const { Entry { block: AtomicU64::new(0), address: AtomicU64::new(0), requested: AtomicU64::new(0) } };
-        WAYS * SETS];
+#[expect(clippy::declare_interior_mutable_const, reason = "a pattern for the entries of the table")]
+const EMPTY: Entry =
+    Entry { block: AtomicU64::new(0), address: AtomicU64::new(0), requested: AtomicU64::new(0) };
+static TABLE: [Entry; WAYS * SETS] = [const { EMPTY }; WAYS * SETS];
 
 fn set_of(block: u64) -> &'static [Entry] {
     let set = ((block >> ALIGNED_BITS).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize % SETS;
@@ -33,12 +37,21 @@ fn set_of(block: u64) -> &'static [Entry] {
 /// Notes that torch's allocator returned a block at `address` for a request of `requested` bytes. `block` is
 /// the address of torch's description of the block, which identifies it.
 pub fn allocated(block: u64, address: u64, requested: u64) {
-    let set = set_of(block);
-    let with = |wanted: u64| set.iter().find(|entry| entry.block.load(Ordering::Acquire) == wanted);
-    let entry = with(block).or_else(|| with(0)).unwrap_or(&set[0]);
+    store(set_of(block), block, address, requested);
+}
+
+/// Stores a block in its entry of a set, in an empty one, or in the first one.
+fn store(set: &[Entry], block: u64, address: u64, requested: u64) {
+    let known = set.iter().find(|entry| entry.block.load(Ordering::Acquire) == block);
+    let entry = known.or_else(|| set.iter().find(|entry| reserve(entry))).unwrap_or(&set[0]);
     entry.address.store(address, Ordering::Relaxed);
     entry.requested.store(requested, Ordering::Relaxed);
     entry.block.store(block, Ordering::Release);
+}
+
+/// Reserves an entry if it is empty, so that only one thread fills it.
+fn reserve(entry: &Entry) -> bool {
+    entry.block.compare_exchange(0, RESERVED, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
 /// Removes the block at `address`, because its memory was returned to CUDA.
@@ -67,7 +80,7 @@ pub(crate) fn blocks() -> Vec<PinnedBlock> {
         let block = entry.block.load(Ordering::Acquire);
         let (address, requested) =
             (entry.address.load(Ordering::Relaxed), entry.requested.load(Ordering::Relaxed));
-        let (bytes, is_used) = (block != 0).then(|| described(block, address)).flatten()?;
+        let (bytes, is_used) = (block > RESERVED).then(|| described(block, address)).flatten()?;
         Some(PinnedBlock { address, bytes, requested: if is_used { requested.min(bytes) } else { 0 } })
     });
     let mut blocks: Vec<PinnedBlock> = known.collect();
@@ -135,6 +148,26 @@ mod tests {
         released(0xabc_1000_0000);
         released(first.address);
         assert_eq!(among(0xabc), []);
+    }
+
+    #[test]
+    fn threads_that_add_pinned_blocks_to_one_set_at_once_take_an_entry_each() {
+        for round in 0..200 {
+            let set: [Entry; WAYS] = std::array::from_fn(|_| EMPTY);
+            let ready = std::sync::Barrier::new(WAYS);
+            std::thread::scope(|scope| {
+                for id in 2..2 + WAYS as u64 {
+                    let (ready, set) = (&ready, &set);
+                    scope.spawn(move || {
+                        ready.wait();
+                        store(set, id, id, 1);
+                    });
+                }
+            });
+            let mut ids: Vec<u64> = set.iter().map(|entry| entry.block.load(Ordering::Relaxed)).collect();
+            ids.sort_unstable();
+            assert!(ids.iter().copied().eq(2..2 + WAYS as u64), "round {round}: {ids:?}");
+        }
     }
 
     #[test]

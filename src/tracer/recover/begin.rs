@@ -67,21 +67,27 @@ fn begin_from(journal: &Path, wanted: &Path) -> io::Result<bool> {
     if !row.is_ok_and(|row| Path::new(&row.meta().journal) == journal) {
         return Ok(false);
     }
+    write_first_rows(&trace, &bytes)
+}
+
+/// Writes `bytes` as the only content of a trace, which may not exist yet. Returns false and changes nothing
+/// if the file belongs to another user, or if another command has written its rows.
+fn write_first_rows(trace: &Path, bytes: &[u8]) -> io::Result<bool> {
     if let Some(folder) = trace.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     }
-    let file = private_file::reopen(&trace, OpenOptions::new().read(true).write(true).create(true))?;
+    let file = private_file::reopen(trace, OpenOptions::new().read(true).write(true).create(true))?;
     if !is_own(&file.metadata()?) {
         return Ok(false);
     }
     // Another command may start the trace at the same time, or even have finished it. Only the first command
     // may truncate the file.
     rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-    if has_meta_row(&trace) {
+    if has_meta_row(trace) {
         return Ok(false);
     }
     file.set_len(0)?;
-    (&file).write_all(&bytes)?;
+    (&file).write_all(bytes)?;
     Ok(true)
 }
 

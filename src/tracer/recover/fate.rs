@@ -13,7 +13,7 @@ pub struct Fate {
     /// The signal that ended the process.
     pub signal: i32,
     /// The earlier signal that asked the process to end, if any.
-    pub asked: Option<i32>,
+    pub requested_signal: Option<i32>,
 }
 
 /// Returns the words for the end row of process `pid`: its signal, and the kernel's current counts of
@@ -23,8 +23,11 @@ pub(crate) fn words(meta: &Meta, pid: u32, fate: Option<Fate>) -> String {
     let mut words = Vec::new();
     if let Some(fate) = fate.filter(|fate| fate.pid.is_none_or(|of| of == pid)) {
         words.push(format!("{SIGNAL}={}", fate.signal));
-        words
-            .extend(fate.asked.filter(|asked| *asked != fate.signal).map(|asked| format!("{ASKED}={asked}")));
+        words.extend(
+            fate.requested_signal
+                .filter(|signal| *signal != fate.signal)
+                .map(|signal| format!("{ASKED}={signal}")),
+        );
     }
     if !meta.boot.is_empty() && boot_id() == meta.boot {
         let group = Cgroup::at(meta.cgroup.as_ref()).filter(|group| group.id() == meta.cgroup_id);
@@ -45,11 +48,14 @@ mod tests {
     #[test]
     fn the_end_of_a_process_is_reported_for_that_process_and_counters_only_for_this_boot() {
         let mut meta = Meta::default();
-        let fate = Fate { pid: Some(7), signal: 9, asked: None };
+        let fate = Fate { pid: Some(7), signal: 9, requested_signal: None };
         assert_eq!(words(&meta, 7, Some(fate)), "signal=9");
         assert_eq!(words(&meta, 8, Some(fate)), "");
-        assert_eq!(words(&meta, 8, Some(Fate { pid: None, signal: 15, asked: Some(15) })), "signal=15");
-        assert_eq!(words(&meta, 7, Some(Fate { asked: Some(15), ..fate })), "signal=9 asked=15");
+        assert_eq!(
+            words(&meta, 8, Some(Fate { pid: None, signal: 15, requested_signal: Some(15) })),
+            "signal=15"
+        );
+        assert_eq!(words(&meta, 7, Some(Fate { requested_signal: Some(15), ..fate })), "signal=9 asked=15");
         meta.boot = "another".to_owned();
         assert_eq!(words(&meta, 7, None), "");
         meta.boot = boot_id();

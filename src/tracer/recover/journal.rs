@@ -159,9 +159,9 @@ impl Journal {
         let mut index = 0;
         while index < committed {
             let event = event_of(&slots[index * SLOT..(index + 1) * SLOT]);
-            let behind = text_slots(&event).min(committed - index - 1);
+            let following = text_slots(&event).min(committed - index - 1);
             if event.is_definition() {
-                let text = &slots[(index + 1) * SLOT..(index + 1 + behind) * SLOT];
+                let text = &slots[(index + 1) * SLOT..(index + 1 + following) * SLOT];
                 self.definitions.push((event, text.to_vec()));
             } else if index >= consumed
                 && !event.is_empty()
@@ -169,7 +169,7 @@ impl Journal {
             {
                 lane.push((tid, event));
             }
-            index += 1 + behind;
+            index += 1 + following;
         }
     }
 
@@ -178,7 +178,7 @@ impl Journal {
         let Run { pid, rank, start_ns, power2_divisions, rules, .. } = self.run;
         let rounding = Rounding { caching: rules & 1 != 0, power2_divisions };
         let mut encoder = Encoder::new(start_ns, rank as i32, pid, rounding, rules & 2 != 0);
-        encoder.buffer_bytes = self.buffer_bytes;
+        encoder.set_buffer_bytes(self.buffer_bytes);
         encoder
     }
 
@@ -196,11 +196,11 @@ impl Journal {
         while at < whole {
             let event = event_of(&written[at..at + SLOT]);
             let end = (at + SLOT).saturating_add(text_slots(&event).saturating_mul(SLOT)).min(whole);
-            encoder.definitions.define(&event, &written[at + SLOT..end]);
+            encoder.definitions_mut().define(&event, &written[at + SLOT..end]);
             at = end;
         }
         for (event, text) in &self.definitions {
-            encoder.definitions.define(event, text);
+            encoder.definitions_mut().define(event, text);
         }
     }
 

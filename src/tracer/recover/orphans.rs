@@ -28,10 +28,10 @@ const START: Duration = Duration::from_secs(60);
 /// container, which shares `/dev/shm` but not the folder.
 const OUT_OF_SIGHT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// If a process was killed before it wrote a row, its trace may not exist yet. Its journal is then kept for
-/// this time.
-const UNWRITTEN: Duration = Duration::from_secs(10 * 60);
-
+/// If the trace is gone, its journal is kept for this time after the recorder last marked it as alive. The
+/// user may have moved the folder before any command has finished the trace, or the process was killed before
+/// it wrote a row and `begin` creates the trace.
+const MOVED: Duration = Duration::from_secs(60 * 60);
 /// A journal that is kept because its process was killed and its trace cannot be completed without it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leftover {
@@ -146,17 +146,14 @@ fn state(path: &Path, pid: u32, data: &Metadata) -> JournalState {
     }
     // The process may have changed the header before it ended.
     let Ok(header) = header_of(&file) else { return JournalState::InUse };
-    // The process was killed before it wrote a row, so its trace may not exist yet; `begin` creates it.
-    let is_unwritten = u64_at(&header, layout::CHECKPOINTS) == 0 && !is_older(data, UNWRITTEN);
     match trace_of(&header).map(Path::to_owned) {
         Some(first) => {
             let is_same_view = u64_at(&header, layout::MOUNT_NAMESPACE) == mount_namespace();
+            let keep = if is_same_view { MOVED } else { OUT_OF_SIGHT };
             match look_for(&first) {
                 Sight::There if is_complete(&first, &header) => JournalState::Orphan,
                 Sight::There => JournalState::Needed(first, true),
-                Sight::Gone | Sight::NoFolder if is_unwritten => JournalState::Needed(first, false),
-                Sight::Gone if is_same_view || is_older(data, OUT_OF_SIGHT) => JournalState::Orphan,
-                Sight::NoFolder if is_same_view || is_older(data, OUT_OF_SIGHT) => JournalState::Orphan,
+                Sight::Gone | Sight::NoFolder if is_older(data, keep) => JournalState::Orphan,
                 Sight::Gone | Sight::NoFolder | Sight::Unknown => JournalState::Needed(first, false),
             }
         }
@@ -244,11 +241,12 @@ mod tests {
 
         // Nobody can use these journals -> removed.
         let orphans = [place(1), place(2), place(3), place(4), place(6), place(7)];
+        let moved = MOVED.as_secs();
         make(&orphans[0], &nameless, 100);
         make(&names_path(&orphans[0]), b"names", 100);
         make(&orphans[1], b"", 100);
-        make(&orphans[2], &of_trace(&folder.join("deleted.csv")), 0);
-        make(&orphans[3], &of_trace(Path::new("/nowhere/deleted.csv")), 0);
+        make(&orphans[2], &of_trace(&folder.join("deleted.csv")), moved + 60);
+        make(&orphans[3], &of_trace(Path::new("/nowhere/deleted.csv")), moved + 60);
         let alone = names_path(&place(5));
         make(&alone, b"names", 100);
 
@@ -258,7 +256,10 @@ mod tests {
         make(&needed, &of_trace(&trace), 100);
         let mut elsewhere = of_trace(Path::new("/nowhere/there.csv"));
         elsewhere[layout::MOUNT_NAMESPACE] ^= 1;
-        make(&place(11), &elsewhere, 100);
+        make(&place(11), &elsewhere, moved + 60);
+        // The traces may have been moved just now -> kept.
+        make(&place(18), &of_trace(&folder.join("moved.csv")), moved - 60);
+        make(&place(19), &of_trace(Path::new("/nowhere/moved.csv")), 0);
         let kept =
             [place(12), place(13), names_path(&place(14)), folder.join("memtrace-1.journal"), place(15)];
         make(&kept[0], &nameless, 0);
@@ -275,7 +276,7 @@ mod tests {
         let complete = folder.join("complete.csv");
         fs::write(&complete, COMPLETE).unwrap();
         make(&orphans[5], &of_trace(&complete), 0);
-        make(&orphans[4], &unwritten, 1000);
+        make(&orphans[4], &unwritten, moved + 60);
         // The journal of the calling recorder -> skipped.
         let own = place(16);
         make(&own, &nameless, 100);
@@ -286,7 +287,10 @@ mod tests {
         assert_eq!(removed, orphans);
         assert!(!alone.exists() && !names_path(&orphans[0]).exists());
         let left: Vec<_> = swept.left.iter().map(|left| (left.journal.clone(), left.in_sight)).collect();
-        assert_eq!(left, [(needed, true), (place(11), false), (place(17), false)]);
+        assert_eq!(
+            left,
+            [(needed, true), (place(11), false), (place(17), false), (place(18), false), (place(19), false)]
+        );
         assert!(kept.iter().chain([&own]).all(|path| fs::symlink_metadata(path).is_ok()));
         fs::remove_dir_all(&folder).unwrap();
     }

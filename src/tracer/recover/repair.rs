@@ -80,7 +80,7 @@ pub fn repair(csv: &Path, fate: Option<Fate>) -> io::Result<Repaired> {
     let length = fs::metadata(csv)?.len();
     let mut trace = private_file::reopen(csv, OpenOptions::new().read(true).write(true))?;
     let (mut encoder, _) = unfinished.encoder(csv, unfinished.whole)?;
-    encoder.definitions.set_stacks_written(cut_stacks(csv)?);
+    encoder.definitions_mut().set_stacks_written(cut_stacks(csv)?);
     // The end row marks the trace as complete, so the stacks are written before it.
     append_stacks(csv, &mut encoder)?;
     trace.set_len(unfinished.whole)?;
@@ -202,7 +202,7 @@ impl Unfinished {
     /// or a part. Also returns the timestamp of the last row in these bytes.
     fn encoder(&self, csv: &Path, whole: u64) -> io::Result<(Encoder, u64)> {
         let mut encoder = self.journal.encoder();
-        encoder.tags = self.meta.modules;
+        encoder.set_tags(self.meta.modules);
         self.journal.define(&self.found.names(), &mut encoder);
         let prefix = File::open(csv)?.take(whole);
         let mut reader = RowReader::new(csv, prefix).map_err(io::Error::other)?;

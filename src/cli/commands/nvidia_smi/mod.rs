@@ -74,25 +74,29 @@ pub(crate) fn answer(words: impl Iterator<Item = String>) -> Result<ExitCode> {
 /// Prints the answer, or writes it into the file of `-f`; once, or in a loop with `-l`.
 fn repeat(request: &Request) -> Result<ExitCode> {
     let mut is_first = true;
-    let mut file = match request.file.as_deref().map(|path| (path, File::create(path))) {
-        Some((path, Err(error))) => {
-            let text = format!("memtrace: {} cannot be written: {error}", path.display());
-            return refuse(&Refusal::new(text, INVALID));
-        }
-        Some((_, Ok(file))) => Some(file),
-        None => None,
-    };
+    let mut file = None;
     loop {
         let machines = match machines::selected() {
             Ok(machines) => machines,
             Err(refusal) => return refuse(&refusal),
         };
-        match page(request, &machines, is_first) {
-            Ok(page) => match &mut file {
-                Some(file) => file.write_all(page.as_bytes())?,
-                None => print(&page)?,
-            },
+        let page = match page(request, &machines, is_first) {
+            Ok(page) => page,
             Err(refusal) => return refuse(&refusal),
+        };
+        // The file is created only now, so that a request without an answer leaves an existing file as it is.
+        if let Some(path) = request.file.as_deref().filter(|_| is_first) {
+            file = match File::create(path) {
+                Ok(file) => Some(file),
+                Err(error) => {
+                    let text = format!("memtrace: {} cannot be written: {error}", path.display());
+                    return refuse(&Refusal::new(text, INVALID));
+                }
+            };
+        }
+        match &mut file {
+            Some(file) => file.write_all(page.as_bytes())?,
+            None => print(&page)?,
         }
         let Some(milliseconds) = request.loop_ms else { return Ok(ExitCode::SUCCESS) };
         is_first = false;
@@ -101,7 +105,7 @@ fn repeat(request: &Request) -> Result<ExitCode> {
 }
 
 /// Returns the text of one answer, for all machines. Only the first answer of a loop (`is_first`) has a CSV
-/// header. Fails if `-i` selects no card or a lost one.
+/// header. Fails if `-i` names a card that no machine has, or a lost one.
 fn page(request: &Request, machines: &[Measured], is_first: bool) -> std::result::Result<String, Refusal> {
     let mut text = String::new();
     let mut found = false;
@@ -131,7 +135,14 @@ fn page(request: &Request, machines: &[Measured], is_first: bool) -> std::result
             }
         }
     }
-    if found { Ok(text) } else { Err(Refusal::new("No devices were found", NOT_FOUND)) }
+    let is_known = |id: &String| {
+        machines.iter().any(|it| machines::card_of_id(id, it.machine.spec.count as usize).is_some())
+    };
+    if found && request.ids.iter().flatten().all(is_known) {
+        Ok(text)
+    } else {
+        Err(Refusal::new("No devices were found", NOT_FOUND))
+    }
 }
 
 /// Returns the cards of a machine that `-i` selects. If one of them is lost, returns the error of nvidia-smi.

@@ -80,7 +80,7 @@ impl AsyncPool {
     }
 
     fn grow(&mut self, vram: &Mutex<Vram>, size: usize) -> Option<usize> {
-        let whole = size.div_ceil(CHUNK) * CHUNK;
+        let whole = size.checked_next_multiple_of(CHUNK)?;
         let new_chunk = || lock(vram).alloc(whole, BlockPurpose::Plain, Caller::AsksAgain);
         let start = new_chunk().or_else(|| {
             self.trim(vram, 0);

@@ -1,6 +1,6 @@
 //! The rules that make a call fail before it does any work: the driver is not initialized, a fault is
 //! injected, or a stream is captured. The name of a call determines its rules. The macros that define the
-//! exported functions evaluate [`CallRules::of`] at compile time.
+//! exported functions evaluate [`CallRules::from_name`] at compile time.
 //!
 //! "If cuInit() has not been called, any function from the driver API will return
 //! CUDA_ERROR_NOT_INITIALIZED" (CUDA Driver API, Initialization). The runtime initializes the driver by
@@ -35,12 +35,12 @@ pub(crate) struct CallRules {
 
 impl CallRules {
     /// Returns the rules for the call with this name.
-    pub(crate) const fn of(name: &'static str) -> Self {
+    pub(crate) const fn from_name(name: &'static str) -> Self {
         Self {
             name,
             part: part_of(name),
-            initialization: Initialization::of(name),
-            capture: CaptureRule::of(name),
+            initialization: Initialization::from_name(name),
+            capture: CaptureRule::from_name(name),
             is_runtime: starts_with(name, "cuda"),
         }
     }
@@ -173,7 +173,7 @@ const SYNCHRONOUS: [&str; 12] = [
 ];
 
 impl CaptureRule {
-    const fn of(name: &str) -> Self {
+    const fn from_name(name: &str) -> Self {
         if is_in(name, &UNSAFE) {
             Self::Unsafe
         } else if is_in(name, &DEVICE) {
@@ -233,7 +233,7 @@ const WITHOUT_DEVICE: [&str; 5] = [
 impl Initialization {
     /// Returns the rule for the call with this name. A call that creates a handle of a math library uses the
     /// runtime, which initializes the driver.
-    const fn of(name: &str) -> Self {
+    const fn from_name(name: &str) -> Self {
         let bytes = name.as_bytes();
         let is_driver = starts_with(name, "cu") && bytes.len() > 2 && bytes[2].is_ascii_uppercase();
         if is_driver {
@@ -293,7 +293,7 @@ mod tests {
             ("cublasGetVersion_v2", Initialization::Unrelated),
             ("nvmlInit_v2", Initialization::Unrelated),
         ] {
-            assert!(Initialization::of(name) == rule, "{name}");
+            assert!(Initialization::from_name(name) == rule, "{name}");
         }
     }
 }

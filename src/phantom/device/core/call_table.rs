@@ -119,7 +119,7 @@ macro_rules! answers {
 macro_rules! refuse_by_rule {
     ($name:ident) => {
         const RULE: $crate::core::call_rules::CallRules =
-            $crate::core::call_rules::CallRules::of(stringify!($name));
+            $crate::core::call_rules::CallRules::from_name(stringify!($name));
         if let Some(status) = RULE.refusal() {
             return status;
         }

@@ -32,38 +32,7 @@ const ANSWERED: [&[u8]; 3] = [b"libcudart", b"libnccl", b"libnvrtc"];
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 unsafe extern "C" fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void {
-    #[cfg(target_arch = "x86_64")]
-    core::arch::naked_asm!(
-        "push rdi",
-        "push rsi",
-        "sub rsp, 8",
-        "call {redirect}",
-        "add rsp, 8",
-        "pop rsi",
-        "pop rdi",
-        // rax: the handle to return, or null to continue in glibc; rdx: the dlopen of glibc.
-        "test rax, rax",
-        "jne 2f",
-        "jmp rdx",
-        "2: ret",
-        redirect = sym redirect
-    );
-    #[cfg(target_arch = "aarch64")]
-    core::arch::naked_asm!(
-        "stp x29, x30, [sp, #-32]!",
-        "stp x0, x1, [sp, #16]",
-        "bl {redirect}",
-        // x0: the handle to return, or null to continue in glibc; x1: the dlopen of glibc.
-        "mov x9, x0",
-        "mov x16, x1",
-        "ldp x0, x1, [sp, #16]",
-        "ldp x29, x30, [sp], #32",
-        "cbnz x9, 2f",
-        "br x16",
-        "2: mov x0, x9",
-        "ret",
-        redirect = sym redirect
-    );
+    memtrace_util::return_or_jump!(redirect)
 }
 
 /// The value that is returned in two registers.

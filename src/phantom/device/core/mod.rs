@@ -1,5 +1,17 @@
 //! The base layer: the types of the C interface, the macro that defines exported functions, and the simulated
 //! machine with its devices, memory, streams and threads. It does not depend on the calls above it.
+//!
+//! | subject | modules |
+//! | --- | --- |
+//! | the interface to C | [`ffi`], [`call_table`], [`call_rules`], [`const_text`], [`on_behalf`] |
+//! | the host, its devices and their time | [`host_state`], [`device`], [`stream`], [`clock`], [`capture`], [`driver_version`] |
+//! | the machine that several processes share | [`machine`], [`machine_state`], [`unified`] |
+//! | device memory | [`vram`], [`driver_regions`], [`range_allocator`], [`async_pool`], [`torch_blocks`], [`past_oom`] |
+//! | host memory | [`pinned_pages`], [`host_pages`] |
+//! | the known content of device memory | [`values`], [`flag_links`], [`addresses`], [`address_tables`], [`running_ops`], [`loop_guard`] |
+//! | the loader | [`dlopen`], [`nvml_file`], [`loaded_library`], [`triton`] |
+//! | injected errors | [`faults`] |
+//! | mutexes | [`lock`] |
 
 pub(crate) mod address_tables;
 pub(crate) mod addresses;

@@ -20,12 +20,13 @@ fn device_of_range(address: usize, size: usize) -> Result<Option<&'static Device
     if !vram::is_device(address) {
         return Ok(None);
     }
+    let end = address.checked_add(size).ok_or(INVALID_VALUE)?;
     let index = match vram::share_of(address) {
         Some(index) => {
             let device = host_state().devices.get(index).ok_or(INVALID_VALUE)?;
             let vram = device.vram();
             let (start, block) = vram.find(address).ok_or(INVALID_VALUE)?;
-            if address + size > start + block.size {
+            if end > start + block.size {
                 return Err(INVALID_VALUE);
             }
             index

@@ -7,7 +7,7 @@ use crate::core::host_state::current;
 use crate::core::values::SMALL;
 use crate::core::vram;
 use crate::cuda::copy::{copy, fill, forget, read_prefix};
-use crate::cuda::memory::{self, PointerKind};
+use crate::cuda::memory;
 use crate::cuda::reach::{Holder, hold};
 use crate::cuda::streams::StreamHandle;
 
@@ -60,7 +60,7 @@ unsafe fn queue_copy(to: usize, from: usize, size: usize, stream: StreamHandle) 
 
 /// Returns true if an address is a device address or is in pinned or registered host memory.
 fn is_there(address: usize) -> bool {
-    vram::is_device(address) || memory::pointer_kind(address) == PointerKind::Host
+    vram::is_device(address) || memory::host_range(address).is_some()
 }
 
 /// Queues a copy of rows, as by [`queue_copy`].

@@ -1,20 +1,14 @@
-//! Device memory, pinned host memory, and the attributes of a pointer.
+//! Device memory and pinned host memory.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::ptr::null_mut;
 use std::sync::Mutex;
 
-use cudarc::driver::sys::{CUmemorytype, CUpointer_attribute_enum};
-use cudarc::runtime::sys::{cudaMemoryType, cudaPointerAttributes};
-
-use crate::core::call_table::{answers, by_contract};
-use crate::core::device::context_handle;
+use crate::core::call_table::answers;
 use crate::core::ffi::{
-    ALREADY_REGISTERED, INVALID_VALUE, In, NOT_FOUND, NOT_REGISTERED, NOT_SUPPORTED, OK, OUT_OF_MEMORY, Out,
-    Status, Word, codes,
+    ALREADY_REGISTERED, INVALID_VALUE, NOT_FOUND, NOT_REGISTERED, OK, OUT_OF_MEMORY, Out, Status, Word,
 };
-use crate::core::host_state::{current, current_index, device, fail, host_state};
+use crate::core::host_state::{current, device, fail, host_state};
 use crate::core::lock::lock;
 use crate::core::past_oom::Caller;
 use crate::core::pinned_pages;
@@ -185,8 +179,8 @@ pub(crate) fn host_range(address: usize) -> Option<(usize, usize)> {
 pub(crate) enum PointerKind {
     /// Memory that CUDA does not know.
     Unknown,
-    /// Pinned or registered host memory.
-    Host,
+    /// A range of pinned or registered host memory: its start and length.
+    Host { start: usize, size: usize },
     /// A block of a device: its device, start and length.
     Device { device: usize, start: usize, size: usize, managed: bool },
 }
@@ -211,145 +205,9 @@ pub(crate) fn pointer_kind(address: usize) -> PointerKind {
             None => PointerKind::Unknown,
         };
     }
-    let host = lock(&HOST_RANGES);
-    match host.ranges.range(..=address).next_back() {
-        Some((&start, range)) if address < start + range.size => PointerKind::Host,
-        _ => PointerKind::Unknown,
-    }
-}
-
-// This is CUDA 12's layout. CUDA 13's has reserved fields after it. They must not be written, because the
-// struct of a program for CUDA 12 ends here.
-const _: () = assert!(size_of::<cudaPointerAttributes>() == 24 && align_of::<cudaPointerAttributes>() == 8);
-
-fn pointer_attributes(address: usize) -> cudaPointerAttributes {
-    let pointer = address as *mut _;
-    match pointer_kind(address) {
-        PointerKind::Unknown => cudaPointerAttributes {
-            type_: cudaMemoryType::cudaMemoryTypeUnregistered,
-            device: -1,
-            devicePointer: null_mut(),
-            hostPointer: null_mut(),
-        },
-        PointerKind::Host => cudaPointerAttributes {
-            type_: cudaMemoryType::cudaMemoryTypeHost,
-            device: current_index(),
-            devicePointer: pointer,
-            hostPointer: pointer,
-        },
-        PointerKind::Device { device, managed, .. } => cudaPointerAttributes {
-            type_: if managed {
-                cudaMemoryType::cudaMemoryTypeManaged
-            } else {
-                cudaMemoryType::cudaMemoryTypeDevice
-            },
-            device: device as c_int,
-            devicePointer: pointer,
-            hostPointer: if managed { pointer } else { null_mut() },
-        },
-    }
-}
-
-codes!(CUpointer_attribute_enum {
-    CU_POINTER_ATTRIBUTE_CONTEXT,
-    CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-    CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
-    CU_POINTER_ATTRIBUTE_HOST_POINTER,
-    CU_POINTER_ATTRIBUTE_SYNC_MEMOPS,
-    CU_POINTER_ATTRIBUTE_BUFFER_ID,
-    CU_POINTER_ATTRIBUTE_IS_MANAGED,
-    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-    CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-    CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-    CU_POINTER_ATTRIBUTE_RANGE_SIZE,
-    CU_POINTER_ATTRIBUTE_MAPPED,
-    CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE,
-});
-
-/// Writes the value of a `CUpointer_attribute`.
-///
-/// # Safety
-/// `out` is null or good for a write of the attribute's type.
-unsafe fn pointer_attribute(out: Out<u64>, attribute: c_int, address: usize) -> Status {
-    let kind = pointer_kind(address);
-    let (device, start, size, managed) = match kind {
-        PointerKind::Unknown => return INVALID_VALUE,
-        PointerKind::Host => (current().index, address, 0, false),
-        PointerKind::Device { device, start, size, managed } => (device, start, size, managed),
-    };
-    let host = kind == PointerKind::Host;
-    // SAFETY: `out_u32` is written only for attributes whose value has 32 bits.
-    let out_u32 = unsafe { out.cast::<u32>() };
-    match attribute {
-        CU_POINTER_ATTRIBUTE_CONTEXT => out.give(context_handle(device) as u64),
-        CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
-            let memory =
-                if host { CUmemorytype::CU_MEMORYTYPE_HOST } else { CUmemorytype::CU_MEMORYTYPE_DEVICE };
-            out_u32.give(memory as u32)
-        }
-        CU_POINTER_ATTRIBUTE_DEVICE_POINTER => out.give(address as u64),
-        CU_POINTER_ATTRIBUTE_HOST_POINTER if host || managed => out.give(address as u64),
-        CU_POINTER_ATTRIBUTE_HOST_POINTER => INVALID_VALUE,
-        CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-        | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
-        | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => out_u32.give(0),
-        CU_POINTER_ATTRIBUTE_BUFFER_ID | CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => out.give(start as u64),
-        CU_POINTER_ATTRIBUTE_IS_MANAGED => out_u32.give(u32::from(managed)),
-        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => out_u32.give(device as u32),
-        CU_POINTER_ATTRIBUTE_RANGE_SIZE => out.give(size as u64),
-        CU_POINTER_ATTRIBUTE_MAPPED => out_u32.give(1),
-        _ => NOT_SUPPORTED,
-    }
-}
-
-/// Writes the values of several attributes, each to its own address.
-///
-/// # Safety
-/// Both arrays are null or have `count` elements, and each address is null or good for a write of its
-/// attribute's type.
-unsafe fn several_pointer_attributes(
-    count: u32,
-    attributes: In<c_int>,
-    outs: In<Out<u64>>,
-    address: usize,
-) -> Status {
-    for index in 0..count as usize {
-        // SAFETY: index < count.
-        let (attribute, out) = unsafe { (attributes.at(index).get(), outs.at(index).get()) };
-        if let (Some(attribute), Some(out)) = (attribute, out) {
-            // SAFETY: the caller's promise.
-            if unsafe { pointer_attribute(out, attribute, address) } != OK {
-                // SAFETY: as above.
-                unsafe { null_attribute(out, attribute) };
-            }
-        }
-    }
-    OK
-}
-
-/// Writes the null value of an attribute, which `cuPointerGetAttributes` gives for a pointer that CUDA does not know.
-///
-/// # Safety
-/// `out` is null or good for a write of the attribute's type.
-unsafe fn null_attribute(out: Out<u64>, attribute: c_int) {
-    match attribute {
-        CU_POINTER_ATTRIBUTE_CONTEXT
-        | CU_POINTER_ATTRIBUTE_DEVICE_POINTER
-        | CU_POINTER_ATTRIBUTE_HOST_POINTER
-        | CU_POINTER_ATTRIBUTE_BUFFER_ID
-        | CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
-        | CU_POINTER_ATTRIBUTE_RANGE_SIZE => out.put(0),
-        CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-        | CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-        | CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
-        | CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
-        | CU_POINTER_ATTRIBUTE_IS_MANAGED
-        | CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        | CU_POINTER_ATTRIBUTE_MAPPED => {
-            // SAFETY: the value of these attributes has 32 bits.
-            unsafe { out.cast::<u32>() }.put(0);
-        }
-        _ => {}
+    match host_range(address) {
+        Some((start, end)) => PointerKind::Host { start, size: end - start },
+        None => PointerKind::Unknown,
     }
 }
 
@@ -367,8 +225,11 @@ fn memory_info(free: Out<usize>, total: Out<usize>) -> Status {
 /// Allocates an array with rows of `width` bytes. Rows begin at multiples of 512 bytes, as on every card
 /// since 2010.
 fn alloc_pitched(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize) -> Status {
-    let row = width.div_ceil(512) * 512;
-    let status = alloc(out, row.saturating_mul(height), BlockPurpose::Plain, Caller::GivesUp);
+    let row = width.checked_next_multiple_of(512);
+    let Some((row, size)) = row.and_then(|row| Some((row, row.checked_mul(height)?))) else {
+        return fail(if out.is_null() { INVALID_VALUE } else { OUT_OF_MEMORY });
+    };
+    let status = alloc(out, size, BlockPurpose::Plain, Caller::GivesUp);
     if status == OK {
         pitch.put(row);
     }
@@ -383,6 +244,16 @@ fn managed_range(address: usize, size: usize) -> Status {
         PointerKind::Device { start, size: length, managed: true, .. } if is_inside(start, length) => OK,
         _ => fail(INVALID_VALUE),
     }
+}
+
+/// Writes the address by which a device accesses pinned or registered memory: the address itself.
+fn host_pointer(out: Out<usize>, address: usize) -> Status {
+    if host_range(address).is_some() { out.give(address) } else { fail(INVALID_VALUE) }
+}
+
+/// Writes the flags of pinned or registered memory, which the simulated GPU does not keep: 0.
+fn host_flags(out: Out<u32>, address: usize) -> Status {
+    if host_range(address).is_some() { out.give(0) } else { fail(INVALID_VALUE) }
 }
 
 fn address_range(base: Out<usize>, length: Out<usize>, address: usize) -> Status {
@@ -418,12 +289,9 @@ answers! {
     Real fn cudaFreeHost(address: Word) { free_host(address) }
     Real fn cudaHostRegister(address: Word, size: usize, _flags: Word) { register_host(address, size) }
     Real fn cudaHostUnregister(address: Word) { unregister_host(address) }
-    Real fn cudaHostGetDevicePointer(out: Out<usize>, address: Word, _flags: Word) { out.give(address) }
-    Real fn cudaHostGetFlags(out: Out<u32>, _address: Word) { out.give(0) }
+    Real fn cudaHostGetDevicePointer(out: Out<usize>, address: Word, _flags: Word) { host_pointer(out, address) }
+    Real fn cudaHostGetFlags(out: Out<u32>, address: Word) { host_flags(out, address) }
     Real fn cudaMemGetInfo(free: Out<usize>, total: Out<usize>) { memory_info(free, total) }
-    Real fn cudaPointerGetAttributes(out: Out<cudaPointerAttributes>, address: Word) {
-        out.give(pointer_attributes(address))
-    }
     Real fn cuMemAlloc_v2(out: Out<usize>, size: usize) {
         alloc(out, size, BlockPurpose::Plain, Caller::GivesUp)
     }
@@ -445,15 +313,9 @@ answers! {
     Real fn cuMemFreeHost(address: Word) { free_host(address) }
     Real fn cuMemHostRegister_v2(address: Word, size: usize, _flags: Word) { register_host(address, size) }
     Real fn cuMemHostUnregister(address: Word) { unregister_host(address) }
-    Real fn cuMemHostGetDevicePointer_v2(out: Out<usize>, address: Word, _flags: Word) { out.give(address) }
+    Real fn cuMemHostGetDevicePointer_v2(out: Out<usize>, address: Word, _flags: Word) { host_pointer(out, address) }
     Real fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) { memory_info(free, total) }
     Real fn cuMemGetAddressRange_v2(base: Out<usize>, length: Out<usize>, address: Word) {
         address_range(base, length, address)
-    }
-    Real fn cuPointerGetAttribute(out: Out<u64>, attribute: c_int, address: Word) {
-        by_contract!(pointer_attribute(out, attribute, address))
-    }
-    Real fn cuPointerGetAttributes(count: u32, attributes: In<c_int>, outs: In<Out<u64>>, address: Word) {
-        by_contract!(several_pointer_attributes(count, attributes, outs, address))
     }
 }

@@ -13,6 +13,7 @@ pub(crate) mod graphs;
 pub(crate) mod host_functions;
 pub(crate) mod ipc;
 pub(crate) mod memory;
+pub(crate) mod pointer_attributes;
 pub(crate) mod pools;
 pub(crate) mod reach;
 pub(crate) mod streams;

@@ -79,9 +79,10 @@ impl VmmTables {
 
 /// Returns the device of an accessible range, or `None` if a part of the range is not accessible.
 pub(crate) fn device_of(address: usize, size: usize) -> Option<usize> {
+    let end = address.checked_add(size)?;
     let tables = lock(&TABLES);
     let (mut at, mut found) = (address, None);
-    while at < address + size {
+    while at < end {
         let (start, mapping) = tables.mapping(at).filter(|(_, mapping)| mapping.accessible)?;
         found = tables.physical.get(&mapping.handle).map(|physical| physical.device);
         at = start + mapping.size;
@@ -108,8 +109,8 @@ fn reserve(out: Out<usize>, size: usize, align: usize, hint: usize) -> Status {
     if size == 0 || !size.is_multiple_of(PAGE) {
         return INVALID_VALUE;
     }
+    let Some(align) = align.max(PAGE).checked_next_power_of_two() else { return INVALID_VALUE };
     let mut tables = lock(&TABLES);
-    let align = align.max(PAGE).next_power_of_two();
     let at_hint = hint.is_multiple_of(PAGE) && tables.free.alloc_at(hint, size);
     let address = if at_hint { Some(hint) } else { tables.free.alloc(size, align) };
     let Some(address) = address else { return OUT_OF_MEMORY };
@@ -167,10 +168,10 @@ fn create(out: Out<u64>, size: usize, properties: In<CUmemAllocationProp>) -> St
 }
 
 fn map(address: usize, size: usize, handle: u64) -> Status {
+    let Some(end) = address.checked_add(size) else { return INVALID_VALUE };
     let mut tables = lock(&TABLES);
     let reserved = tables.reservations.range(..=address).next_back();
-    if reserved.is_none_or(|(&start, &len)| address + size > start + len) || tables.mapping(address).is_some()
-    {
+    if reserved.is_none_or(|(&start, &len)| end > start + len) || tables.mapping(address).is_some() {
         return INVALID_VALUE;
     }
     let Some(physical) = tables.physical.get_mut(&handle) else { return INVALID_VALUE };
@@ -181,8 +182,9 @@ fn map(address: usize, size: usize, handle: u64) -> Status {
 
 fn make_accessible(address: usize, size: usize) -> Status {
     past_oom::request_ends();
+    let Some(end) = address.checked_add(size) else { return INVALID_VALUE };
     let mut tables = lock(&TABLES);
-    for (&start, mapping) in tables.mappings.range_mut(address..address + size) {
+    for (&start, mapping) in tables.mappings.range_mut(address..end) {
         if !mapping.accessible {
             if !vram::map(start, mapping.size) {
                 return OUT_OF_MEMORY;
@@ -194,8 +196,9 @@ fn make_accessible(address: usize, size: usize) -> Status {
 }
 
 fn unmap(address: usize, size: usize) -> Status {
+    let Some(end) = address.checked_add(size) else { return INVALID_VALUE };
     let mut tables = lock(&TABLES);
-    let starts: Vec<_> = tables.mappings.range(address..address + size).map(|(&start, _)| start).collect();
+    let starts: Vec<_> = tables.mappings.range(address..end).map(|(&start, _)| start).collect();
     if starts.is_empty() {
         return INVALID_VALUE;
     }

@@ -12,7 +12,7 @@ use crate::cuda::copy::{
     Known, device_of, fill, forget, read_known, set_mask, set_opposite_mask, write_computed,
 };
 use crate::cuda::reach;
-use crate::kernels::kernel_effects::KernelEffect;
+use crate::kernels::recognize::KernelEffect;
 use crate::kernels::reduce::{self, Comparison, DataType, ncclUint8};
 
 /// The maximum number of values that are assumed to be ordinary: finite, and not NaN.

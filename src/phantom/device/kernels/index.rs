@@ -8,7 +8,7 @@
 use crate::core::ffi::read;
 use crate::core::values::SMALL;
 use crate::cuda::copy::{Known, read_known};
-use crate::kernels::kernel_effects::{after, contains};
+use crate::kernels::recognize::{after, contains};
 
 /// The maximum number of dimensions of a tensor iterator.
 const MOST_DIMENSIONS: usize = 25;
@@ -45,7 +45,7 @@ enum IndexLayout {
 
 impl IndexKernel {
     /// Returns the kernel with this mangled name.
-    pub(crate) fn of(name: &[u8]) -> Option<Self> {
+    pub(crate) fn from_name(name: &[u8]) -> Option<Self> {
         let is_index = contains(name, b"24index_elementwise_kernel");
         if !is_index && !contains(name, b"36_cuda_scatter_gather_internal_kernel") {
             return None;
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn kernels_that_choose_by_indices_are_recognized() {
-        let of = |name: &str| IndexKernel::of(name.as_bytes());
+        let of = |name: &str| IndexKernel::from_name(name.as_bytes());
         let scatter =
             "34_scatter_gather_elementwise_kernelILi128ELi8EZNS0_36_cuda_scatter_gather_internal_kernelILb";
         let assign = "clINS0_12TensorAssignEEEvRNS_";

@@ -9,6 +9,7 @@ pub(crate) mod kernel;
 pub(crate) mod kernel_effects;
 pub(crate) mod modules;
 pub(crate) mod parameter_types;
+pub(crate) mod recognize;
 pub(crate) mod reduce;
 pub(crate) mod signature;
 pub(crate) mod strided;

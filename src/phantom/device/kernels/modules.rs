@@ -66,7 +66,7 @@ const LAUNCH_PARAM_BUFFER_SIZE: usize = 2;
 /// `arguments` and `extra` come from a launch of this kernel. Each is null, an array with the address of each
 /// argument, or a list of options.
 unsafe fn reach(kernel: usize, arguments: In<usize>, extra: In<usize>, blocks: u32) -> Option<Launch> {
-    let signature = signature::of(kernel)?;
+    let signature = signature::for_kernel(kernel)?;
     // SAFETY: by the caller's promise, a list of keys with their values, terminated by a zero. The parameter
     // block has the size that the list states.
     unsafe {

@@ -34,13 +34,13 @@ impl Type {
     const UNKNOWN: Self = Self { is_constant: false, addresses: Addresses::Everywhere };
 
     /// Returns the properties of a parameter with this demangled type and this size.
-    fn of(parameter: &str, size: usize) -> Self {
+    fn from_name(parameter: &str, size: usize) -> Self {
         let addresses = if parameter.starts_with(TENSOR_INFO) {
             Addresses::First
         } else if parameter.ends_with("::TensorListAddresses") {
             Addresses::PerBlock
         } else {
-            TensorList::of(parameter, size).map_or(Addresses::Everywhere, Addresses::TensorList)
+            TensorList::from_name(parameter, size).map_or(Addresses::Everywhere, Addresses::TensorList)
         };
         Self { is_constant: is_constant_address(parameter), addresses }
     }
@@ -51,14 +51,14 @@ const TENSOR_INFO: &str = "at::cuda::detail::TensorInfo<";
 
 /// Returns the types of the parameters of the kernel with this mangled name. They are unknown if the name is
 /// not mangled or has a different number of parameters.
-pub(crate) fn of(name: &[u8], parameters: &[Parameter]) -> Vec<Type> {
+pub(crate) fn from_name(name: &[u8], parameters: &[Parameter]) -> Vec<Type> {
     let demangled = cpp_demangle::Symbol::new(name).ok().and_then(|symbol| symbol.demangle().ok());
     let text = demangled.unwrap_or_default();
     let types = parameter_types(&text);
     if types.len() != parameters.len() {
         return vec![Type::UNKNOWN; parameters.len()];
     }
-    types.into_iter().zip(parameters).map(|(text, parameter)| Type::of(text, parameter.size)).collect()
+    types.into_iter().zip(parameters).map(|(text, parameter)| Type::from_name(text, parameter.size)).collect()
 }
 
 /// Returns the types in the last parameter list of a demangled name.

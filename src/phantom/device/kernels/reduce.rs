@@ -40,6 +40,14 @@ pub(crate) fn width(data_type: DataType) -> usize {
     }
 }
 
+/// Returns true if an element is not zero. -0.0 is zero, and NaN is not.
+pub(crate) fn is_nonzero(data_type: DataType, bytes: &[u8]) -> bool {
+    match decode(data_type, bytes) {
+        Element::Integer(value) => value != 0,
+        Element::Float(value) => value != 0.0,
+    }
+}
+
 /// The value of an element, wide enough for the sum of many elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Element {
@@ -238,6 +246,17 @@ mod tests {
         }
         assert_eq!(f64_to_half(1.0 / 3.0), 0x3555);
         assert_eq!(f64_to_half(1e9), 0x7c00);
+    }
+
+    #[test]
+    fn negative_zero_is_zero_in_each_type_of_float_and_not_in_integers() {
+        let is_nonzero = |data_type, bytes: &[u8]| super::is_nonzero(data_type, bytes);
+        assert!(!is_nonzero(ncclFloat32, &(-0.0f32).to_le_bytes()));
+        assert!(!is_nonzero(ncclFloat64, &(-0.0f64).to_le_bytes()));
+        assert!(!is_nonzero(ncclFloat16, &[0, 0x80]) && !is_nonzero(ncclBfloat16, &[0, 0x80]));
+        assert!(is_nonzero(ncclFloat16, &[1, 0x80]) && is_nonzero(ncclFloat32, &f32::NAN.to_le_bytes()));
+        assert!(is_nonzero(ncclInt32, &i32::MIN.to_le_bytes()) && is_nonzero(ncclInt8, &[0x80]));
+        assert!(is_nonzero(ncclUint8, &[1]) && !is_nonzero(ncclUint8, &[0]));
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl Outputs {
     /// contain an offset calculator, the address of the output, and the addresses of the inputs. The functors
     /// of scatter and gather have the address of the indices before these. (ATen's `CUDALoops.cuh`,
     /// `IndexKernel.cu`, `Indexing.cu`, `ScatterGatherKernel.cu`, `Shape.cu`.)
-    fn of(name: &[u8]) -> Self {
+    fn from_name(name: &[u8]) -> Self {
         let is_one_of = |parts: &[&[u8]]| has(name, parts);
         if is_one_of(&[b"18elementwise_kernelI"]) {
             return match functor::arity(name) {
@@ -140,11 +140,11 @@ fn has(name: &[u8], parts: &[&[u8]]) -> bool {
 impl Signature {
     /// Creates the signature of a kernel with this name and these parameters.
     pub(crate) fn new(name: &[u8], parameters: &[Parameter]) -> Self {
-        let types = parameter_types::of(name, parameters);
+        let types = parameter_types::from_name(name, parameters);
         let parameters: Box<[_]> = parameters.iter().copied().zip(types).collect();
         Self {
             parameters,
-            outputs: Outputs::of(name),
+            outputs: Outputs::from_name(name),
             stores_addresses: has(name, &STORES_ADDRESSES),
             only_dereferences: has(name, &ONLY_DEREFERENCES),
         }
@@ -296,7 +296,7 @@ pub(crate) fn set(kernel: usize, signature: Option<Signature>) {
 }
 
 /// Returns the signature of a kernel, or `None` if its parameters are not known.
-pub(crate) fn of(kernel: usize) -> Option<&'static Signature> {
+pub(crate) fn for_kernel(kernel: usize) -> Option<&'static Signature> {
     let known = {
         let all = SIGNATURES.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         all.get(&kernel).copied()

@@ -57,7 +57,7 @@ pub(crate) struct TensorList {
 impl TensorList {
     /// Returns the layout of a parameter with this demangled type and size, or `None` if it is not such a
     /// list.
-    pub(crate) fn of(parameter: &str, size: usize) -> Option<Self> {
+    pub(crate) fn from_name(parameter: &str, size: usize) -> Option<Self> {
         let name = parameter.split('<').next()?.rsplit(':').next()?;
         let arguments = parameter.split_once('<')?.1;
         let (rows, scalars, has_steps): (_, &[usize], _) = match name {
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_list_is_known_by_its_name_and_its_size() {
-        let list = |name: &str, size| TensorList::of(name, size).map(|list| (list.rows, list.tensors));
+        let list = |name: &str, size| TensorList::from_name(name, size).map(|list| (list.rows, list.tensors));
         const METADATA: &str = "at::native::(anonymous namespace)::TensorListMetadata<2>";
         assert_eq!(list(METADATA, 3144), Some((2, 64)));
         assert_eq!(list(METADATA, 3148), None);
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn only_the_tensors_of_the_launched_blocks_count() {
-        let list = TensorList::of("TensorListMetadata<2>", 3144).unwrap();
+        let list = TensorList::from_name("TensorListMetadata<2>", 3144).unwrap();
         let mut bytes = vec![0; 3144];
         for place in 0..128 {
             put(&mut bytes, place * 8, FIRST + place * 512);
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn the_steps_of_a_fused_optimizer_are_reached() {
-        let list = TensorList::of("FusedOptimizerTensorListMetadata<4>", 3336).unwrap();
+        let list = TensorList::from_name("FusedOptimizerTensorListMetadata<4>", 3336).unwrap();
         let mut bytes = vec![0; 3336];
         put(&mut bytes, 0, FIRST);
         put(&mut bytes, 36 * 5 * 8, FIRST + 4096);

@@ -58,7 +58,7 @@ pub(crate) enum CallEffect {
 
 impl CallEffect {
     /// Returns the memory to which the call with this name may write.
-    pub(crate) const fn of(name: &str) -> Self {
+    pub(crate) const fn from_name(name: &str) -> Self {
         let has_no_addresses_inside =
             starts_with(name, "cublas") || starts_with(name, "cudnn") || starts_with(name, "cusolverDn");
         if has_no_addresses_inside { Self::Arguments } else { Self::Everything }
@@ -149,7 +149,7 @@ mod tests {
             ("cusolverDnSgesvdaStridedBatched", CallEffect::Arguments),
             ("cufftXtExec", CallEffect::Everything),
         ] {
-            assert_eq!(CallEffect::of(name), effect, "{name}");
+            assert_eq!(CallEffect::from_name(name), effect, "{name}");
         }
     }
 }

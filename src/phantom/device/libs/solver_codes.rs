@@ -71,7 +71,7 @@ const MOST: usize = 1 << 20;
 
 impl SolverCodes {
     /// Returns the position of the codes of the call with this name, or `None` if it leaves none.
-    pub(crate) const fn of(name: &str) -> Option<Self> {
+    pub(crate) const fn from_name(name: &str) -> Option<Self> {
         let table: &[(&str, SolverCodes)] = if ends_with(name, "bufferSize") {
             &[]
         } else if starts_with(name, "cusolverDn") {
@@ -134,7 +134,7 @@ mod tests {
             ("cusolverDnSpotrf_bufferSize", None),
             ("cublasSgemm_v2", None),
         ] {
-            assert_eq!(SolverCodes::of(name), codes, "{name}");
+            assert_eq!(SolverCodes::from_name(name), codes, "{name}");
         }
     }
 }

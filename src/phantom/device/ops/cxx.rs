@@ -1,7 +1,7 @@
 //! Calls C++ functions, catches their exceptions, and gives strings the layout of the C++ standard library.
 
 use std::arch::global_asm;
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 
 use crate::ops::torch;
 
@@ -195,4 +195,13 @@ impl CxxString {
     pub(super) fn words(&self, is_new: bool) -> &[usize] {
         if is_new { &self.words } else { &self.words[..1] }
     }
+}
+
+/// Returns the text of a `std::string`, in either layout.
+///
+/// # Safety
+/// `string` is the address of a live `std::string`.
+pub(super) unsafe fn text<'a>(string: usize) -> &'a [u8] {
+    // SAFETY: both layouts start with the address of characters that end in 0.
+    unsafe { CStr::from_ptr(*(string as *const *const c_char)) }.to_bytes()
 }

@@ -10,11 +10,11 @@ use crate::cuda::copy::Known;
 use crate::ops::cxx;
 use crate::ops::ordinary::{self, Flags, Question, Related, Relation};
 use crate::ops::partial::Partial;
-use crate::ops::record;
 use crate::ops::samples::{self, Arguments, Sample};
 use crate::ops::tensor::{Part, Place, TensorMemory, keep, place_of};
 use crate::ops::torch::{self, Operator, Tag, Torch};
 use crate::ops::values::{Value, Values};
+use crate::ops::{record, schema};
 
 /// What is known about an op from its schema and its name.
 struct Op {
@@ -121,13 +121,16 @@ impl Op {
     ///
     /// # Safety
     /// `schema` is the address of a live `FunctionSchema`.
-    unsafe fn of(torch: &Torch, schema: usize) -> Option<Self> {
+    unsafe fn for_schema(torch: &Torch, schema: usize) -> Option<Self> {
+        if !schema::is_known(torch) {
+            return None;
+        }
         // SAFETY: by the contract; a schema begins with two strings.
-        let (name, overload) = unsafe { (record::text(schema), record::text(schema + torch.string_size())) };
+        let (name, overload) = unsafe { (cxx::text(schema), cxx::text(schema + torch.string_size())) };
         let name = std::str::from_utf8(name).ok()?;
         let base = NAMESPACES.iter().find_map(|space| name.strip_prefix(space))?;
         // SAFETY: by the contract.
-        let writes = unsafe { Self::writes(torch, schema) };
+        let writes = unsafe { schema::writes(torch, schema) };
         if writes.is_empty() || SILENT_WRITERS.iter().any(|part| base.contains(part)) {
             return None;
         }
@@ -153,9 +156,9 @@ impl Op {
             true => writes.len(),
             false => writes.iter().position(|writes| *writes).unwrap_or(writes.len()),
         };
-        let (has_count, question) = (COUNTING.contains(&base), Question::of(base));
+        let (has_count, question) = (COUNTING.contains(&base), Question::for_op(base));
         let is_decision = DECISIONS.contains(&base);
-        let sample = Sample::of(base);
+        let sample = Sample::for_op(base);
         Some(Self { second, arguments, writes, overwrites, has_count, is_decision, question, sample, base })
     }
 
@@ -172,53 +175,16 @@ impl Op {
             return None;
         }
         [overload, b"Tensor"].into_iter().find_map(|overload| {
-            let operator = torch.find(name.as_bytes(), overload)?;
-            // An entry of the dispatcher begins with its name and overload; its schema, with the same two
-            // strings, follows.
-            let (entry, size) = (operator[0], torch.string_size());
-            // SAFETY: by the contract; an entry is larger than a schema.
-            unsafe {
-                let is = |string: usize, wanted: &[u8]| record::text(string) == wanted;
-                let schema = entry + 2 * size;
-                let is_schema = is(entry, name.as_bytes())
-                    && *((schema) as *const usize) > 0xFFFF
-                    && is(schema, name.as_bytes())
-                    && is(schema + size, overload);
-                (is_schema && Self::writes(torch, schema).len() == first).then_some(operator)
-            }
+            // SAFETY: by the contract.
+            let (operator, writes) = unsafe { schema::find(torch, name.as_bytes(), overload) }?;
+            (writes.len() == first).then_some(operator)
         })
     }
 
-    /// Returns for each argument of an op whether the op writes it.
+    /// Like [`for_schema`](Self::for_schema), but caches the result.
     ///
     /// # Safety
-    /// `schema` is the address of a live `FunctionSchema`.
-    unsafe fn writes(torch: &Torch, schema: usize) -> Vec<bool> {
-        /// The offset of the alias in an `Argument`, after its name, two types, a number and a default.
-        const ALIAS: usize = 64;
-        /// The size of an `Argument` without its name.
-        const ARGUMENT: usize = 80;
-        /// The offset of `AliasInfo::isWrite_`, after two sets and a vector.
-        const IS_WRITE: usize = 136;
-        let size = torch.string_size();
-        // SAFETY: by the contract; the vector of arguments follows two strings.
-        unsafe {
-            let [begin, end] = *((schema + 2 * size) as *const [usize; 2]);
-            let count = end.saturating_sub(begin) / (size + ARGUMENT);
-            let alias = |index: usize| *((begin + index * (size + ARGUMENT) + size + ALIAS) as *const usize);
-            (0..count.min(256))
-                .map(|index| match alias(index) {
-                    0 => false,
-                    alias => *((alias + IS_WRITE) as *const u8) != 0,
-                })
-                .collect()
-        }
-    }
-
-    /// Like [`of`](Self::of), but caches the result.
-    ///
-    /// # Safety
-    /// Same as for [`of`](Self::of).
+    /// Same as for [`for_schema`](Self::for_schema).
     unsafe fn cached(torch: &Torch, schema: usize, inputs: &[Value]) -> Option<&'static Self> {
         type Ops = HashMap<usize, Option<&'static Op>, rustc_hash::FxBuildHasher>;
         static OPS: LazyLock<RwLock<Ops>> = LazyLock::new(RwLock::default);
@@ -226,8 +192,8 @@ impl Op {
         known.unwrap_or_else(|| {
             // SAFETY: by the contract.
             let op = unsafe {
-                record::learn(record::text(schema), inputs);
-                Self::of(torch, schema)
+                record::learn(cxx::text(schema), inputs);
+                Self::for_schema(torch, schema)
             };
             let op = op.map(|op| &*Box::leak(Box::new(op)));
             OPS.write().unwrap_or_else(std::sync::PoisonError::into_inner).insert(schema, op);

@@ -8,6 +8,7 @@
 //! - [`record`] observes the start and the end of each op through `at::RecordFunction`.
 //! - [`torch`] has the PyTorch functions that are called. [`cxx`] handles C++ exceptions and strings in these
 //!   calls.
+//! - [`schema`] reads which arguments an op writes.
 //! - [`values`] reads arguments (`c10::IValue`) and creates the arguments of the second run.
 //! - [`ordinary`] has the rule for flags about values that nothing computed.
 //! - [`partial`] finds the known elements of results whose inputs are partly known.
@@ -27,6 +28,7 @@ mod ordinary;
 mod partial;
 pub(crate) mod record;
 mod samples;
+mod schema;
 mod tensor;
 mod torch;
 mod values;

@@ -38,7 +38,7 @@ pub(super) enum Question {
 
 impl Question {
     /// Returns the question that an op asks. `base` is its name without a namespace.
-    pub(super) fn of(base: &str) -> Option<Self> {
+    pub(super) fn for_op(base: &str) -> Option<Self> {
         Some(match base.trim_end_matches('_').trim_start_matches('_') {
             "isfinite" | "isreal" => Self::Kind(true),
             "isnan" | "isinf" | "isposinf" | "isneginf" => Self::Kind(false),

@@ -41,6 +41,16 @@ impl Fill {
     }
 }
 
+/// Returns for each of `count` elements of `width` bytes whether all results have the same value.
+fn agreements(results: &[Vec<u8>], count: usize, width: usize) -> Vec<bool> {
+    let is_same = |index: usize| {
+        let mut values = results.iter().map(|result| result.get(index * width..(index + 1) * width));
+        let first = values.next();
+        values.all(|value| Some(value) == first)
+    };
+    (0..count).map(is_same).collect()
+}
+
 /// The arguments of an op whose inputs are partly known, once for each run.
 pub(super) struct Partial {
     pub(super) runs: Vec<Values>,
@@ -99,14 +109,8 @@ impl Partial {
 
     /// Writes the elements of an output on which the runs agree. Returns true if all elements are known then.
     pub(super) fn write(&self, output: &TensorMemory, results: &[Vec<u8>]) -> bool {
-        let Some((first, others)) = results.split_first() else { return false };
-        let width = output.width;
-        let is_same: Vec<bool> = (0..output.count())
-            .map(|index| {
-                let element = index * width..(index + 1) * width;
-                others.iter().all(|other| other.get(element.clone()) == first.get(element.clone()))
-            })
-            .collect();
+        let Some(first) = results.first() else { return false };
+        let is_same = agreements(results, output.count(), output.width);
         let mut is_answer = self.runs.first().is_some_and(|values| values.is_answer);
         if let Some(Question::Equality(is_equal)) = self.question {
             // A known element that was searched for decides: then the unknown elements are others. Without
@@ -128,5 +132,46 @@ impl Partial {
             device.values().add_mask(output.data, output.span());
         }
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tensor of two numbers at an address.
+    fn tensor(data: usize, dtype: i32) -> TensorMemory {
+        TensorMemory { data, dtype, width: 8, sizes: vec![2], strides: vec![1] }
+    }
+
+    #[test]
+    fn elements_on_which_all_runs_agree_are_known() {
+        let running_sums = [vec![1, 0, 5, 0, 9, 1], vec![1, 0, 5, 0, 9, 2], vec![1, 0, 5, 0, 0, 0]];
+        assert_eq!(agreements(&running_sums, 3, 2), [true, true, false]);
+        assert_eq!(agreements(&running_sums, 6, 1), [true, true, true, true, false, false]);
+        assert_eq!(agreements(&running_sums[..1], 3, 2), [true; 3]);
+        assert_eq!(agreements(&[vec![1, 2], vec![1]], 2, 1), [true, false], "a result that is too short");
+        assert_eq!(agreements(&running_sums, 0, 2), []);
+    }
+
+    #[test]
+    fn the_runs_fill_unknown_numbers_with_large_negative_and_zero_bytes_and_flags_with_both_values() {
+        const INT64: i32 = 4;
+        for data in (0x7000_0000_0000usize..).step_by(512).take(1000) {
+            let byte = |fill: Fill| fill.byte(&tensor(data, INT64)) as i8;
+            assert!(
+                byte(Fill::Large) > 0x60 && byte(Fill::OtherLarge) > 0x60 && byte(Fill::Negative) < -0x60
+            );
+            assert_eq!(byte(Fill::Zero), 0);
+            let flags = [Fill::Large, Fill::Negative, Fill::Zero, Fill::OtherLarge];
+            assert_eq!(flags.map(|fill| fill.byte(&tensor(data, BOOL))), [1, 0, 0, 1]);
+        }
+        // Two tensors with unknown numbers mostly get other numbers, so they are not taken as equal.
+        let bytes: std::collections::BTreeSet<u8> = (0x7000_0000_0000usize..)
+            .step_by(512)
+            .take(1000)
+            .map(|data| Fill::Large.byte(&tensor(data, INT64)))
+            .collect();
+        assert!(bytes.len() > 8, "{bytes:?}");
     }
 }

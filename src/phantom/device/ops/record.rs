@@ -6,7 +6,7 @@
 //! the outputs in a record has to be learned, from the position of the inputs.
 
 use std::cell::RefCell;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
@@ -151,15 +151,6 @@ unsafe extern "C" fn end(record: *const c_void, _context: *mut c_void) {
             unsafe { evaluate::end(running.started, outputs) };
         }
     }));
-}
-
-/// Returns the text of a schema's string, in either layout.
-///
-/// # Safety
-/// `string` is the address of a live `std::string`.
-pub(super) unsafe fn text<'a>(string: usize) -> &'a [u8] {
-    // SAFETY: both layouts start with the address of characters that end in 0.
-    unsafe { CStr::from_ptr(*(string as *const *const c_char)) }.to_bytes()
 }
 
 /// Learns the tag of a list from the op that creates tensors, whose first input is the list of sizes.

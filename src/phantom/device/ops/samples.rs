@@ -61,7 +61,7 @@ const MOST_BEAMS: i64 = 64;
 
 impl Sample {
     /// Returns the sample of an op. `base` is its name without a namespace.
-    pub(super) fn of(base: &str) -> Option<Self> {
+    pub(super) fn for_op(base: &str) -> Option<Self> {
         Some(match base.trim_end_matches('_') {
             "topk" => Self::Largest,
             "multinomial" => Self::Drawn,

@@ -31,9 +31,9 @@ macro_rules! work {
                 super::work_entries::$name.count_call();
                 $crate::core::call_table::refuse_by_rule!($name);
                 const EFFECT: $crate::libs::library_calls::CallEffect =
-                    $crate::libs::library_calls::CallEffect::of(stringify!($name));
+                    $crate::libs::library_calls::CallEffect::from_name(stringify!($name));
                 const CODES: Option<$crate::libs::solver_codes::SolverCodes> =
-                    $crate::libs::solver_codes::SolverCodes::of(stringify!($name));
+                    $crate::libs::solver_codes::SolverCodes::from_name(stringify!($name));
                 $crate::libs::library_calls::launch(EFFECT, CODES, arguments)
             })*
         }

@@ -16,6 +16,7 @@ use crate::{cuda, kernels, libs, table};
 static TABLES: &[&[&CallEntry]] = &[
     cuda::device_properties::TABLE,
     cuda::memory::TABLE,
+    cuda::pointer_attributes::TABLE,
     cuda::ipc::TABLE,
     cuda::copy_calls::TABLE,
     cuda::pools::TABLE,

@@ -54,14 +54,25 @@ fn wait_for_recorded(addr: u64, device: i8) -> bool {
         return false;
     }
     EVENTS.fetch_add(events.len(), Ordering::Relaxed);
-    WAITING.with(|waiting| {
-        let waiting = waiting.get_or_insert_with(Waiting::default);
-        waiting.left.insert(addr, (device, events.len()));
-        for event in events {
-            waiting.blocks.insert(event, addr);
-        }
-    });
+    let dropped =
+        WAITING.with(|waiting| waiting.get_or_insert_with(Waiting::default).add(addr, device, events));
+    EVENTS.fetch_sub(dropped, Ordering::Relaxed);
     true
+}
+
+impl Waiting {
+    /// Adds a block and its events. Returns the number of events that no block waits for any longer: those of
+    /// an older block at this address, whose end was missed, and events that are in the list twice.
+    fn add(&mut self, addr: u64, device: i8, events: Vec<usize>) -> usize {
+        let before = self.blocks.len() + events.len();
+        if self.left.contains_key(&addr) {
+            self.blocks.retain(|_, block| *block != addr);
+        }
+        let added = events.into_iter().filter(|&event| self.blocks.insert(event, addr) != Some(addr));
+        let left = added.count();
+        self.left.insert(addr, (device, left));
+        before - self.blocks.len()
+    }
 }
 
 /// Drops the events that this thread has recorded so far. Called when an allocation is reported, because
@@ -171,4 +182,21 @@ fn is_in_device_guard(caller: *const c_void) -> bool {
     // SAFETY: a C++ object with virtual functions begins with the address of their table.
     let table = unsafe { *guard };
     functions_from(table, GUARD_FUNCTIONS).iter().any(|of| of.cast_const() == function)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_at_an_address_that_still_waits_replaces_the_older_block_and_its_events() {
+        let mut waiting = Waiting::default();
+        assert_eq!(waiting.add(0x100, 0, vec![1, 2]), 0);
+        assert_eq!(waiting.add(0x200, 0, vec![3]), 0);
+        assert_eq!(waiting.add(0x100, 1, vec![4, 4]), 3, "1, 2 and the second 4");
+        let mut events: Vec<_> = waiting.blocks.into_iter().collect();
+        events.sort_unstable();
+        assert_eq!(events, [(3, 0x200), (4, 0x100)]);
+        assert_eq!((waiting.left[&0x100], waiting.left[&0x200]), ((1, 1), (0, 1)));
+    }
 }

@@ -6,18 +6,12 @@ use memtrace_trace::{Api, Payload};
 
 use crate::attribution::{backward_calls, context, phases, range_rows, ranges, steps, updates};
 use crate::runtime::thread::open_ranges::{Around, MODULE_DOMAIN, OpenRange, OpenRanges, Role};
-use crate::runtime::{pause, state_version, thread};
-
-/// Runs `work` on the calling thread's ranges. Returns `None` if the thread is ending.
-#[inline(always)]
-fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
-    thread::with(|state| work(&state.ranges))
-}
+use crate::runtime::{pause, state_version};
 
 /// Opens the forward of the module object at `key`, of class `class`, on this thread. `path` and `class` are
 /// text ids. Returns the number of modules that were open before.
 pub(crate) fn enter(path: TextId, class: TextId, key: usize) -> usize {
-    on_thread(|thread| {
+    ranges::on_thread(|thread| {
         if !thread.runs_backward() {
             if depth() == 0 {
                 backward_calls::outermost_begins();
@@ -61,13 +55,13 @@ pub(crate) fn depth() -> usize {
         let seen = thread.open.try_borrow().map_or(0, |open| count(&open));
         seen + usize::from(thread.in_unseen_forward.get())
     };
-    on_thread(depth).unwrap_or(0)
+    ranges::on_thread(depth).unwrap_or(0)
 }
 
 /// Opens the outermost module's forward on this thread, outside the detailed steps. Only the phase of the
 /// forward is recorded.
 pub(crate) fn enter_unseen() {
-    on_thread(|thread| {
+    ranges::on_thread(|thread| {
         updates::forward_begins();
         steps::training_began();
         thread.in_unseen_forward.set(true);
@@ -77,7 +71,7 @@ pub(crate) fn enter_unseen() {
 
 /// Closes the forward that [`enter_unseen`] opened.
 pub(crate) fn leave_unseen() {
-    on_thread(|thread| {
+    ranges::on_thread(|thread| {
         thread.in_unseen_forward.set(false);
         phases::forward_returned();
         thread.invalidate();
@@ -86,7 +80,7 @@ pub(crate) fn leave_unseen() {
 
 /// Closes the forward of the module at `key`, and any forwards inside it that an exception left open.
 pub(crate) fn leave(key: usize) {
-    on_thread(|thread| {
+    ranges::on_thread(|thread| {
         if let Some(range) = leave_innermost(thread, key) {
             return ranges::close(range);
         }
@@ -142,5 +136,7 @@ pub(crate) fn innermost() -> usize {
             _ => None,
         })
     };
-    on_thread(|thread| thread.open.try_borrow().ok().and_then(|open| innermost(&open))).flatten().unwrap_or(0)
+    ranges::on_thread(|thread| thread.open.try_borrow().ok().and_then(|open| innermost(&open)))
+        .flatten()
+        .unwrap_or(0)
 }

@@ -11,7 +11,7 @@ use crate::runtime::{pause, session, thread};
 
 /// Runs `work` on the calling thread's ranges. Returns `None` if the thread is ending.
 #[inline(always)]
-fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
+pub(crate) fn on_thread<R>(work: impl FnOnce(&OpenRanges) -> R) -> Option<R> {
     thread::with(|state| work(&state.ranges))
 }
 

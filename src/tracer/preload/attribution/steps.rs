@@ -41,11 +41,16 @@ fn begins(step: i32) {
     growth::step_begins();
 }
 
+/// Returns the closest step that a row can have.
+fn in_range(step: i64) -> i32 {
+    step.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32
+}
+
 /// Sets the step, as the program requests. A step lasts until the next step is set, so the time between two
 /// step ranges belongs to the first range.
 pub(crate) fn set(step: i64) {
     SET_BY_PROGRAM.store(true, Ordering::Relaxed);
-    let step = i32::try_from(step).unwrap_or(i32::MAX);
+    let step = in_range(step);
     let before = STEP.swap(step, Ordering::Relaxed);
     phantom::step_begins(step);
     if before != step {
@@ -145,4 +150,15 @@ fn is_counted(optimizer: usize) -> bool {
         others.push(optimizer);
         false
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_outside_the_range_of_rows_becomes_the_closest_step() {
+        let steps = [i64::MIN, i64::from(i32::MIN) - 1, -1, 7, 1 << 31, i64::MAX];
+        assert_eq!(steps.map(in_range), [i32::MIN, i32::MIN, -1, 7, i32::MAX, i32::MAX]);
+    }
 }

@@ -5,7 +5,7 @@
 use std::ptr::null_mut;
 
 use crate::ffi::cpython::{Arguments, RawObject};
-use crate::python::vectorcall::{self, Around, TracerFunction, positional, release, usual};
+use crate::python::vectorcall::{self, Around, TracerFunction, positional, usual};
 
 /// The maximum number of arguments that the tracer's functions get.
 const GIVEN: usize = 2;
@@ -37,13 +37,8 @@ unsafe extern "C-unwind" fn call_reduction(
     }
     // SAFETY: these are the caller's own arguments.
     let result = unsafe { usual(function, args, count, names) };
-    // SAFETY: as above.
-    if !result.is_null() && !unsafe { AROUND.after.call(args, given, null_mut()) } {
-        // SAFETY: the GIL is held, and the result is a new reference that no other code has.
-        unsafe { release(result) };
-        return null_mut();
-    }
-    result
+    // SAFETY: as above. The GIL is held, and the result is a new reference that no other code has.
+    unsafe { AROUND.after.call_after(result, args, given) }
 }
 
 /// `hook_reduction(function, object_size, before, after) -> bool`: calls `before` and `after` with the first two

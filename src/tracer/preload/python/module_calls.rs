@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 
 use crate::attribution::{backward_passes, detail, module_ranges};
 use crate::ffi::cpython::{Arguments, RawObject};
-use crate::python::vectorcall::{self, Around, TracerFunction, positional, release, usual};
+use crate::python::vectorcall::{self, Around, TracerFunction, positional, usual};
 use crate::runtime::guard::shielded;
 use crate::runtime::thread;
 
@@ -162,26 +162,19 @@ unsafe extern "C-unwind" fn call_module(
         shielded(module_ranges::leave_unseen);
     }
     if is_open {
-        if !result.is_null() && AROUND.after.is_set() {
+        if AROUND.after.is_set() {
             let arguments = [module, result];
-            // SAFETY: the array has two arguments, and both are alive.
-            if !unsafe { AROUND.after.call(arguments.as_ptr(), arguments.len(), null_mut()) } {
-                // SAFETY: the GIL is held, and the result is a new reference that no other code has.
-                unsafe { release(result) };
-                result = null_mut();
-            }
+            // SAFETY: the array has two arguments, and both are alive if the result is not null. The GIL is
+            // held, and the result is a new reference that no other code has.
+            result = unsafe { AROUND.after.call_after(result, arguments.as_ptr(), arguments.len()) };
         }
         shielded(|| module_ranges::leave(module as usize));
         let awaited = shielded(|| thread::with(|state| state.awaited_module.get())).flatten();
         let is_awaited = awaited == Some(module as usize);
         if is_awaited && !result.is_null() && shielded(module_ranges::depth) == Some(0) {
             shielded(|| thread::with(|state| state.awaited_module.set(0)));
-            // SAFETY: the single argument is kept alive by the caller.
-            if !unsafe { AFTER_OUTERMOST.call(args, 1, null_mut()) } {
-                // SAFETY: as above.
-                unsafe { release(result) };
-                result = null_mut();
-            }
+            // SAFETY: the single argument is kept alive by the caller. The result is as above.
+            result = unsafe { AFTER_OUTERMOST.call_after(result, args, 1) };
         }
     }
     result

@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 
 use crate::attribution::steps;
 use crate::ffi::cpython::{Arguments, RawObject};
-use crate::python::vectorcall::{self, Around, TracerFunction, positional, release, usual};
+use crate::python::vectorcall::{self, Around, TracerFunction, positional, usual};
 use crate::runtime::guard::shielded;
 
 /// The tracer's functions that run before and after a step. Their argument is the optimizer.
@@ -43,13 +43,8 @@ unsafe extern "C-unwind" fn call_step(
         let optimizer = unsafe { *args } as usize;
         shielded(|| steps::optimizer_stepped(optimizer));
     }
-    // SAFETY: as above.
-    if !result.is_null() && !unsafe { AROUND.after.call(args, 1, null_mut()) } {
-        // SAFETY: the GIL is held, and the result is a new reference that no other code has.
-        unsafe { release(result) };
-        return null_mut();
-    }
-    result
+    // SAFETY: as above. The GIL is held, and the result is a new reference that no other code has.
+    unsafe { AROUND.after.call_after(result, args, 1) }
 }
 
 /// `hook_step(function, object_size, before, after) -> bool`: redirects calls of `function` to [`call_step`].

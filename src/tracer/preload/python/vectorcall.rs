@@ -75,6 +75,27 @@ impl TracerFunction {
         }
         goes_on
     }
+
+    /// Calls the function after a call of the program that returned `result`. Returns the result, or null if
+    /// the program's call has failed or the function raised an exception that belongs to the program.
+    ///
+    /// # Safety
+    /// Same as for [`TracerFunction::call`], with positional arguments. `result` is null or a new reference
+    /// that no other code has.
+    pub(super) unsafe fn call_after(
+        &self,
+        result: RawObject,
+        args: *const RawObject,
+        count: usize,
+    ) -> RawObject {
+        // SAFETY: by the contract.
+        if result.is_null() || unsafe { self.call(args, count, null_mut()) } {
+            return result;
+        }
+        // SAFETY: by the contract.
+        unsafe { release(result) };
+        null_mut()
+    }
 }
 
 /// The tracer's functions that run before and after each call of one function of the program.
@@ -113,7 +134,7 @@ pub(super) fn positional(count: usize) -> usize {
 ///
 /// # Safety
 /// The GIL is held, and `object` is null or a new reference.
-pub(super) unsafe fn release(object: RawObject) {
+unsafe fn release(object: RawObject) {
     // SAFETY: by the contract.
     drop(unsafe { Gil::held().and_then(|gil| gil.owned(object)) });
 }

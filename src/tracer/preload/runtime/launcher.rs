@@ -17,18 +17,18 @@ static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
 
 /// Reports that the library was loaded. Called once, at load, when the path of the file is read from the
 /// environment.
-pub(crate) fn tell_load() {
+pub(crate) fn report_load() {
     FILE.get_or_init(|| std::env::var_os(HELLO).map(PathBuf::from));
-    tell(LOADED);
+    report(LOADED);
 }
 
 /// Reports that the trace cannot be written, and logs `why`.
-pub(crate) fn tell_failure(why: &str) {
+pub(crate) fn report_failure(why: &str) {
     log::line(why);
-    tell(TRACE_FAILED);
+    report(TRACE_FAILED);
 }
 
-fn tell(byte: u8) {
+fn report(byte: u8) {
     let Some(Some(path)) = FILE.get() else { return };
     without_write_signals(|| {
         if let Ok(mut file) = private_file::append(path) {

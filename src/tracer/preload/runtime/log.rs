@@ -16,7 +16,7 @@ use crate::runtime::signals::without_write_signals;
 
 /// Logs `text` as one line.
 pub(crate) fn line(text: &str) {
-    static IS_FAILURE_TOLD: AtomicBool = AtomicBool::new(false);
+    static IS_FAILURE_REPORTED: AtomicBool = AtomicBool::new(false);
     without_write_signals(|| {
         if let Some(session) = session::session()
             && let Some(pattern) = &session.settings.log_file
@@ -24,7 +24,7 @@ pub(crate) fn line(text: &str) {
             let path = session.named_path(pattern);
             match append(&path, text) {
                 Ok(()) => return,
-                Err(error) if !IS_FAILURE_TOLD.swap(true, Ordering::Relaxed) => to_stderr(&format!(
+                Err(error) if !IS_FAILURE_REPORTED.swap(true, Ordering::Relaxed) => to_stderr(&format!(
                     "MEMTRACE_LOG_FILE={}: {error}; messages go to stderr; set it to a file that you can write",
                     path.display()
                 )),

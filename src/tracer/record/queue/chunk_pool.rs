@@ -66,7 +66,8 @@ impl ChunkPool {
     pub(crate) fn new(bytes: usize, folders: &[&Path], name: &str, run: Run) -> io::Result<ChunkPool> {
         let chunks = (bytes / CHUNK_BYTES).max(8);
         let length = HEADER_BYTES + chunks * CHUNK_BYTES;
-        let on_file = folders.iter().find_map(|folder| map_file(&folder.join(name), length).ok());
+        let is_wiped = own_page::is_wiped_in_children();
+        let on_file = folders.iter().find_map(|folder| map_file(&folder.join(name), length, is_wiped).ok());
         let (memory, path, lock) = match on_file {
             Some((memory, path, lock)) => (memory, Some(path), lock),
             None => (anonymous(length)?, None, None),
@@ -191,6 +192,13 @@ impl ChunkPool {
         }
     }
 
+    /// Sets the journal's time of change to now.
+    pub(crate) fn mark_alive(&self) {
+        if let Some(path) = &self.path {
+            let _ = private_file::touch(path);
+        }
+    }
+
     fn start(&self, run: Run) {
         // SAFETY: the mapping begins with the header and is page aligned, and nothing else has it yet.
         let header = unsafe { &mut *self.memory.as_mut_ptr().cast::<JournalHeader>() };
@@ -247,13 +255,19 @@ fn prefetch(slot: *const Event) {
     }
 }
 
-fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf, Option<File>)> {
+/// Creates, maps and locks a journal. `is_wiped` is true if the kernel can keep children away from memory. The
+/// last value is as in [`ChunkPool::_lock`].
+fn map_file(path: &Path, length: usize, is_wiped: bool) -> io::Result<(MmapRaw, PathBuf, Option<File>)> {
     let file = private_file::create(path)?;
     let open_again = || private_file::reopen(path, OpenOptions::new().read(true).write(true));
+    let reserved = reserve(&file, length);
+    // Closed before the file is locked: if the lock belongs to the process, closing any descriptor of the file
+    // releases the lock.
+    drop(file);
     // `with_tables` holds a lock that a fork takes, so no child is forked before the new descriptor is
     // closed. Such a child would share the open file, and thereby the lock.
-    let mapped = reserve(&file, length)
-        .and_then(|()| with_tables(|_| open_again().and_then(|file| map_and_lock(file, length))));
+    let mapped = reserved
+        .and_then(|()| with_tables(|_| open_again().and_then(|file| map_and_lock(file, length, is_wiped))));
     match mapped {
         Ok((memory, lock)) => {
             populate(&memory);
@@ -273,9 +287,9 @@ fn map_file(path: &Path, length: usize) -> io::Result<(MmapRaw, PathBuf, Option<
 /// could close. No child has the mapping, so the lock is released when the process ends or calls `exec`. On a
 /// kernel that cannot keep children away from the mapping, the lock belongs to the process and to a
 /// descriptor that stays open.
-fn map_and_lock(file: File, length: usize) -> io::Result<(MmapRaw, Option<File>)> {
+fn map_and_lock(file: File, length: usize, is_wiped: bool) -> io::Result<(MmapRaw, Option<File>)> {
     let memory = MmapOptions::new().len(length).map_raw(&file)?;
-    let is_private = own_page::is_wiped_in_children() && memory.advise(Advice::DontFork).is_ok();
+    let is_private = is_wiped && memory.advise(Advice::DontFork).is_ok();
     if is_private && lock(&file, libc::F_OFD_SETLK).is_ok() {
         return Ok((memory, None));
     }
@@ -486,6 +500,20 @@ mod tests {
         pool.remove_file();
         assert!(!folder.join("j").exists());
         std::fs::remove_dir(&folder).unwrap();
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri maps no files")]
+    fn a_journal_is_locked_where_the_kernel_cannot_keep_children_away_from_it() {
+        let folder = std::env::temp_dir().join(format!("memtrace-old-lock-test-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("j");
+        let (_memory, _, kept) = map_file(&path, 1 << 20, false).unwrap();
+        assert!(kept.is_some(), "a descriptor holds the lock");
+        // The lock of an open file conflicts with the lock of a process, even of the same process.
+        let other = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        assert!(lock(&other, libc::F_OFD_SETLK).is_err());
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

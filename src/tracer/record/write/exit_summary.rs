@@ -21,7 +21,7 @@ pub(crate) fn print(session: &Session, encoder: &Encoder, trace: &Path) {
         for line in ledger_lines(encoder) {
             (session.say)(&format!("  {line}"));
         }
-        for line in encoder.statistics.lines() {
+        for line in encoder.statistics().lines() {
             (session.say)(&format!("  {line}"));
         }
         (session.say)(&format!("next: memtrace summary {}", session.out.display()));

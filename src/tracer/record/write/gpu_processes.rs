@@ -34,23 +34,41 @@ impl GpuProcesses {
         listed: &[(u32, Option<i64>)],
         has_names: bool,
     ) {
-        for mut mark in self.changes(device, listed) {
-            let is_new = mark.bytes != Some(0) && mark.user.is_none() && mark.command.is_none();
-            if is_new && has_names {
+        let complete = |mark: &mut GpuProcess| {
+            if has_names {
                 mark.fill(&HostFiles::default(), Path::new("/etc/passwd"));
             }
-            self.known.insert((device, mark.pid), mark.clone());
-            if self.marks == MOST_MARKS {
-                return;
-            }
-            self.marks += 1;
+        };
+        for mark in self.take_changes(device, listed, complete) {
             let name = intern::text_id(&mark.to_string(), |id, text| queue.define(&text_events(id, text)));
             queue.record(|clock_ns| {
                 let header = Header { step: -1, ..Header::new(clock_ns, Api::GpuProcess, Event::HOST) };
                 Payload::Mark { name }.pack(header)
             });
         }
+    }
+
+    /// Stores the changes on a device, and returns those that get a mark. `complete` adds the names of a
+    /// process that is new.
+    fn take_changes(
+        &mut self,
+        device: i32,
+        listed: &[(u32, Option<i64>)],
+        complete: impl Fn(&mut GpuProcess),
+    ) -> Vec<GpuProcess> {
+        let mut marks = Vec::new();
+        for mut mark in self.changes(device, listed) {
+            if mark.bytes != Some(0) && mark.user.is_none() && mark.command.is_none() {
+                complete(&mut mark);
+            }
+            self.known.insert((device, mark.pid), mark.clone());
+            if self.marks < MOST_MARKS {
+                self.marks += 1;
+                marks.push(mark);
+            }
+        }
         self.known.retain(|_, process| process.bytes != Some(0));
+        marks
     }
 
     /// Returns the processes of a device that are new, whose memory has changed, or that have left the device.
@@ -89,9 +107,7 @@ mod tests {
     fn gpu_processes_are_recorded_when_they_come_change_and_leave() {
         let mut processes = GpuProcesses::default();
         let mut changes = |listed: &[(u32, Option<i64>)]| -> Vec<(u32, Option<i64>)> {
-            let changes = processes.changes(0, listed);
-            processes.known.extend(changes.iter().map(|process| ((0, process.pid), process.clone())));
-            processes.known.retain(|_, process| process.bytes != Some(0));
+            let changes = processes.take_changes(0, listed, |_| {});
             changes.into_iter().map(|process| (process.pid, process.bytes)).collect()
         };
         assert_eq!(changes(&[(7, Some(800)), (8, None)]), [(7, Some(800)), (8, None)]);
@@ -102,5 +118,12 @@ mod tests {
         assert_eq!(changes(&[(7, Some(5)), (8, Some(1))]), [(7, Some(5))], "the id is used again");
         // The processes of another device stay.
         assert_eq!(processes.changes(1, &[]), []);
+        // After the last mark, the processes are still followed.
+        processes.marks = MOST_MARKS;
+        assert_eq!(processes.take_changes(0, &[(7, Some(5)), (9, None)], |_| {}), []);
+        assert_eq!(processes.known.len(), 2);
+        processes.marks = 0;
+        let left = processes.take_changes(0, &[(7, Some(5))], |_| {});
+        assert_eq!(left.iter().map(|process| process.pid).collect::<Vec<_>>(), [9]);
     }
 }

@@ -5,6 +5,7 @@ mod definitions_file;
 mod exit_summary;
 mod gpu_processes;
 pub(crate) mod host;
+mod known_memory;
 mod limits_reached;
 pub(crate) mod meta_row;
 mod oom_message;

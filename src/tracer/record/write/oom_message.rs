@@ -115,11 +115,11 @@ impl OomSnapshot {
         let size = meta.total_bytes(device);
         let what = if oom.is_granted { "would have run out of memory" } else { "out of memory" };
         let mut first = format!("{what} on GPU {device}: {} were requested", show(oom.bytes));
-        let asker = label(encoder.definitions.owner(oom.context));
+        let asker = label(encoder.definitions().owner(oom.context));
         if asker != NO_OWNER {
             first += &format!(" by {asker}");
         }
-        let form = encoder.definitions.form(oom.form);
+        let form = encoder.definitions().form(oom.form);
         if form.shape != UNKNOWN {
             first += &format!(" for {} {}", form.dtype, form.shape);
         }
@@ -147,7 +147,7 @@ impl OomSnapshot {
         if !categories.is_empty() {
             lines.push(format!("for: {}", categories.join(", ")));
         }
-        let holders = by(live, |live| label(encoder.definitions.owner(live.context)));
+        let holders = by(live, |live| label(encoder.definitions().owner(live.context)));
         let width = holders.iter().take(NAMED).map(|(name, _)| name.len()).max().unwrap_or(0);
         for (name, bytes) in holders.iter().take(NAMED) {
             let share = *bytes as f64 * 100.0 / allocated.max(1) as f64;
@@ -210,8 +210,8 @@ mod tests {
     #[test]
     fn an_oom_message_names_the_largest_owner_first_and_the_next_command_last() {
         let mut encoder = Encoder::new(0, 0, 1, Rounding::default(), true);
-        encoder.definitions.define_text(1, "GPT.h.0");
-        encoder.definitions.define_context(1, Context { module: 1, ..Context::default() });
+        encoder.definitions_mut().define_text(1, "GPT.h.0");
+        encoder.definitions_mut().define_context(1, Context { module: 1, ..Context::default() });
         let header = Header::new(0, Api::CachingAllocator, 0);
         let block = |context, address, bytes, allocated| {
             let block = Block {
@@ -234,8 +234,8 @@ mod tests {
         let snapshot = OomSnapshot::new(&encoder, oom);
         // Setup: before the lines are printed, the first block is tagged and the second one freed -> both are
         // listed, and the first one with its tag.
-        encoder.definitions.define_text(2, "GPT.head");
-        encoder.definitions.define_text(3, "float32 [64x1024x4096]");
+        encoder.definitions_mut().define_text(2, "GPT.head");
+        encoder.definitions_mut().define_text(3, "float32 [64x1024x4096]");
         let after = [
             Payload::Tag {
                 address: 1,

@@ -87,7 +87,7 @@ impl Part {
     /// Writes all buffered rows, after the stacks that they refer to. Returns the length of the file in
     /// bytes.
     pub(crate) fn flush(&mut self, encoder: &mut Encoder) -> io::Result<u64> {
-        if encoder.definitions.has_new_stacks() {
+        if encoder.definitions().has_new_stacks() {
             let writer = match &mut self.stacks {
                 Some(writer) => writer,
                 None => {

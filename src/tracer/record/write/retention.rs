@@ -76,9 +76,9 @@ impl Retention {
         if self.keep == Keep::All {
             return Vec::new();
         }
-        let ooms = encoder.statistics.ooms;
+        let ooms = encoder.statistics().ooms;
         let has_oom = ooms > std::mem::replace(&mut self.ooms, ooms);
-        self.note_peaks(encoder.statistics.peaks(), number);
+        self.note_peaks(encoder.statistics().peaks(), number);
         self.parts.push(FinishedPart { number, path: path.to_owned(), ended: Instant::now(), has_oom });
         let going = match self.keep {
             Keep::All => Vec::new(),

@@ -50,6 +50,9 @@ const FLUSHED_EVENTS: Duration = Duration::from_secs(1);
 /// would cost the hook a system call. In this interval, even a fast program fills only a small part of the
 /// pool.
 const INTERVAL: Duration = Duration::from_millis(20);
+/// The interval between two marks of the journal as alive: a sweep by another process compares the journal's
+/// time of change with the time for which it keeps a journal. Stores into the mapping do not change that time.
+const ALIVE: Duration = Duration::from_secs(60);
 /// The number of events between two flushes when the queue is long.
 const BATCH: usize = 16 << 10;
 /// The minimum number of events between two flushes when parts are small, because a part ends only at a
@@ -104,6 +107,8 @@ struct Writer {
     /// True if no journal holds the events that are not in the file yet; see [`Writer::suspend`].
     without_journal: bool,
     limits: LimitsReached,
+    /// When the journal was last marked as alive.
+    marked: Instant,
 }
 
 impl Writer {
@@ -178,8 +183,8 @@ impl Writer {
             (session.say)(&format!("tracing to {}", path.display()));
         }
         let mut encoder = Encoder::new(start_ns, session.rank, pid, session.rounding, session.caching);
-        encoder.tags = session.settings.modules;
-        encoder.buffer_bytes = session.settings.buffer_bytes as u64;
+        encoder.set_tags(session.settings.modules);
+        encoder.set_buffer_bytes(session.settings.buffer_bytes as u64);
         let settings = &session.settings;
         // Without a journal, a kill would lose the events of a whole step.
         let holds = settings.has_brief_steps() && pool.path().is_some();
@@ -202,6 +207,7 @@ impl Writer {
             finishing: false,
             without_journal: false,
             limits: LimitsReached::new(session),
+            marked: Instant::now(),
         })
     }
 
@@ -213,9 +219,9 @@ impl Writer {
         self.control.note_ready();
         let every = Duration::from_millis(self.session.settings.flush_ms);
         let mut next_flush = Instant::now() + every;
-        let mut ruler = ClockFitter::new();
+        let mut fitter = ClockFitter::new();
         loop {
-            ruler.adjust();
+            fitter.adjust();
             // True if an OOM that an earlier pass encoded is pending, and no more tags of its blocks are
             // expected. Read before the events are encoded below, so that the tags recorded by now are
             // encoded before the OOM is printed.
@@ -422,7 +428,7 @@ impl Writer {
         old.rows.flush()?;
         self.meta.part = number;
         // Each part has a file of stacks of its own.
-        self.encoder.definitions.set_stacks_written(0);
+        self.encoder.definitions_mut().set_stacks_written(0);
         if self.session.settings.log >= Level::Info {
             (self.session.say)(&format!("tracing goes on in {}", self.part.path.display()));
         }
@@ -441,7 +447,7 @@ impl Writer {
     fn collect(&mut self) -> u64 {
         let Writer { merge, encoder, definitions, queue, .. } = self;
         merge.collect(queue, &mut |definition, slots| {
-            encoder.definitions.define(definition, slots);
+            encoder.definitions_mut().define(definition, slots);
             definitions.add(definition, slots);
         })
     }
@@ -535,6 +541,10 @@ impl Writer {
         let written = Written { csv_len, names_len, reported_lost: self.encoder.reported_lost() };
         self.merge.release(self.queue, written, self.meta.part);
         self.limits.look(self.queue.pool());
+        if self.marked.elapsed() > ALIVE {
+            self.marked = Instant::now();
+            self.queue.pool().mark_alive();
+        }
         self.queue.pool().set_end_words(&self.end_words());
         let is_full = self.part.is_full(csv_len, self.encoder.rows(), &self.session.settings);
         if is_full && !self.finishing { self.rotate(names_len) } else { Ok(()) }

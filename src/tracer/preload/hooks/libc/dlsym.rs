@@ -19,38 +19,7 @@ use crate::runtime::guard::shielded;
 #[cfg_attr(not(memtrace_asan), unsafe(no_mangle))]
 #[unsafe(naked)]
 unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    #[cfg(target_arch = "x86_64")]
-    core::arch::naked_asm!(
-        "push rdi",
-        "push rsi",
-        "sub rsp, 8",
-        "call {answer}",
-        "add rsp, 8",
-        "pop rsi",
-        "pop rdi",
-        // rax: our function or null; rdx: glibc's own dlsym.
-        "test rax, rax",
-        "jne 2f",
-        "jmp rdx",
-        "2: ret",
-        answer = sym answer
-    );
-    #[cfg(target_arch = "aarch64")]
-    core::arch::naked_asm!(
-        "stp x29, x30, [sp, #-32]!",
-        "stp x0, x1, [sp, #16]",
-        "bl {answer}",
-        // x0: our function or null; x1: glibc's own dlsym.
-        "mov x9, x0",
-        "mov x16, x1",
-        "ldp x0, x1, [sp, #16]",
-        "ldp x29, x30, [sp], #32",
-        "cbnz x9, 2f",
-        "br x16",
-        "2: mov x0, x9",
-        "ret",
-        answer = sym answer
-    );
+    memtrace_util::return_or_jump!(answer)
 }
 
 /// The result of [`answer`], which the ABI returns in two registers.

@@ -21,7 +21,7 @@ from .failures import count
 from .forwards import has_optimizer, module_is_called, root_was_called
 from .fsdp import engine_is_called, hook_reductions, tag_buckets
 from .held import tag_engines
-from .model_discovery import add_groups, is_time_to_search, name_parameters, name_uncalled_models
+from .model_discovery import add_groups, is_due, is_time_to_search, name_parameters, name_uncalled_models
 from .model_facts import note_call, note_input
 from .module_memory import measure_call, measure_result
 from .native import (
@@ -189,8 +189,7 @@ def _is_engine_due(calls: int) -> bool:
     search. Any call searches if that memory is large (see MUCH)."""
     global _searched_bytes
     size = bytes_outside_phases()
-    is_usual = calls <= FIRST or str(calls).rstrip("0") in ("1", "3")
-    if size > _searched_bytes * 1.5 + MUCH or is_usual and size > _searched_bytes:
+    if size > _searched_bytes * 1.5 + MUCH or is_due(calls) and size > _searched_bytes:
         _searched_bytes = size
         return True
     return False

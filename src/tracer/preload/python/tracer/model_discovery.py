@@ -27,10 +27,15 @@ from .torch_api import Module, Optimizer, Tensor, without_torch_function
 _rescues_left = 4
 
 
+def is_due(number: int) -> bool:
+    """Returns True for 1, 2, 3, 10, 30, 100, 300 and so on."""
+    return number <= 3 or str(number).rstrip("0") in ("1", "3")
+
+
 def is_time_to_search(calls: int) -> bool:
     """Returns True if a model's call with this number starts a search: the 3rd, the 100th, the 1000th and so
     on. A search takes as long as one or two calls."""
-    return calls == 3 or (calls >= 100 and str(calls).strip("0") == "1")
+    return calls == 3 or (calls >= 100 and is_due(calls) and str(calls)[0] == "1")
 
 
 def _is_initialized(module) -> bool:
@@ -60,11 +65,6 @@ def name_uncalled_models() -> None:
                 count("search for uncalled models", error)
 
 
-def _is_due(number: int) -> bool:
-    """Returns True for 1, 2, 3, 10, 30, 100, 300 and so on."""
-    return number <= 3 or str(number).rstrip("0") in ("1", "3")
-
-
 _namings = _additions = 0
 
 
@@ -73,7 +73,7 @@ def name_parameters(parameters: list) -> None:
     global _namings
     if any(owner_of(parameter) is None for parameter in parameters):
         _namings += 1
-        if _is_due(_namings):
+        if is_due(_namings):
             name_uncalled_models()
 
 
@@ -82,7 +82,7 @@ def add_groups() -> None:
     `param_groups`."""
     global _additions
     _additions += 1
-    if not _is_due(_additions):
+    if not is_due(_additions):
         return
     for group in live_objects(dict):
         parameters = dict.get(group, "params")

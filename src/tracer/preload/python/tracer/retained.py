@@ -257,55 +257,83 @@ def _chosen(by_size: list[int]) -> list[int]:
     return by_size[:half] + [by_size[half + index * count_of_rest // half] for index in range(half)]
 
 
-def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, str]:
-    """Returns the holders, whether the search was complete, and the reason if it was not
-    (empty: lack of time)."""
-    if why_not := why_not_searchable():
-        return [], False, why_not
-    reason = _unknown()
-    deadline, end = begin + seconds * SEARCHING, begin + seconds
-    things = live_objects(Module, Optimizer, Tensor, BaseException, types.TracebackType)
-    modules = [thing for thing in things if issubclass(type(thing), Module)]
-    optimizers = [thing for thing in things if issubclass(type(thing), Optimizer)]
-    errors = [thing for thing in things if issubclass(type(thing), (BaseException, types.TracebackType))]
-    tensors = {id(thing): thing for thing in things if issubclass(type(thing), Tensor)}
-    owned = owned_storages(modules, optimizers)
-    frames = _frames_of_errors(errors)
-    looked_at = list(_each(tensors, deadline))
-    nodes = [(number, node) for number in looked_at if (node := _node_of(tensors[number])) is not None]
-    graphs = Graphs(nodes, deadline)
-    pointers = {number: pointer_of(tensors[number]) for number in _each(looked_at, deadline)}
-    direct = {n: p for n, p in pointers.items() if p and p not in owned and is_known(p)}
-    saved: dict[int, set[int]] = {}
-    for number, (_, storages) in graphs.by_root.items():
-        live = {p for p in storages if p not in owned and is_known(p)}
-        if live:
-            saved[number] = live
-    by_size = sorted(
-        {*direct, *saved},
-        key=lambda n: -sum(map(block_bytes, saved.get(n, ()))) - block_bytes(direct.get(n, 0)),
-    )
-    copies, of_copies = model_copies(_each(modules, deadline), modules, optimizers)
-    chosen = _chosen(by_size)
-    targets = [*copies, *chosen]
-    if len(chosen) < len(by_size):
-        reason = reason or f"it examined {len(chosen)} of {len(by_size)} tensors"
-    things_by_id = {**tensors, **copies}
+class Gathered:
+    """The objects at which a search begins: tensors, roots of autograd graphs, and copies of models."""
+
+    def __init__(self, deadline: float) -> None:
+        """Gathers until the deadline, in seconds of `time.monotonic`."""
+        # The attributes keep everything alive until the end of the search, so that each id stays valid.
+        self.things = live_objects(Module, Optimizer, Tensor, BaseException, types.TracebackType)
+        self.modules = [thing for thing in self.things if issubclass(type(thing), Module)]
+        self.optimizers = [thing for thing in self.things if issubclass(type(thing), Optimizer)]
+        errors = (BaseException, types.TracebackType)
+        self.errors = [thing for thing in self.things if issubclass(type(thing), errors)]
+        self.tensors = {id(thing): thing for thing in self.things if issubclass(type(thing), Tensor)}
+        owned = owned_storages(self.modules, self.optimizers)
+        self.frames = _frames_of_errors(self.errors)
+        looked_at = list(_each(self.tensors, deadline))
+        nodes = ((number, _node_of(self.tensors[number])) for number in looked_at)
+        self.nodes = [(number, node) for number, node in nodes if node is not None]
+        self.graphs = Graphs(self.nodes, deadline)
+        pointers = {number: pointer_of(self.tensors[number]) for number in _each(looked_at, deadline)}
+        # By the `id` of a tensor: the address of its own storage, and the storages that its graph has saved.
+        self.direct = {n: p for n, p in pointers.items() if p and p not in owned and is_known(p)}
+        self.saved: dict[int, set[int]] = {}
+        for number, (_, storages) in self.graphs.by_root.items():
+            live = {p for p in storages if p not in owned and is_known(p)}
+            if live:
+                self.saved[number] = live
+        by_size = sorted({*self.direct, *self.saved}, key=lambda number: -self._bytes_of(number))
+        self.copies, self.storages_of_copies = model_copies(
+            _each(self.modules, deadline), self.modules, self.optimizers
+        )
+        chosen = _chosen(by_size)
+        # The ids of the objects whose holders are searched, and the objects by `id`.
+        self.targets = [*self.copies, *chosen]
+        self.by_id = {**self.tensors, **self.copies}
+        self.is_whole = len(pointers) == len(self.tensors)
+        self.reason = (
+            f"it examined {len(chosen)} of {len(by_size)} tensors" if len(chosen) < len(by_size) else ""
+        )
+
+    def _bytes_of(self, number: int) -> int:
+        return sum(map(block_bytes, self.saved.get(number, ()))) + block_bytes(self.direct.get(number, 0))
+
+    def own_ids(self) -> list[int]:
+        """Returns the ids of this object's own containers, which refer to targets."""
+        own = [self.things, self.modules, self.optimizers, self.errors, self.tensors, self.frames]
+        own += [self.nodes, *self.nodes, self.copies, self.by_id, dict_of(self)]
+        return [id(container) for container in own]
+
+
+def _search(
+    gathered: Gathered, why: str, deadline: float, end: float
+) -> tuple[Search, dict[int, set[int]], bool]:
+    """Searches for the names that hold the gathered objects. Adds the optimizers with parameters of no module
+    to the targets. Returns the search, the steps in which the parameters of each such optimizer were made (by
+    the `id` of the optimizer), and whether all of them were found."""
     # The variables of the failed request are named like running variables, because they are not memory that a
     # failed attempt has left behind.
     left = left_frames() if why == "oom" else []
     names = Names(*running_variables(left), main_code(), Lines(end))
-    search = Search(names, graphs.root_of, frames, deadline)
-    own = [id(own) for own in (things, modules, optimizers, errors, tensors, nodes, *nodes, frames, left)]
-    own += [id(copies), id(things_by_id)]
-    unused, are_known = _only_in_optimizers(modules, optimizers, names, own, deadline)
+    search = Search(names, gathered.graphs.root_of, gathered.frames, deadline)
+    own = [*gathered.own_ids(), id(left)]
+    unused, are_known = _only_in_optimizers(gathered.modules, gathered.optimizers, names, own, deadline)
     for each in unused:
-        targets.append(id(each.optimizer))
-        things_by_id[id(each.optimizer)] = each.optimizer
-        of_copies[id(each.optimizer)] = each.storages()
+        number = id(each.optimizer)
+        gathered.targets.append(number)
+        gathered.by_id[number] = each.optimizer
+        gathered.storages_of_copies[number] = each.storages()
     births_of_unused = {id(each.optimizer): each.births() for each in unused}
-    own.append(id(unused))
-    search.run(set(targets), [*own, *graphs.ids()])
+    search.run(set(gathered.targets), [*own, id(unused), *gathered.graphs.ids()])
+    return search, births_of_unused, are_known
+
+
+def _grouped(
+    gathered: Gathered, search: Search, births_of_unused: dict[int, set[int]], why: str, end: float
+) -> tuple[list[dict], bool]:
+    """Returns the holders with the storages of their tensors, and whether time sufficed for all targets."""
+    direct, saved = gathered.direct, gathered.saved
     # The storages of tensors that a name leads to. Other tensors may be alive only because torch keeps the
     # Python objects of the tensors that a node has saved.
     named = {pointer for n, pointer in direct.items() if n in search.reached}
@@ -313,11 +341,11 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
     placed: set[int] = set()
     # Variables and containers come before graphs, because each storage is reported for its first holder only.
     described = 0
-    for number in sorted(targets, key=lambda number: number in saved):
+    for number in sorted(gathered.targets, key=lambda number: number in saved):
         if described % LOOK == 0 and time.monotonic() > end:
             break
         described += 1
-        described_as = search.describe(number, things_by_id)
+        described_as = search.describe(number, gathered.by_id)
         if described_as is None:
             continue
         found, graph = described_as
@@ -325,14 +353,14 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
             # The program has ended, and the garbage collector has not freed the optimizer yet.
             continue
         if number in births_of_unused:
-            holder = f"{name_of_type(type(things_by_id[number]))} in {found['holder']}"
+            holder = f"{name_of_type(type(gathered.by_id[number]))} in {found['holder']}"
             found |= {"group": f"{number} {holder}", "holder": holder, "kind": UNUSED}
         group = groups.setdefault(
             found.pop("group"), {**found, "bytes": 0, "tensors": 0, "roots": set(), "births": set()}
         )
         # The graph whose node keeps the tensor, and the tensor's own graph if it has saved storages.
         group["roots"].update(root for root in (graph, number if number in saved else None) if root)
-        of_copy = of_copies.get(number, ())
+        of_copy = gathered.storages_of_copies.get(number, ())
         group["tensors"] += len(of_copy) if of_copy else number in direct
         for pointer in {*of_copy, *saved.get(number, ()), direct.get(number, 0)} - placed - {0}:
             if pointer in named and pointer != direct.get(number) and not of_copy:
@@ -345,10 +373,24 @@ def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, 
     for group in groups.values():
         roots = group.pop("roots")
         group["graphs"] = len(roots)
-        group["nodes"] = sum(graphs.by_root[root][0] for root in roots)
-    is_whole = not reason and graphs.is_whole and search.is_whole
-    is_whole = is_whole and len(pointers) == len(tensors) and described == len(targets) and are_known
-    return _judged(list(groups.values())), is_whole, reason
+        group["nodes"] = sum(gathered.graphs.by_root[root][0] for root in roots)
+    return list(groups.values()), described == len(gathered.targets)
+
+
+def _holders(why: str, begin: float, seconds: float) -> tuple[list[dict], bool, str]:
+    """Returns the holders, whether the search was complete, and the reason if it was not
+    (empty: lack of time)."""
+    if why_not := why_not_searchable():
+        return [], False, why_not
+    reason = _unknown()
+    deadline, end = begin + seconds * SEARCHING, begin + seconds
+    gathered = Gathered(deadline)
+    reason = reason or gathered.reason
+    search, births_of_unused, are_known = _search(gathered, why, deadline, end)
+    groups, are_described = _grouped(gathered, search, births_of_unused, why, end)
+    is_whole = not reason and gathered.graphs.is_whole and search.is_whole
+    is_whole = is_whole and gathered.is_whole and are_described and are_known
+    return _judged(groups), is_whole, reason
 
 
 def _only_in_optimizers(
