@@ -32,7 +32,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::printer::{Cell, Style};
 use crate::reports::Answer;
-use crate::selection::{select, with_only_device};
+use crate::selection::{select, with_default_device};
 use export::trace_stem;
 pub use export::{Export, Job, OutputKind};
 pub use out::{Out, STDOUT, is_stdout};
@@ -82,7 +82,7 @@ pub fn find(name: &str) -> Option<&'static dyn Export> {
 /// As for [`Export::write`]. Also when a selector matches nothing, when `place` is one of the traces, or when
 /// `place` is one file but the export writes several.
 pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<&Path>) -> Result<Answer> {
-    let options = &if export.takes_host() { with_only_device(input, options)? } else { options.clone() };
+    let options = &if export.takes_host() { with_default_device(input, options)? } else { options.clone() };
     let input = &select(input, options, export.takes_host())?;
     let mut printer = options.printer();
     if let Some(trace) = input.traces.first() {

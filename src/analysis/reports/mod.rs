@@ -46,7 +46,7 @@ mod wide_types;
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
-use crate::selection::{select, with_only_device};
+use crate::selection::{select, with_default_device};
 pub use growth::{GrowthCurve, growth_lines};
 pub(crate) use killed::killed_sentences;
 pub use oom::oom_for_page;
@@ -111,7 +111,7 @@ pub fn asked(report: &'static dyn Report, options: &Options) -> &'static dyn Rep
 pub fn answer(report: &'static dyn Report, inputs: &[Input], options: &Options) -> Result<Answer> {
     let report = asked(report, options);
     let options = &match inputs {
-        [input] if report.takes_host() => with_only_device(input, options)?,
+        [input] if report.takes_host() => with_default_device(input, options)?,
         _ => options.clone(),
     };
     let selected: Result<Vec<Input>> =
