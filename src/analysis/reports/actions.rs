@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
-use crate::profile::{Action, Category, Profile, profile_and_flow};
+use crate::profile::{Action, Profile, ProfilerCategory, profile_and_flow};
 use crate::read::input::Input;
 use crate::read::record::Columns;
 use crate::render::footer::Footer;
@@ -143,7 +143,7 @@ impl Sums {
             ("destroyed", Side::Right),
             ("category", Side::Left),
         ]);
-        for category in Category::ALL {
+        for category in ProfilerCategory::ALL {
             let at = category as usize;
             if self.actions[at].iter().all(|(times, _)| *times == 0) && self.highest[at] == 0 {
                 continue;
@@ -165,7 +165,7 @@ impl Sums {
     }
 
     fn json(&self, device: i32) -> Value {
-        let categories: serde_json::Map<String, Value> = Category::ALL
+        let categories: serde_json::Map<String, Value> = ProfilerCategory::ALL
             .into_iter()
             .map(|category| {
                 let at = category as usize;
