@@ -164,7 +164,11 @@ fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 13] {
             "no end row: killed, still running, or an incomplete copy",
             u64::from(found.unfinished),
         ),
-        problem("last_line_cut_off", "last line cut off", u64::from(replayed.summary.cut)),
+        problem(
+            "last_line_cut_off",
+            "last line cut off",
+            u64::from(replayed.summary.cut || replayed.summary.shortened),
+        ),
         problem("lines_that_are_not_rows", "invalid lines", replayed.summary.skipped),
     ]
 }

@@ -191,7 +191,11 @@ pub(super) fn vouch(trace: &TraceFile, replayed: &Replayed) -> Result<()> {
         "it has no end row: its program still runs, the disk was full, or the file was cut"
     } else if replayed.replay.counts.lost > 0 {
         "events were lost"
-    } else if problems.seq_gaps > 0 || summary.skipped > 0 || !summary.wrong_openings.is_empty() {
+    } else if problems.seq_gaps > 0
+        || summary.skipped > 0
+        || summary.shortened
+        || !summary.wrong_openings.is_empty()
+    {
         "it is damaged"
     } else if !summary.removed.is_empty() && trace.meta.keep.is_empty() {
         "parts of it are missing"
