@@ -200,7 +200,7 @@ impl FirstReading {
     /// and the reason if the search was incomplete. Null if there was no search or it found nothing.
     fn retained(&self, options: &Options) -> Value {
         let has_oom = !self.ooms.is_empty();
-        let search = if has_oom { self.retained.at_oom() } else { self.retained.telling() };
+        let search = if has_oom { self.retained.at_oom() } else { self.retained.to_report() };
         let lines = |search: &RetainedSearch| -> Vec<String> {
             search.retained().map(|holder| holder.line(options.units)).collect()
         };

@@ -143,7 +143,7 @@ fn of_process(
     let symbols = SymbolTable::default();
     let (mut searches, mut host) = (RetainedSearches::default(), HostMemory::new(&symbols));
     read_together(trace, options, &symbols, &mut [&mut searches, &mut host])?;
-    print_retained(printer, searches.telling(), options);
+    print_retained(printer, searches.to_report(), options);
     if grown.iter().any(Growth::keeps_more) {
         print_larger_holder(&searches, is_replaced, printer, options);
     }
@@ -165,7 +165,7 @@ fn of_process(
     value["growth"] = grown.iter().map(|growth| growth.json(options.units)).collect();
     value["host"] = host_growth.as_ref().map(HostGrowth::json).into();
     value["largest_input"] = largest_input.as_ref().map(LargestInput::json).into();
-    value["retained"] = searches.telling().map(RetainedSearch::json).into();
+    value["retained"] = searches.to_report().map(RetainedSearch::json).into();
     Ok((value, !found.leaks.is_empty()))
 }
 

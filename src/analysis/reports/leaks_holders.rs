@@ -86,7 +86,7 @@ impl Report for LeaksHolders {
             let searches = RetainedSearches::read(trace, options)?;
             let found = findings(trace, options, flow_categories(trace, options)?, |_, _| {})?.found;
             let telling =
-                if options.text("pid").is_empty() { searches.telling() } else { searches.asked_for() };
+                if options.text("pid").is_empty() { searches.to_report() } else { searches.asked_for() };
             let unnamed = Unnamed::new(&found, telling);
             footer.note_degraded(trace);
             if index < most {

@@ -223,7 +223,7 @@ impl KeptMemory {
             }));
         }
         let searches = RetainedSearches::read(trace, options)?;
-        let holders = searches.telling().into_iter().flat_map(RetainedSearch::retained);
+        let holders = searches.to_report().into_iter().flat_map(RetainedSearch::retained);
         let material = holders.filter(|holder| holder.bytes >= peak / LEAST_KEPT).max_by_key(|one| one.bytes);
         Ok(material.map(|holder| {
             let why = match (holder.text("kind"), holder.verdict.as_str()) {
