@@ -15,7 +15,7 @@ use super::growth::{FEWEST_STEPS, Growth, Holders, is_chosen};
 use super::host_growth::HostGrowth;
 use super::leaks_holders::{HOLDERS, LeaksHolders, print_retained};
 use super::oom::KeptMemory;
-use super::report::{Answer, Report, View, next};
+use super::report::{Answer, Report, View, for_each_process, next};
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
@@ -74,28 +74,19 @@ impl Report for Leaks {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut printer = options.printer();
-        let mut footer = Footer::new(input);
-        let mut json = Vec::new();
         let mut any = false;
-        for (index, trace) in input.traces.iter().enumerate() {
-            process_heading(&mut printer, input, index);
-            let (value, has_leaks) = of_process(trace, &mut printer, &mut footer, options)?;
+        let answer = for_each_process(input, options, |index, trace, printer, footer| {
+            process_heading(printer, input, index);
+            let (value, has_leaks) = of_process(trace, printer, footer, options)?;
             any |= has_leaks;
-            json.push(value);
-        }
+            Ok(value)
+        })?;
         let hints = if any {
             vec![next("peak", input, "--by step"), next("peak", input, "--by op")]
         } else {
             vec![next("peak", input, "--by category")]
         };
-        Ok(Answer {
-            body: printer,
-            json: json!({ "processes": json }),
-            footer,
-            next: hints,
-            ..Answer::default()
-        })
+        Ok(Answer { next: hints, ..answer })
     }
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::actions::{ACTIONS, Actions};
 use super::ops_allocated::{allocated_json, print_allocated};
-use super::report::{Answer, Report, View, next};
+use super::report::{Answer, Report, View, for_each_process, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
@@ -84,10 +84,7 @@ impl Report for OpsReport {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut printer = options.printer();
-        let mut footer = Footer::new(input);
-        let mut json = Vec::new();
-        for (index, trace) in input.traces.iter().enumerate() {
+        let answer = for_each_process(input, options, |index, trace, printer, footer| {
             let mut ops = Ops::new(options);
             let replayed = replay_trace(
                 trace,
@@ -109,18 +106,12 @@ impl Report for OpsReport {
             {
                 footer.notes.push(WITHOUT_ROWS.to_owned());
             }
-            process_heading(&mut printer, input, index);
-            ops.print(&mut printer, &replayed, options);
-            json.push(ops.json(trace, &replayed, options));
-        }
+            process_heading(printer, input, index);
+            ops.print(printer, &replayed, options);
+            Ok(ops.json(trace, &replayed, options))
+        })?;
         let hints = vec![next("peak", input, "--by op")];
-        Ok(Answer {
-            body: printer,
-            json: json!({ "processes": json }),
-            footer,
-            next: hints,
-            ..Answer::default()
-        })
+        Ok(Answer { next: hints, ..answer })
     }
 }
 
