@@ -31,7 +31,6 @@ use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
-use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::counted;
 use crate::state::group;

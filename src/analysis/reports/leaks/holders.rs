@@ -3,14 +3,13 @@
 
 use serde_json::json;
 
-use super::leaks::{Findings, findings};
-use super::ranks::MOST_RANKS;
-use super::report::{Answer, Needs, Report, SearchRequest, for_each_process, next};
+use super::super::ranks::MOST_RANKS;
+use super::super::report::{Answer, Needs, Report, SearchRequest, for_each_process, next};
+use super::{Findings, findings};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
-use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::counted;
 use crate::render::printer::{Cell, Printer, Style};
@@ -219,7 +218,11 @@ fn print_search(
 
 /// Prints the holders of retained memory with a heading of their own, for other reports. Prints nothing if no
 /// memory is retained.
-pub(super) fn print_retained(printer: &mut Printer, search: Option<&RetainedSearch>, options: &Options) {
+pub(in crate::reports) fn print_retained(
+    printer: &mut Printer,
+    search: Option<&RetainedSearch>,
+    options: &Options,
+) {
     let Some(search) = search.filter(|search| search.retained().next().is_some()) else { return };
     let holders: Vec<_> = search.retained().collect();
     printer.gap();

@@ -8,7 +8,7 @@ use memtrace_trace::columns::MAX_BYTES;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report, for_each_process, next};
+use super::super::report::{Answer, Report, for_each_process, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
@@ -16,7 +16,6 @@ use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
-use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::{bar, count, counted, duration, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};

@@ -7,12 +7,13 @@
 //! In a comparison with `MemoryTracker` in the same process, the series of totals was identical to the byte.
 //! The names were identical, too, with the overloads of `MEMTRACE_OPS=io` ([`OpCall::name`]).
 
+mod actions;
+mod allocated;
+
 use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::actions::{ACTIONS, Actions};
-use super::ops_allocated::{allocated_json, print_allocated};
 use super::report::{Answer, Report, View, for_each_process, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
@@ -21,7 +22,6 @@ use crate::read::input::Input;
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{NO_MODULE, NO_OP, Symbol, SymbolTable};
-use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::counted;
 use crate::render::printer::Printer;
@@ -30,6 +30,8 @@ use crate::state::op_allocations::{self, OpAllocations};
 use crate::state::op_calls::{self, MB, OpCall, OpCalls};
 use crate::state::replay::{Metric, Replay, Totals};
 use crate::state::replay_trace::{Replayed, replay_trace};
+use actions::{ACTIONS, Actions};
+use allocated::{allocated_json, print_allocated};
 
 /// `memtrace ops`.
 pub(super) struct OpsReport;

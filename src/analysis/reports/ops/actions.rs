@@ -3,13 +3,12 @@
 
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report, for_each_process, next};
+use super::super::report::{Answer, Report, for_each_process, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::{Action, Profile, ProfilerCategory, profile_and_flow};
 use crate::read::input::Input;
 use crate::read::record::Columns;
-use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::count;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};

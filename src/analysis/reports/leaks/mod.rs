@@ -5,6 +5,9 @@
 //! step. Memory that survives from a single step (parameters, optimizer state, caches that fill once) does
 //! not count as growth.
 
+pub(super) mod holders;
+mod host_growth;
+
 use std::collections::BTreeMap;
 
 use memtrace_trace::{Category, EventName};
@@ -12,8 +15,6 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::growth::{FEWEST_STEPS, Growth, Holders, is_chosen};
-use super::host_growth::HostGrowth;
-use super::leaks_holders::{HOLDERS, LeaksHolders, print_retained};
 use super::oom::KeptMemory;
 use super::report::{Answer, Report, View, for_each_process, next};
 use crate::error::Result;
@@ -40,6 +41,8 @@ use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 use crate::state::retained::{RetainedSearch, RetainedSearches};
 use crate::state::stacks::Stacks;
 use crate::state::step_inputs::LargestInput;
+use holders::{HOLDERS, LeaksHolders, print_retained};
+use host_growth::HostGrowth;
 
 /// Blocks kept since one of the first steps up to this one count as kept from the beginning.
 const FIRST_STEPS: i64 = 5;
