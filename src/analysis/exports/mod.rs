@@ -19,6 +19,7 @@ mod plots;
 mod snapshot;
 mod timeline;
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -160,8 +161,7 @@ fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(In
     if !each {
         return Ok(vec![(input.clone(), file)]);
     }
-    let mut ranks: Vec<i32> = input.traces.iter().map(|trace| trace.meta.rank).collect();
-    ranks.dedup();
+    let ranks: BTreeSet<i32> = input.traces.iter().map(|trace| trace.meta.rank).collect();
     let unique = ranks.len() == input.traces.len();
     let jobs = input.traces.iter().map(|trace| {
         // Processes that share a rank are labeled with the names of their traces.
