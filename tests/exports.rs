@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use memtrace_analysis::exports::{self, EXPORTS};
-use memtrace_analysis::options::Options;
+use memtrace_analysis::options::{Options, Window};
 use memtrace_analysis::read::input::Input;
 use memtrace_analysis::testing::TraceBuilder;
 use memtrace_trace::{EventName, Row};
@@ -344,6 +344,25 @@ fn chrome_export_nests_its_slices_and_keeps_the_peaks() {
             }
         }
     }
+}
+
+#[test]
+fn chrome_export_of_one_step_ends_with_the_step() {
+    let folder = TempDir::new().unwrap();
+    let end_of = |window: Window| {
+        let options =
+            Options { window, values: [("max-events", "0".to_owned())].into(), ..Options::default() };
+        let input = Input::open(&fixtures().join("gpt")).unwrap();
+        let place = folder.path().join("a.json");
+        exports::run(exports::find("chrome").unwrap(), &input, &options, Some(&place)).unwrap();
+        let events = json(&place)["traceEvents"].as_array().unwrap().clone();
+        let slices = events.into_iter().filter(|event| event["ph"] == "X");
+        let ends = slices.map(|slice| slice["ts"].as_f64().unwrap() + slice["dur"].as_f64().unwrap());
+        ends.fold(0.0, f64::max)
+    };
+    let step = |step| end_of(Window { from_step: step, to_step: step, ..Window::default() });
+    let [first, second, whole] = [step(0), step(1), end_of(Window::default())];
+    assert!(0.0 < first && first < second && second < whole, "{first} {second} {whole}");
 }
 
 #[test]

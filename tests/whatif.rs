@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use memtrace_analysis::testing::TraceBuilder;
+use memtrace_analysis::whatif::{Change, OpsAgain, advice};
 use memtrace_trace::meta::{Allocator, Device, Meta};
 use memtrace_trace::{Category, EventName, Row};
 use serde_json::Value;
@@ -669,4 +670,39 @@ fn advise_divides_a_loss_once_for_each_part_of_an_accumulated_batch() {
         (&found["before"]["bytes"], &found["after"]["bytes"]),
         (&(192 * MIB).into(), &(48 * MIB).into())
     );
+}
+
+/// Runs the printed code of `--checkpoint` on a model, and lists the modules that it checkpoints.
+#[test]
+fn advise_prints_code_that_checkpoints_the_modules_of_the_pattern() {
+    const MODEL: &str = "
+import torch.nn as nn
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = lambda: nn.ModuleDict({'mlp': nn.Linear(1, 1), 'a[0': nn.Linear(1, 1)})
+        self.h, self.mlp = nn.ModuleList([layer(), layer()]), nn.Linear(1, 1)
+";
+    const SHOW: &str = "
+print(' '.join(sorted('GPT' + '.' * bool(name) + name for name, m in model.named_modules() if 'forward' in m.__dict__)))
+";
+    Torch::on_newest(|torch| {
+        let cases = [
+            ("GPT", "GPT"),
+            ("GPT.h.*", "GPT.h.0 GPT.h.1"),
+            ("GPT.h.*.*", "GPT.h.0.a[0 GPT.h.0.mlp GPT.h.1.a[0 GPT.h.1.mlp"),
+            ("GPT.**.mlp", "GPT.h.0.mlp GPT.h.1.mlp"),
+            ("**.mlp", "GPT.h.0.mlp GPT.h.1.mlp GPT.mlp"),
+            ("GPT.*.mlp,GPT.mlp", "GPT.mlp"),
+            ("GPT.h.?.a[0", "GPT.h.0.a[0 GPT.h.1.a[0"),
+        ];
+        let mut script = MODEL.to_owned();
+        for (pattern, _) in cases {
+            let code = advice(&Change::Checkpoint(pattern.to_owned()), &OpsAgain::default()).code;
+            script.push_str(&format!("model = GPT()\n{}\n{SHOW}", code.join("\n")));
+        }
+        let output = torch.command().arg("-c").arg(script).output().unwrap();
+        let said = succeeded("the printed code", &output);
+        assert_eq!(said.lines().collect::<Vec<_>>(), cases.map(|(_, modules)| modules));
+    });
 }

@@ -107,13 +107,17 @@ pub(crate) struct FreeAtStart {
 
 impl std::fmt::Display for FreeAtStart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-        write!(f, "free at the start: {:.2} GiB", gib(self.here))?;
+        write!(f, "free at the start: {} GiB", gib(self.here))?;
         if self.least == self.most {
             return Ok(());
         }
-        write!(f, " ({:.2} to {:.2})", gib(self.least), gib(self.most))
+        write!(f, " ({} to {})", gib(self.least), gib(self.most))
     }
+}
+
+/// Formats bytes as GiB, without the unit.
+pub(crate) fn gib(bytes: u64) -> String {
+    format!("{:.2}", bytes as f64 / f64::from(1 << 30))
 }
 
 /// Checks the card of `--phantom`.
@@ -290,7 +294,7 @@ impl Scratch {
 
     /// Returns true if a tracer was loaded into a program of this launch.
     pub(crate) fn tracer_was_loaded(&self) -> bool {
-        self.was_told(hello::LOADED)
+        self.has_report(hello::LOADED)
     }
 
     /// Returns the facts that the tracers of this launch have reported so far.
@@ -300,10 +304,10 @@ impl Scratch {
 
     /// Returns true if a tracer could not write its trace. That tracer has printed the reason.
     fn trace_failed(&self) -> bool {
-        self.was_told(hello::TRACE_FAILED)
+        self.has_report(hello::TRACE_FAILED)
     }
 
-    fn was_told(&self, fact: u8) -> bool {
+    fn has_report(&self, fact: u8) -> bool {
         fs::read(self.hello()).is_ok_and(|facts| facts.contains(&fact))
     }
 

@@ -15,8 +15,9 @@ use crate::{Category, EventName};
 /// The schema that this version writes, as recorded in the meta row.
 pub const SCHEMA_VERSION: &str = "memtrace/1";
 
-/// The maximum absolute value of an id, an address, a time or a requested size. A difference of two such
-/// values fits in 64 bits. The writer clamps larger values, so every reader accepts whatever was written.
+/// The maximum absolute value of an id, an address, a time or a requested size. Sums of two such values
+/// fit in 64 bits, and so do their differences, except one of 2^63: subtract with `wrapping_sub`. The writer clamps
+/// larger values, so every reader accepts whatever was written.
 pub const MAX_NUMBER: u64 = 1 << 62;
 
 /// The maximum absolute value of a size or a total of allocated memory, in bytes: 64 PiB. Sums over a trace

@@ -11,8 +11,8 @@ const FORMS: &str = "expected full, off, peak, or steps:A-B, steps:A and every:N
 /// use memtrace_trace::detail::Detail;
 ///
 /// let detail = Detail::parse("steps:0-4,every:500")?;
-/// assert!(detail.names(3) && detail.names(1000));
-/// assert!(!detail.names(5));
+/// assert!(detail.includes(3) && detail.includes(1000));
+/// assert!(!detail.includes(5));
 /// assert!(Detail::parse("sometimes").is_err());
 /// # Ok::<(), String>(())
 /// ```
@@ -77,7 +77,7 @@ impl Detail {
 
     /// Returns true if the schedule contains this step. Work before the first step has the detail of step 0.
     #[must_use]
-    pub fn names(&self, step: i32) -> bool {
+    pub fn includes(&self, step: i32) -> bool {
         let step = step.max(0);
         match self {
             Detail::Full => true,
@@ -181,8 +181,8 @@ mod tests {
         ] {
             let detail = Detail::parse(value).unwrap();
             assert_eq!(detail.to_string(), shown);
-            assert_eq!((0..7).filter(|step| detail.names(*step)).collect::<Vec<_>>(), steps, "{value}");
-            assert_eq!(detail.names(-1), detail.names(0));
+            assert_eq!((0..7).filter(|step| detail.includes(*step)).collect::<Vec<_>>(), steps, "{value}");
+            assert_eq!(detail.includes(-1), detail.includes(0));
             assert_eq!(detail.follows_peaks(), !["full", "off"].contains(&value));
         }
     }

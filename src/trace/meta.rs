@@ -173,15 +173,18 @@ impl Default for Allocator {
     }
 }
 
-/// Returns the command line with `***` in place of the values of options that look like secrets.
+/// Returns the command line with `***` in place of the values of options that look like secrets, and of the user
+/// and password in a URL.
 #[must_use]
 pub fn redact(argv: impl IntoIterator<Item = String>) -> Vec<String> {
     let mut hide_next = false;
     argv.into_iter()
         .map(|word| {
-            if std::mem::take(&mut hide_next) && !word.starts_with('-') {
+            // A password may start with a dash; two dashes start the next option.
+            if std::mem::take(&mut hide_next) && !word.starts_with("--") {
                 return "***".to_owned();
             }
+            let word = without_user(&word);
             match word.split_once('=') {
                 Some((key, _)) if looks_secret(key) => format!("{key}=***"),
                 None if word.starts_with('-') && looks_secret(&word) => {
@@ -192,6 +195,18 @@ pub fn redact(argv: impl IntoIterator<Item = String>) -> Vec<String> {
             }
         })
         .collect()
+}
+
+/// Replaces the user and the password of a URL such as `postgres://user:password@host/data` by `***`.
+fn without_user(word: &str) -> String {
+    let hide = |(number, part): (usize, &str)| {
+        let host = &part[..part.find('/').unwrap_or(part.len())];
+        match host.rfind('@') {
+            Some(at) if number > 0 => format!("***{}", &part[at..]),
+            _ => part.to_owned(),
+        }
+    };
+    word.split("://").enumerate().map(hide).collect::<Vec<_>>().join("://")
 }
 
 /// The ends of words that name a secret.
@@ -214,10 +229,14 @@ mod tests {
     fn secrets_are_redacted_from_the_command_line() {
         let argv = "train.py --hf-token abc --lr=1 WANDB_API_KEY=xyz --token --next --tokenizer gpt2 --max-tokens=512 \
                     --db.password x --accessToken=y";
-        let shown = redact(argv.split_whitespace().map(str::to_owned)).join(" ");
+        let redacted = |argv: &str| redact(argv.split_whitespace().map(str::to_owned)).join(" ");
+        let shown = redacted(argv);
         let expected = "train.py --hf-token *** --lr=1 WANDB_API_KEY=*** --token --next --tokenizer gpt2 --max-tokens=512 \
                         --db.password *** --accessToken=***";
         assert_eq!(shown, expected);
+        let argv = "--password -abc --db=postgres://u:p@w@host/d?x=a@b redis://:pw@host https://host/a@b s3://x --token -";
+        let expected = "--password *** --db=postgres://***@host/d?x=a@b redis://***@host https://host/a@b s3://x --token ***";
+        assert_eq!(redacted(argv), expected);
     }
 
     #[test]

@@ -48,11 +48,13 @@ const FORMULA: &[char] = &['=', '+', '-', '@', '＝', '＋', '－', '＠'];
 #[must_use]
 pub fn shell_word(text: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
-    if !text.is_empty() && text.chars().all(is_plain) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', "'\\''"))
-    }
+    if !text.is_empty() && text.chars().all(is_plain) { text.to_owned() } else { shell_quoted(text) }
+}
+
+/// Returns a text in quotes, as one word of a shell's command line.
+#[must_use]
+pub fn shell_quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 /// Returns a text in the form that the file allows: cut to [`MAX_TEXT`] and on one line. It is put in quotes

@@ -21,16 +21,15 @@ pub fn left_in_group(current: i64, limit: i64, file: i64) -> i64 {
 }
 
 /// Returns the bytes that process `pid` can still get before the kernel kills a process, and the limit that
-/// applies: those of its cgroup, or those of the machine if less is left there. `None` if both are unknown.
+/// applies: those of its cgroup, of a cgroup above it, or of the machine, whichever has the fewest bytes left.
+/// `None` if all are unknown.
 #[must_use]
 pub fn left(proc: &Path, root: &Path, pid: &str) -> Option<(i64, i64)> {
-    let in_group = Cgroup::find(proc, root, pid).and_then(|group| match group.values() {
-        [Some(current), Some(limit), file, ..] => {
-            Some((left_in_group(current, limit, file.unwrap_or(0)), limit))
-        }
-        _ => None,
+    let in_groups = Cgroup::own_and_above(proc, root, pid).into_iter().filter_map(|group| {
+        let [Some(current), Some(limit), file, ..] = group.values() else { return None };
+        Some((left_in_group(current, limit, file.unwrap_or(0)), limit))
     });
-    in_group.into_iter().chain(host_memory::available(proc)).min()
+    in_groups.chain(host_memory::available(proc)).min()
 }
 
 /// The lowest limit that counts as no limit: without a limit, version 1 reports a huge number.
@@ -47,26 +46,31 @@ impl Cgroup {
     /// process's own if no limit is set. Returns `None` if none of them counts memory.
     #[must_use]
     pub fn find(proc: &Path, root: &Path, pid: &str) -> Option<Cgroup> {
-        let groups = fs::read_to_string(proc.join(pid).join("cgroup")).ok()?;
+        let mut known = Cgroup::own_and_above(proc, root, pid);
+        let lowest =
+            (0..known.len()).filter(|&at| known[at].limit().is_some()).min_by_key(|&at| known[at].limit());
+        if known.is_empty() { None } else { Some(known.swap_remove(lowest.unwrap_or(0))) }
+    }
+
+    /// Returns the cgroups that count the memory of process `pid`: its own first, then those above it.
+    fn own_and_above(proc: &Path, root: &Path, pid: &str) -> Vec<Cgroup> {
+        let groups = fs::read_to_string(proc.join(pid).join("cgroup")).unwrap_or_default();
         let mut lines = groups.lines().filter_map(|line| {
             let mut fields = line.splitn(3, ':').skip(1);
             Some((fields.next()?, fields.next()?))
         });
         let v1 = lines.clone().find(|(names, _)| names.split(',').any(|name| name == "memory"));
-        let (top, path, is_v1) = match v1 {
-            Some((_, path)) => (root.join("memory"), path, true),
-            None => (root.to_owned(), lines.find(|(names, _)| names.is_empty())?.1, false),
+        let (top, path, is_v1) = match (v1, lines.find(|(names, _)| names.is_empty())) {
+            (Some((_, path)), _) => (root.join("memory"), path, true),
+            (None, Some((_, path))) => (root.to_owned(), path, false),
+            (None, None) => return Vec::new(),
         };
         let own = path.trim_start_matches('/');
         // In a container, the path may be relative to the host, while only the container's own cgroup is
         // visible, as the top. The top is then used.
         let own = if own.split('/').any(|name| name == "..") || !top.join(own).is_dir() { "" } else { own };
         let groups = Path::new(own).ancestors().take(MOST_LEVELS).map(|path| top.join(path));
-        let known = groups.map(|folder| Cgroup { folder, is_v1 }).filter(|group| group.current().is_some());
-        let mut known: Vec<Cgroup> = known.collect();
-        let lowest =
-            (0..known.len()).filter(|&at| known[at].limit().is_some()).min_by_key(|&at| known[at].limit());
-        if known.is_empty() { None } else { Some(known.swap_remove(lowest.unwrap_or(0))) }
+        groups.map(|folder| Cgroup { folder, is_v1 }).filter(|group| group.current().is_some()).collect()
     }
 
     /// Returns the cgroup at `folder`, or `None` if it does not count memory.
@@ -186,6 +190,23 @@ mod tests {
         // No cgroup has a limit -> the process's own cgroup is found.
         write(&folder, "cg/pod/memory.max", "max\n");
         assert_eq!(find(&folder), Some([Some(800), None, None, None, None]));
+    }
+
+    #[test]
+    fn the_group_with_the_least_memory_left_is_the_one_that_ends_the_process() {
+        let folder = TempDir::new().unwrap();
+        let left = || left(&folder.path().join("proc"), &folder.path().join("cg"), "self");
+        write(&folder, "proc/self/cgroup", "0::/pod/box\n");
+        assert_eq!(left(), None);
+        for (group, limit, current) in [("pod", "8000", "7900"), ("pod/box", "4000", "1000")] {
+            write(&folder, &format!("cg/{group}/memory.max"), limit);
+            write(&folder, &format!("cg/{group}/memory.current"), current);
+        }
+        assert_eq!(left(), Some((100, 8000)));
+        write(&folder, "cg/pod/memory.stat", "file 3500\nshmem 0\n");
+        assert_eq!(left(), Some((3000, 4000)));
+        write(&folder, "cg/pod/box/memory.max", "max");
+        assert_eq!(left(), Some((3600, 8000)));
     }
 
     #[test]

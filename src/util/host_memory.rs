@@ -29,8 +29,9 @@ pub fn held(proc: &Path, pid: &str) -> Option<i64> {
     Some(value(&text, "RssAnon")?.saturating_add(value(&text, "RssShmem").unwrap_or(0)))
 }
 
-/// Returns the bytes that a child process holds in addition to the memory that it shares with its parent. If
-/// the kernel does not list private memory, returns all bytes that the process holds.
+/// Returns the bytes that a child process holds in addition to the memory that it shares with its parent, or
+/// `None` without `smaps_rollup` (before Linux 4.14). If the file has no private memory, returns all bytes that
+/// the process holds.
 #[must_use]
 pub fn held_alone(proc: &Path, pid: &str) -> Option<i64> {
     value(&read(proc, pid, "smaps_rollup")?, "Private_Dirty").or_else(|| held(proc, pid))

@@ -19,6 +19,7 @@ mod plots;
 mod snapshot;
 mod timeline;
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -32,7 +33,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::printer::{Cell, Style};
 use crate::reports::Answer;
-use crate::selection::{select, with_only_device};
+use crate::selection::{select, with_default_device};
 use export::trace_stem;
 pub use export::{Export, Job, OutputKind};
 pub use out::{Out, STDOUT, is_stdout};
@@ -82,7 +83,7 @@ pub fn find(name: &str) -> Option<&'static dyn Export> {
 /// As for [`Export::write`]. Also when a selector matches nothing, when `place` is one of the traces, or when
 /// `place` is one file but the export writes several.
 pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<&Path>) -> Result<Answer> {
-    let options = &if export.takes_host() { with_only_device(input, options)? } else { options.clone() };
+    let options = &if export.takes_host() { with_default_device(input, options)? } else { options.clone() };
     let input = &select(input, options, export.takes_host())?;
     let mut printer = options.printer();
     if let Some(trace) = input.traces.first() {
@@ -160,8 +161,7 @@ fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(In
     if !each {
         return Ok(vec![(input.clone(), file)]);
     }
-    let mut ranks: Vec<i32> = input.traces.iter().map(|trace| trace.meta.rank).collect();
-    ranks.dedup();
+    let ranks: BTreeSet<i32> = input.traces.iter().map(|trace| trace.meta.rank).collect();
     let unique = ranks.len() == input.traces.len();
     let jobs = input.traces.iter().map(|trace| {
         // Processes that share a rank are labeled with the names of their traces.

@@ -9,7 +9,7 @@ use super::out::Out;
 use super::picture::{Axis, COLUMNS, Figure, png};
 use crate::error::Result;
 use crate::options::{Flag, Options};
-use crate::profile::{Category, Profile, flow_categories, profile_and_flow};
+use crate::profile::{Profile, ProfilerCategory, flow_categories, profile_and_flow};
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
 use crate::state::op_calls::{self, MB, OpCalls};
@@ -237,7 +237,7 @@ pub(super) fn categories(profile: &Profile, device: i32, title: &[String]) -> Fi
         points
     };
     let mut base = vec![0.0; COLUMNS];
-    for category in Category::ALL {
+    for category in ProfilerCategory::ALL {
         let lower = steps(&base);
         for (height, column) in base.iter_mut().zip(&columns) {
             *height += column[category as usize] as f64 / GIB;

@@ -24,7 +24,7 @@ use crate::state::host_memory::{HostMemory, SAMPLE};
 use crate::state::last_oom::LastOom;
 use crate::state::module_layers::Layers;
 use crate::state::replay::{self, Block, CPU, HOST, Metric, is_gpu};
-use crate::state::replay_trace::{Replayed, replay_rows, replay_rows_knowing};
+use crate::state::replay_trace::{Replayed, read_by_metric, replay_rows, replay_rows_knowing};
 use crate::state::retained::{self, RetainedSearch, RetainedSearches};
 use crate::state::series::TimeGrid;
 use crate::whatif::{self, Change, Contents};
@@ -48,13 +48,11 @@ pub(super) struct FirstReading {
 impl FirstReading {
     pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<FirstReading> {
         let flow = flow_categories(trace, options)?;
-        let first = FirstReading::read_for(trace, options, Metric::Allocated, flow.clone())?;
-        // In a program without torch, all memory is outside torch's allocator.
-        let none = |device: &replay::Device| device.peak(Metric::Allocated).bytes == 0;
-        if first.replayed.gpus(options).all(none) && first.host_device(options).is_none() {
-            return FirstReading::read_for(trace, options, Metric::Used, flow);
-        }
-        Ok(first)
+        let has_peak = |device: &replay::Device| device.peak(Metric::Allocated).bytes != 0;
+        read_by_metric(
+            |metric| FirstReading::read_for(trace, options, metric, flow.clone()),
+            |first| first.replayed.gpus(options).any(has_peak) || first.host_device(options).is_some(),
+        )
     }
 
     fn read_for(
@@ -200,7 +198,7 @@ impl FirstReading {
     /// and the reason if the search was incomplete. Null if there was no search or it found nothing.
     fn retained(&self, options: &Options) -> Value {
         let has_oom = !self.ooms.is_empty();
-        let search = if has_oom { self.retained.at_oom() } else { self.retained.telling() };
+        let search = if has_oom { self.retained.at_oom() } else { self.retained.to_report() };
         let lines = |search: &RetainedSearch| -> Vec<String> {
             search.retained().map(|holder| holder.line(options.units)).collect()
         };

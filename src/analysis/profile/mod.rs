@@ -18,7 +18,7 @@ pub mod timeline;
 mod types;
 
 pub use timeline::{Raw, Row};
-pub use types::{Action, Block, Category, Change};
+pub use types::{Action, Change, ProfiledBlock, ProfilerCategory};
 
 use memtrace_trace::config::Ops;
 use rustc_hash::FxHashMap;
@@ -34,7 +34,7 @@ use read::BlocksAndFlow;
 #[derive(Debug, Default)]
 pub struct Profile {
     /// Every block, in the order of its first row.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<ProfiledBlock>,
     /// True if the trace has io records. Without io records, there are no versions and no inferred
     /// categories.
     pub has_io: bool,
@@ -68,7 +68,7 @@ impl Profile {
 
     /// Returns the block of an action.
     #[must_use]
-    pub fn block(&self, change: &Change) -> &Block {
+    pub fn block(&self, change: &Change) -> &ProfiledBlock {
         &self.blocks[change.block as usize]
     }
 
@@ -86,7 +86,7 @@ impl Profile {
         // The changes are in order of time, so the last category of each block remains. This does not rely on
         // the free of the block, which may be outside the part that was read.
         for change in &self.changes {
-            if change.after != Category::Unknown {
+            if change.after != ProfilerCategory::Unknown {
                 categories.insert(self.block(change).id, change.after.to_trace());
             }
         }

@@ -18,52 +18,53 @@
 
 use std::collections::VecDeque;
 
-use memtrace_trace::Category as TraceCategory;
+use memtrace_trace::Category;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::flow::Node;
 use super::read::BlocksAndFlow;
-use super::types::{Block, Category};
+use super::types::{ProfiledBlock, ProfilerCategory};
 
 /// The result of the passes; see [`Categories::of`].
 #[derive(Debug, Default)]
 pub(super) struct Categories {
-    of_block: Vec<Option<Category>>,
+    of_block: Vec<Option<ProfilerCategory>>,
     /// For each block: true if its category is inferred instead of from a tag.
     inferred: Vec<bool>,
     temporary: Vec<bool>,
-    of_version: FxHashMap<(u32, u32), Category>,
+    of_version: FxHashMap<(u32, u32), ProfilerCategory>,
 }
 
 impl Categories {
-    fn get(&self, block: u32, version: u32) -> Option<Category> {
+    fn get(&self, block: u32, version: u32) -> Option<ProfilerCategory> {
         self.of_block[block as usize]
-            .or_else(|| self.temporary[block as usize].then_some(Category::Temporary))
+            .or_else(|| self.temporary[block as usize].then_some(ProfilerCategory::Temporary))
             .or_else(|| self.of_version.get(&(block, version)).copied())
     }
 
     /// Returns the category of a version, and whether it was inferred from the flow of data. If the flow
     /// gives no category, returns the category of the block's rows.
-    pub(super) fn of(&self, place: u32, version: u32, block: &Block) -> (Category, bool) {
+    pub(super) fn of(&self, place: u32, version: u32, block: &ProfiledBlock) -> (ProfilerCategory, bool) {
         match self.get(place, version) {
             Some(category) => {
                 let tagged = self.of_block[place as usize].is_some() && !self.inferred[place as usize];
                 (category, !tagged)
             }
-            None => (Category::of(block.recorded), false),
+            None => (ProfilerCategory::of(block.recorded), false),
         }
     }
 
-    fn is_any(&self, (block, version): (u32, u32), of: [Category; 2]) -> bool {
+    fn is_any(&self, (block, version): (u32, u32), of: [ProfilerCategory; 2]) -> bool {
         self.get(block, version).is_some_and(|category| of.contains(&category))
     }
 
-    fn set_default(&mut self, at: (u32, u32), category: Category) {
+    fn set_default(&mut self, at: (u32, u32), category: ProfilerCategory) {
         self.of_version.entry(at).or_insert(category);
     }
 }
 
-const GRADIENT_OR_PARAMETER: [Category; 2] = [Category::Gradient, Category::Parameter];
+const GRADIENT_OR_PARAMETER: [ProfilerCategory; 2] =
+    [ProfilerCategory::Gradient, ProfilerCategory::Parameter];
 
 /// Runs the passes. Without io records, they find nothing, and every block keeps the category of its rows.
 pub(super) fn classify(reading: &BlocksAndFlow) -> Categories {
@@ -78,26 +79,31 @@ pub(super) fn classify(reading: &BlocksAndFlow) -> Categories {
         return found;
     }
     let nodes = &reading.nodes;
-    apply_tags(&mut found, reading, TraceCategory::Gradient, Category::Gradient);
+    apply_tags(&mut found, reading, Category::Gradient, ProfilerCategory::Gradient);
     accumulated(&mut found, reading);
     for (block, edge) in nodes.iter().flat_map(|node| &node.edges) {
         found.temporary[*block as usize] |= edge.is_intermediate();
     }
-    apply_tags(&mut found, reading, TraceCategory::Parameter, Category::Parameter);
+    apply_tags(&mut found, reading, Category::Parameter, ProfilerCategory::Parameter);
     inputs(&mut found, reading);
     parameters(&mut found, reading);
     activations(&mut found, nodes);
-    apply_tags(&mut found, reading, TraceCategory::OptimizerState, Category::OptimizerState);
+    apply_tags(&mut found, reading, Category::OptimizerState, ProfilerCategory::OptimizerState);
     autograd_detail(&mut found, nodes);
     // The profiler does not see a library's workspace. The flow would attribute the workspace to the op that
     // allocated it.
-    apply_tags(&mut found, reading, TraceCategory::Workspace, Category::Unknown);
+    apply_tags(&mut found, reading, Category::Workspace, ProfilerCategory::Unknown);
     found
 }
 
 /// Sets the category of the blocks whose `tag` row has the category `recorded`. Replaces an inferred
 /// category.
-fn apply_tags(found: &mut Categories, reading: &BlocksAndFlow, recorded: TraceCategory, category: Category) {
+fn apply_tags(
+    found: &mut Categories,
+    reading: &BlocksAndFlow,
+    recorded: Category,
+    category: ProfilerCategory,
+) {
     for (place, block) in reading.blocks.iter().enumerate() {
         if block.tagged && block.recorded == recorded {
             (found.of_block[place], found.inferred[place]) = (Some(category), false);
@@ -118,7 +124,7 @@ fn accumulated(found: &mut Categories, reading: &BlocksAndFlow) {
         if let Some(gradient) = gradient {
             let at = gradient as usize;
             if found.of_block[at].is_none() {
-                (found.of_block[at], found.inferred[at]) = (Some(Category::Gradient), true);
+                (found.of_block[at], found.inferred[at]) = (Some(ProfilerCategory::Gradient), true);
             }
         }
     }
@@ -173,17 +179,17 @@ fn inputs(found: &mut Categories, reading: &BlocksAndFlow) {
     }
     for at in produces {
         if !depends[at.0 as usize] {
-            found.set_default(at, Category::Input);
+            found.set_default(at, ProfilerCategory::Input);
         }
     }
 }
 
 fn parameters(found: &mut Categories, reading: &BlocksAndFlow) {
-    let is_gradient = |at: (u32, u32)| found.get(at.0, at.1) == Some(Category::Gradient);
+    let is_gradient = |at: (u32, u32)| found.get(at.0, at.1) == Some(ProfilerCategory::Gradient);
     let mut forward: FxHashSet<(u32, u32)> = FxHashSet::default();
     for (place, last) in reading.versions.iter().enumerate() {
         let versions = (0..=*last).map(|version| (place as u32, version));
-        forward.extend(versions.filter(|at| found.get(at.0, at.1) == Some(Category::Input)));
+        forward.extend(versions.filter(|at| found.get(at.0, at.1) == Some(ProfilerCategory::Input)));
     }
     let mut candidates: FxHashSet<(u32, u32)> = FxHashSet::default();
     for node in reading.nodes.iter().filter(|node| !node.backward) {
@@ -202,8 +208,8 @@ fn parameters(found: &mut Categories, reading: &BlocksAndFlow) {
     let depends = depends_on_gradient(found, reading);
     for (block, _) in candidates.into_iter().filter(|at| used.contains(at)) {
         let at = block as usize;
-        if depends[at] && found.of_block[at] != Some(Category::Parameter) {
-            (found.of_block[at], found.inferred[at]) = (Some(Category::Parameter), true);
+        if depends[at] && found.of_block[at] != Some(ProfilerCategory::Parameter) {
+            (found.of_block[at], found.inferred[at]) = (Some(ProfilerCategory::Parameter), true);
         }
     }
 }
@@ -213,14 +219,14 @@ fn activations(found: &mut Categories, nodes: &[Node]) {
         let (mut required, mut others) = (false, false);
         for (block, version) in node.inputs() {
             match found.get(block, version) {
-                Some(Category::Input | Category::Activation) => required = true,
-                Some(Category::Parameter | Category::Temporary) => {}
+                Some(ProfilerCategory::Input | ProfilerCategory::Activation) => required = true,
+                Some(ProfilerCategory::Parameter | ProfilerCategory::Temporary) => {}
                 _ => others = true,
             }
         }
         if required && !others {
             for output in node.outputs() {
-                found.set_default(output, Category::Activation);
+                found.set_default(output, ProfilerCategory::Activation);
             }
         }
     }
@@ -230,8 +236,8 @@ fn autograd_detail(found: &mut Categories, nodes: &[Node]) {
     for node in nodes.iter().filter(|node| node.backward) {
         for (block, version) in node.outputs() {
             let before = version.checked_sub(1).and_then(|before| found.get(block, before));
-            if version == 0 || matches!(before, None | Some(Category::AutogradDetail)) {
-                found.set_default((block, version), Category::AutogradDetail);
+            if version == 0 || matches!(before, None | Some(ProfilerCategory::AutogradDetail)) {
+                found.set_default((block, version), ProfilerCategory::AutogradDetail);
             }
         }
     }

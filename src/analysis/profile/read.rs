@@ -2,23 +2,24 @@
 
 use std::collections::hash_map::Entry;
 
-use memtrace_trace::{Api, Category as TraceCategory, EventName};
+use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::FxHashMap;
 
 use super::flow::{Access, AccessEvent, FlowBuilder, Node};
-use super::types::Block;
+use super::types::ProfiledBlock;
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::problems::Counts;
 use crate::state::replay::{self, MemoryKind, Metric, Replay};
 use crate::state::replay_trace::replay_rows;
 
 /// The blocks of a trace, and the flow of data between its ops.
 #[derive(Default)]
 pub(super) struct BlocksAndFlow {
-    pub(super) blocks: Vec<Block>,
+    pub(super) blocks: Vec<ProfiledBlock>,
     pub(super) nodes: Vec<Node>,
     /// The last version of each block, by its index.
     pub(super) versions: Vec<u32>,
@@ -99,14 +100,14 @@ impl FlowReader {
                     // most others are from a `tag` row.
                     let at_alloc = matches!(
                         recorded,
-                        TraceCategory::None
-                            | TraceCategory::Script
-                            | TraceCategory::Loaded
-                            | TraceCategory::Activation
-                            | TraceCategory::Temporary
-                            | TraceCategory::CudaGraph
+                        Category::None
+                            | Category::Script
+                            | Category::Loaded
+                            | Category::Activation
+                            | Category::Temporary
+                            | Category::CudaGraph
                     );
-                    let index = self.add(Block {
+                    let index = self.add(ProfiledBlock {
                         addr,
                         recorded,
                         tagged: has_tags && !at_alloc,
@@ -117,11 +118,11 @@ impl FlowReader {
                 KnownSymbols::new(&replay.symbols)
             }
         };
-        self.row(row, &known);
+        self.row(row, &known, &replay.counts);
         self.known = Some(known);
     }
 
-    fn add(&mut self, block: Block) -> u32 {
+    fn add(&mut self, block: ProfiledBlock) -> u32 {
         let index = self.reading.blocks.len() as u32;
         if block.id != 0 {
             self.live.insert(block.id, index);
@@ -134,13 +135,13 @@ impl FlowReader {
         self.flow.record(row.tid, AccessEvent { ts_ns: row.ts_ns, block, access });
     }
 
-    fn row(&mut self, row: &Record, known: &KnownSymbols) {
+    fn row(&mut self, row: &Record, known: &KnownSymbols, counts: &Counts) {
         match row.event {
             EventName::HostAlloc | EventName::HostFree if row.api != known.cpu_allocator => {}
             EventName::Alloc | EventName::HostAlloc if row.alloc_id != 0 => {
                 let born_ns = Some(row.ts_ns);
                 let (addr, recorded) = (row.addr, row.category);
-                let index = self.add(Block {
+                let index = self.add(ProfiledBlock {
                     addr,
                     recorded,
                     born_ns,
@@ -150,7 +151,17 @@ impl FlowReader {
             }
             EventName::Live if row.alloc_id != 0 && !self.live.contains_key(&row.alloc_id) => {
                 let (addr, recorded) = (row.addr, row.category);
-                self.add(Block { addr, recorded, ..block_of(row.alloc_id, row.device, row.delta_bytes) });
+                // The rows that open a part come before all others. A later row is of a block that was
+                // allocated in a brief step, so its allocation has no time of its own.
+                let is_brief =
+                    [EventName::Alloc, EventName::Op, EventName::Brief].map(|event| counts.of(event));
+                let born_ns = (is_brief != [0; 3]).then_some(row.ts_ns);
+                self.add(ProfiledBlock {
+                    addr,
+                    recorded,
+                    born_ns,
+                    ..block_of(row.alloc_id, row.device, row.delta_bytes)
+                });
             }
             EventName::Free | EventName::HostFree => self.free(row),
             EventName::Tag if row.delta_bytes > 0 => {
@@ -195,7 +206,7 @@ impl FlowReader {
             // The trace has no allocation of this block, so it was allocated before the trace began.
             None => {
                 let (addr, recorded) = (row.addr, row.category);
-                self.add(Block { addr, recorded, ..block_of(0, row.device, -row.delta_bytes) })
+                self.add(ProfiledBlock { addr, recorded, ..block_of(0, row.device, -row.delta_bytes) })
             }
         };
         self.reading.blocks[index as usize].died_ns = Some(row.ts_ns);
@@ -204,7 +215,7 @@ impl FlowReader {
 }
 
 /// Returns a block that was allocated before the trace or the window, and whose other fields are unknown.
-fn block_of(id: i64, device: i32, bytes: i64) -> Block {
-    let recorded = TraceCategory::None;
-    Block { id, device, addr: 0, bytes, born_ns: None, died_ns: None, recorded, tagged: false }
+fn block_of(id: i64, device: i32, bytes: i64) -> ProfiledBlock {
+    let recorded = Category::None;
+    ProfiledBlock { id, device, addr: 0, bytes, born_ns: None, died_ns: None, recorded, tagged: false }
 }

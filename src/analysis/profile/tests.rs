@@ -1,9 +1,9 @@
 use std::path::PathBuf;
 
 use memtrace_trace::Row;
-use memtrace_trace::{Category as TraceCategory, EventName};
+use memtrace_trace::{Category, EventName};
 
-use super::{Action, Category, Profile, Raw};
+use super::{Action, Profile, ProfilerCategory, Raw};
 use crate::options::Options;
 use crate::read::stream::TraceFile;
 use crate::testing::TraceBuilder;
@@ -22,7 +22,7 @@ fn profile_of(trace: TraceBuilder, name: &str) -> Profile {
 }
 
 /// Returns the actions on device 0: action, block, version, and the category before and after the action.
-fn actions(profile: &Profile) -> Vec<(Action, u32, u32, Category, Category)> {
+fn actions(profile: &Profile) -> Vec<(Action, u32, u32, ProfilerCategory, ProfilerCategory)> {
     profile
         .actions(0)
         .map(|change| (change.action, change.block, change.version, change.category, change.after))
@@ -50,8 +50,8 @@ fn a_profile_without_io_records_has_the_category_of_each_blocks_last_row() {
     let mut trace = TraceBuilder::default();
     let none = Row::default();
     let weight = trace.alloc(4 * KIB, none);
-    trace.tag(weight, 4 * KIB, none, Row { category: TraceCategory::Parameter, ..none });
-    let activation = Row { category: TraceCategory::Activation, ..none };
+    trace.tag(weight, 4 * KIB, none, Row { category: Category::Parameter, ..none });
+    let activation = Row { category: Category::Activation, ..none };
     let block = trace.alloc(KIB, activation);
     trace.free(block, KIB, activation);
     let profile = profile_of(trace, "plain");
@@ -59,9 +59,9 @@ fn a_profile_without_io_records_has_the_category_of_each_blocks_last_row() {
     assert_eq!(
         actions(&profile),
         [
-            (Action::Create, 0, 0, Category::Parameter, Category::Parameter),
-            (Action::Create, 1, 0, Category::Activation, Category::Activation),
-            (Action::Destroy, 1, 0, Category::Activation, Category::Activation),
+            (Action::Create, 0, 0, ProfilerCategory::Parameter, ProfilerCategory::Parameter),
+            (Action::Create, 1, 0, ProfilerCategory::Activation, ProfilerCategory::Activation),
+            (Action::Destroy, 1, 0, ProfilerCategory::Activation, ProfilerCategory::Activation),
         ]
     );
     let timeline: Vec<(i64, [i64; 9])> = profile.timeline(0).collect();
@@ -82,6 +82,24 @@ fn a_block_with_a_free_alone_is_preexisting() {
     let timeline: Vec<(i64, [i64; 9])> = profile.timeline(0).collect();
     assert_eq!(timeline[0].0, timeline[1].0);
     assert_eq!([timeline[0].1, timeline[1].1], [[0, 0, 0, 0, 0, 0, 0, 0, 2 * KIB], [0; 9]]);
+}
+
+#[test]
+fn a_block_of_a_brief_step_is_created_at_its_row_and_not_preexisting() {
+    let mut trace = TraceBuilder::default();
+    let live = |trace: &mut TraceBuilder, alloc_id: i64| {
+        let row = Row { event: EventName::Live, device: 0, alloc_id, delta_bytes: KIB, ..Row::default() };
+        trace.change(row, [KIB, KIB, 0])
+    };
+    // An opening row, then an allocation, then a row that a block of a brief step gets late.
+    live(&mut trace, 100);
+    trace.alloc(2 * KIB, Row::default());
+    let late = live(&mut trace, 101);
+    let profile = profile_of(trace, "brief");
+    let born: Vec<Option<i64>> = profile.blocks.iter().map(|block| block.born_ns).collect();
+    assert_eq!(born, [None, Some(2000), Some((late - 1) * 1000)]);
+    let first = [Action::Preexisting, Action::Create, Action::Create];
+    assert_eq!(actions(&profile).iter().map(|action| action.0).collect::<Vec<_>>(), first);
 }
 
 /// Uses the rows of one step of SGD on `y = relu(x * w)`, without tags.
@@ -122,15 +140,15 @@ fn the_profile_passes_distinguish_parameters_inputs_activations_and_gradients() 
         (found.category, found.after)
     };
     use Action::{Create, Destroy, IncrementVersion};
-    assert_eq!(category(w, Create).0, Category::Parameter);
-    assert_eq!(category(w, IncrementVersion), (Category::Parameter, Category::Parameter));
-    assert_eq!(category(x, Create).0, Category::Input);
-    assert_eq!(category(y, Create).0, Category::Activation);
-    assert_eq!(category(y, IncrementVersion), (Category::Activation, Category::Activation));
-    assert_eq!(category(y, Destroy).0, Category::Activation);
-    assert_eq!(category(scratch, Create).0, Category::Temporary);
-    assert_eq!(category(dw, Create).0, Category::Gradient);
-    assert_eq!(category(dy, Create).0, Category::AutogradDetail);
+    assert_eq!(category(w, Create).0, ProfilerCategory::Parameter);
+    assert_eq!(category(w, IncrementVersion), (ProfilerCategory::Parameter, ProfilerCategory::Parameter));
+    assert_eq!(category(x, Create).0, ProfilerCategory::Input);
+    assert_eq!(category(y, Create).0, ProfilerCategory::Activation);
+    assert_eq!(category(y, IncrementVersion), (ProfilerCategory::Activation, ProfilerCategory::Activation));
+    assert_eq!(category(y, Destroy).0, ProfilerCategory::Activation);
+    assert_eq!(category(scratch, Create).0, ProfilerCategory::Temporary);
+    assert_eq!(category(dw, Create).0, ProfilerCategory::Gradient);
+    assert_eq!(category(dy, Create).0, ProfilerCategory::AutogradDetail);
     assert!(profile.actions(0).all(|change| change.inferred));
     let increments = profile.actions(0).filter(|change| change.action == IncrementVersion).count();
     assert_eq!(increments, 2);

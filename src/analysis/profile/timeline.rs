@@ -1,7 +1,7 @@
 //! The rows of the profiler's exports: `MemoryProfile.timeline` and `MemoryProfileTimeline`.
 
 use super::Profile;
-use super::types::{Action, Category, Change};
+use super::types::{Action, Change, ProfilerCategory};
 
 /// The time of blocks that were allocated before the trace or the window.
 const BEFORE: i64 = -1;
@@ -30,7 +30,7 @@ impl Profile {
             let now = time(changes.peek()?);
             while let Some(change) = changes.next_if(|change| time(change) == now) {
                 let bytes = self.block(change).bytes;
-                let mut update = |category: Category, bytes: i64| {
+                let mut update = |category: ProfilerCategory, bytes: i64| {
                     let size: &mut i64 = &mut sizes[category as usize + 1];
                     *size = size.wrapping_add(bytes);
                 };

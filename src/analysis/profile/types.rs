@@ -1,11 +1,11 @@
 //! The profiler's categories and actions, and the blocks that they apply to.
 
-use memtrace_trace::Category as TraceCategory;
+use memtrace_trace::Category;
 
 /// The categories of `torch.profiler`, in the order of its export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Category {
+pub enum ProfilerCategory {
     /// A parameter.
     Parameter = 0,
     /// The state of an optimizer.
@@ -24,31 +24,31 @@ pub enum Category {
     Unknown = 7,
 }
 
-impl Category {
+impl ProfilerCategory {
     /// Every category, in the order of its number in the export.
-    pub const ALL: [Category; 8] = [
-        Category::Parameter,
-        Category::OptimizerState,
-        Category::Input,
-        Category::Temporary,
-        Category::Activation,
-        Category::Gradient,
-        Category::AutogradDetail,
-        Category::Unknown,
+    pub const ALL: [ProfilerCategory; 8] = [
+        ProfilerCategory::Parameter,
+        ProfilerCategory::OptimizerState,
+        ProfilerCategory::Input,
+        ProfilerCategory::Temporary,
+        ProfilerCategory::Activation,
+        ProfilerCategory::Gradient,
+        ProfilerCategory::AutogradDetail,
+        ProfilerCategory::Unknown,
     ];
 
     /// Returns the profiler's name of the category.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Category::Parameter => "PARAMETER",
-            Category::OptimizerState => "OPTIMIZER_STATE",
-            Category::Input => "INPUT",
-            Category::Temporary => "TEMPORARY",
-            Category::Activation => "ACTIVATION",
-            Category::Gradient => "GRADIENT",
-            Category::AutogradDetail => "AUTOGRAD_DETAIL",
-            Category::Unknown => "Unknown",
+            ProfilerCategory::Parameter => "PARAMETER",
+            ProfilerCategory::OptimizerState => "OPTIMIZER_STATE",
+            ProfilerCategory::Input => "INPUT",
+            ProfilerCategory::Temporary => "TEMPORARY",
+            ProfilerCategory::Activation => "ACTIVATION",
+            ProfilerCategory::Gradient => "GRADIENT",
+            ProfilerCategory::AutogradDetail => "AUTOGRAD_DETAIL",
+            ProfilerCategory::Unknown => "Unknown",
         }
     }
 
@@ -56,55 +56,55 @@ impl Category {
     #[must_use]
     pub const fn color(self) -> &'static str {
         match self {
-            Category::Parameter => "darkgreen",
-            Category::OptimizerState => "goldenrod",
-            Category::Input => "black",
-            Category::Temporary => "mediumpurple",
-            Category::Activation => "red",
-            Category::Gradient => "mediumblue",
-            Category::AutogradDetail => "royalblue",
-            Category::Unknown => "grey",
+            ProfilerCategory::Parameter => "darkgreen",
+            ProfilerCategory::OptimizerState => "goldenrod",
+            ProfilerCategory::Input => "black",
+            ProfilerCategory::Temporary => "mediumpurple",
+            ProfilerCategory::Activation => "red",
+            ProfilerCategory::Gradient => "mediumblue",
+            ProfilerCategory::AutogradDetail => "royalblue",
+            ProfilerCategory::Unknown => "grey",
         }
     }
 
     /// Returns the profiler's category for a category of the trace. A module's buffer becomes an input,
     /// because its data flow is the same, and a buffer of FSDP what it is a part of. A category without an
     /// equivalent in the profiler, such as
-    /// `kv_cache`, becomes [`Category::Unknown`].
+    /// `kv_cache`, becomes [`ProfilerCategory::Unknown`].
     #[must_use]
-    pub const fn of(category: TraceCategory) -> Category {
+    pub const fn of(category: Category) -> ProfilerCategory {
         match category {
-            TraceCategory::Parameter | TraceCategory::UnshardedParameter | TraceCategory::AllGather => {
-                Category::Parameter
+            Category::Parameter | Category::UnshardedParameter | Category::AllGather => {
+                ProfilerCategory::Parameter
             }
-            TraceCategory::OptimizerState => Category::OptimizerState,
-            TraceCategory::Input | TraceCategory::Buffer => Category::Input,
-            TraceCategory::Temporary | TraceCategory::ReduceScatter => Category::Temporary,
-            TraceCategory::Activation => Category::Activation,
-            TraceCategory::Gradient | TraceCategory::UnshardedGradient => Category::Gradient,
-            TraceCategory::AutogradDetail => Category::AutogradDetail,
-            TraceCategory::CudaGraph => Category::Activation,
-            TraceCategory::Other
-            | TraceCategory::None
-            | TraceCategory::Script
-            | TraceCategory::Loaded
-            | TraceCategory::KvCache
-            | TraceCategory::Workspace => Category::Unknown,
+            Category::OptimizerState => ProfilerCategory::OptimizerState,
+            Category::Input | Category::Buffer => ProfilerCategory::Input,
+            Category::Temporary | Category::ReduceScatter => ProfilerCategory::Temporary,
+            Category::Activation => ProfilerCategory::Activation,
+            Category::Gradient | Category::UnshardedGradient => ProfilerCategory::Gradient,
+            Category::AutogradDetail => ProfilerCategory::AutogradDetail,
+            Category::CudaGraph => ProfilerCategory::Activation,
+            Category::Other
+            | Category::None
+            | Category::Script
+            | Category::Loaded
+            | Category::KvCache
+            | Category::Workspace => ProfilerCategory::Unknown,
         }
     }
 
     /// Returns the trace's category for a category of the profiler.
     #[must_use]
-    pub const fn to_trace(self) -> TraceCategory {
+    pub const fn to_trace(self) -> Category {
         match self {
-            Category::Parameter => TraceCategory::Parameter,
-            Category::OptimizerState => TraceCategory::OptimizerState,
-            Category::Input => TraceCategory::Input,
-            Category::Temporary => TraceCategory::Temporary,
-            Category::Activation => TraceCategory::Activation,
-            Category::Gradient => TraceCategory::Gradient,
-            Category::AutogradDetail => TraceCategory::AutogradDetail,
-            Category::Unknown => TraceCategory::None,
+            ProfilerCategory::Parameter => Category::Parameter,
+            ProfilerCategory::OptimizerState => Category::OptimizerState,
+            ProfilerCategory::Input => Category::Input,
+            ProfilerCategory::Temporary => Category::Temporary,
+            ProfilerCategory::Activation => Category::Activation,
+            ProfilerCategory::Gradient => Category::Gradient,
+            ProfilerCategory::AutogradDetail => Category::AutogradDetail,
+            ProfilerCategory::Unknown => Category::None,
         }
     }
 }
@@ -152,20 +152,20 @@ pub struct Change {
     /// The version before the action or, for an allocation, the new version.
     pub version: u32,
     /// The category of `version`.
-    pub category: Category,
+    pub category: ProfilerCategory,
     /// The category after the action. If the action makes a new version, this is the category of that
     /// version.
-    pub after: Category,
+    pub after: ProfilerCategory,
     /// True if one of the two categories was inferred from the flow of data.
     pub inferred: bool,
 }
 
 /// A block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
+pub struct ProfiledBlock {
     /// The `alloc_id`, or 0 if the trace has only the block's free.
     pub id: i64,
-    /// The CUDA ordinal, or -1 for a CPU tensor.
+    /// The CUDA ordinal, or -2 (`Event::CPU`) for a CPU tensor.
     pub device: i32,
     /// The address of the block.
     pub addr: i64,
@@ -176,7 +176,7 @@ pub struct Block {
     /// The time of the free in ns, or `None` if the block was not freed.
     pub died_ns: Option<i64>,
     /// The category that the trace recorded last.
-    pub recorded: TraceCategory,
+    pub recorded: Category,
     /// True if `recorded` is from a `tag` row. Otherwise, the category was known at the allocation.
     pub tagged: bool,
 }

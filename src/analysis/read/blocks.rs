@@ -30,6 +30,8 @@ pub(super) struct BlockJob {
     pub(super) header: bool,
     /// True if the block ends with an unterminated last line of the file.
     pub(super) cut: bool,
+    /// True if the file became shorter after it was opened, and the block ends at its new end.
+    pub(super) shortened: bool,
     /// The bytes on disk that the block covers.
     pub(super) size: u64,
     /// The records of the block.
@@ -61,8 +63,9 @@ impl BlockJob {
         self.chunk.lines = 0;
         self.chunk.faults.clear();
         self.chunk.skipped = 0;
+        self.shortened = false;
         if let Some(range) = self.range.take() {
-            match range.read(&mut self.bytes) {
+            match range.read(&mut self.bytes, &mut self.shortened) {
                 Ok(lines) => self.scan(scanner, lines),
                 Err(error) => self.error = Some(error),
             }
@@ -83,8 +86,9 @@ impl BlockJob {
 }
 
 impl FileRange {
-    /// Reads into `bytes`. Returns the range of `bytes` that holds the lines that begin in this file range.
-    fn read(&self, bytes: &mut Vec<u8>) -> io::Result<Range<usize>> {
+    /// Reads into `bytes`. Returns the range of `bytes` that holds the lines that begin in this file range. If
+    /// the file has become shorter, sets `shortened` and returns the whole lines that are left.
+    fn read(&self, bytes: &mut Vec<u8>, shortened: &mut bool) -> io::Result<Range<usize>> {
         // Read from the byte before `start`: a line begins at `start` if that byte ends a line.
         let from = self.start.saturating_sub(1);
         let own = (self.end - from) as usize;
@@ -96,10 +100,9 @@ impl FileRange {
             if bytes.len() < wanted {
                 bytes.resize(wanted, 0);
             }
-            while filled < wanted {
+            while filled < wanted && !*shortened {
                 match self.file.read_at(&mut bytes[filled..wanted], from + filled as u64) {
-                    // The file was truncated after it was opened. Report no lines.
-                    Ok(0) => return Ok(0..0),
+                    Ok(0) => *shortened = true,
                     Ok(got) => filled += got,
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(error) => return Err(error),
@@ -112,8 +115,16 @@ impl FileRange {
             };
             // No line begins in this range, or the first one begins at the first byte of the next range.
             let Some(first) = first.filter(|first| *first < own) else { return Ok(0..0) };
-            if let Some(end) = bytes[own - 1..filled].iter().position(|byte| *byte == b'\n') {
+            let line_end = |byte: &u8| *byte == b'\n';
+            if let Some(end) =
+                bytes[..filled].get(own - 1..).and_then(|bytes| bytes.iter().position(line_end))
+            {
                 return Ok(first..own + end);
+            }
+            if *shortened {
+                let end =
+                    bytes[first..filled].iter().rposition(line_end).map_or(first, |end| first + end + 1);
+                return Ok(first..end);
             }
             if from + filled as u64 == self.file_end {
                 return Ok(first..filled);
@@ -243,6 +254,31 @@ impl<R: Read> Lines<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_became_shorter_keeps_its_whole_lines() {
+        let path = std::env::temp_dir().join(format!("memtrace-shorter-{}", std::process::id()));
+        let line = [&[b'x'; 99][..], b"\n"].concat();
+        let lines = |left: u64| {
+            std::fs::write(&path, line.repeat(2 * BLOCK / 100)).unwrap();
+            let mut blocks = Blocks::open(&path, u64::MAX, false).unwrap();
+            std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(left).unwrap();
+            let (mut job, mut found) = (BlockJob::default(), Vec::new());
+            while blocks.next(&mut job).unwrap() {
+                let mut shortened = false;
+                let lines = job.range.take().unwrap().read(&mut job.bytes, &mut shortened).unwrap();
+                found.push((lines.len() / line.len(), shortened));
+            }
+            found
+        };
+        let all = BLOCK / 100;
+        assert_eq!(lines(2 * BLOCK as u64), [(all + 1, false), (all - 1, false)]);
+        // The second line is cut.
+        assert_eq!(lines(150), [(1, true), (0, true)]);
+        assert_eq!(lines(BLOCK as u64 + 50), [(all, true), (0, true)]);
+        assert_eq!(lines(0), [(0, true), (0, true)]);
+        std::fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn a_line_that_is_being_written_is_left_out_and_a_cut_one_is_not() {

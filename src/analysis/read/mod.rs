@@ -1,4 +1,12 @@
 //! Reads the files of a run: finds them, parses their rows into records in order, and interns their texts.
+//!
+//! - [`input`]: the files of a run; [`stream`]: the rows of a process, over all parts; [`together`]: one reading for
+//!   several readers.
+//! - `source`, `packed_file`: a file by its first bytes, decompressed; `snapshot`, `profiler`: PyTorch's files as rows;
+//!   `foreign`: the files of other programs, for the error.
+//! - `blocks`, `ordered_pool`, `scan`: blocks of lines, read and parsed on all cores, in order.
+//! - [`record`], [`symbols`]: a parsed row, and its texts as numbers.
+//! - `removed_parts`, `tail`: rows for removed parts, and the end of a file that is still being written.
 
 mod blocks;
 mod foreign;

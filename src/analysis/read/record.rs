@@ -188,12 +188,12 @@ macro_rules! record {
         pub struct Record {
             $($($(#[$doc])+ pub $name: field_type!($type),)+)+
             /// True for the meta row that follows removed parts. The reader sets it; it is not a column.
-            pub is_behind_removed: bool,
+            pub follows_removed_parts: bool,
         }
 
         impl Default for Record {
             fn default() -> Self {
-                Record { $($($name: field_default!($type $default),)+)+ is_behind_removed: false }
+                Record { $($($name: field_default!($type $default),)+)+ follows_removed_parts: false }
             }
         }
     };

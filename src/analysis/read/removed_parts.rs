@@ -182,7 +182,7 @@ impl LivePieces {
             }
         }
         let seq = first.saturating_sub(1).max(self.last.0.seq.saturating_add(1));
-        rows.insert(0, Record { seq, is_behind_removed: true, ..*meta });
+        rows.insert(0, Record { seq, follows_removed_parts: true, ..*meta });
         rows
     }
 

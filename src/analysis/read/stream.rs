@@ -56,6 +56,8 @@ pub struct ReadSummary {
     pub skipped_lines: Vec<String>,
     /// True if the last line is unterminated, because the writer was killed while it wrote the line.
     pub cut: bool,
+    /// True if a file became shorter while it was read, so that its last rows may be missing.
+    pub shortened: bool,
     /// Each gap in the sequence of parts, as the numbers of the first and the last missing part. A part may
     /// be read alone, so parts missing at the start or at the end are not reported.
     pub removed: Vec<(u32, u32)>,
@@ -294,6 +296,7 @@ impl TraceFile {
             summary.stopped = more.stopped;
             summary.skipped += more.skipped;
             summary.cut |= more.cut;
+            summary.shortened |= more.shortened;
             summary.keep(more.skipped_lines);
             summary.wrong_openings.extend(opening.problem(&part.path));
         }
@@ -336,6 +339,7 @@ impl TraceFile {
             }
             summary.skipped += chunk.skipped;
             summary.cut |= job.cut;
+            summary.shortened |= job.shortened;
             let mut faults = chunk.faults.drain(..);
             if !lenient && let Some(fault) = faults.next() {
                 return Err(place(fault, LENIENT).into());

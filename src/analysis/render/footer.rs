@@ -100,6 +100,10 @@ impl Footer {
             self.damage.push(format!("{name}: skipped {skipped}; the first: {first}"));
         }
         self.damage.extend(replayed.summary.wrong_openings.iter().cloned());
+        if replayed.summary.shortened {
+            self.damage
+                .push(format!("{name}: became shorter while it was read: its last rows may be missing"));
+        }
         self.add_removed(trace, &replayed.summary);
         let problems = &replayed.replay.problems;
         if let Some(after) = problems.first_gap {

@@ -1,52 +1,40 @@
-//! The reports. Each is a file or a folder.
+//! The reports, a folder each. Its `mod.rs` is the report, beside it are its other answers and its parts.
 //!
-//! To add a report, add a file here and a line in [`REPORTS`]. The command line, its help and the tests read
+//! Several reports share the folders `device_users` (the processes with memory on a GPU), `growth` (memory from step to
+//! step) and `killed` (why a process ended), and the files here.
+//!
+//! To add a report, add a folder here and a line in [`REPORTS`]. The command line, its help and the tests read
 //! that table.
 
-mod actions;
 mod advise;
-mod advise_change;
-mod advised;
 mod budget;
 mod check;
-mod check_files;
 mod device_peaks;
 mod device_users;
 mod diff;
-mod first_call;
 pub(crate) mod frag;
 mod group_table;
 pub(crate) mod growth;
-mod host_growth;
 mod host_owners;
 mod killed;
 mod late_buckets;
 pub(crate) mod leaks;
-mod leaks_holders;
 mod ledger;
 mod mem_tracker;
 mod modules;
 mod oom;
 mod ops;
-mod ops_allocated;
-mod other_processes;
 mod peak;
-mod peak_at;
-mod peak_each;
-mod peak_mem_tracker;
-mod rank_owners;
 mod ranks;
 mod report;
 mod serving;
-mod stats;
 mod summary;
 mod timeline;
-mod wide_types;
 
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::input::Input;
-use crate::selection::{select, with_only_device};
+use crate::selection::{select, with_default_device};
 pub use growth::{GrowthCurve, growth_lines};
 pub(crate) use killed::killed_sentences;
 pub use oom::oom_for_page;
@@ -111,7 +99,7 @@ pub fn asked(report: &'static dyn Report, options: &Options) -> &'static dyn Rep
 pub fn answer(report: &'static dyn Report, inputs: &[Input], options: &Options) -> Result<Answer> {
     let report = asked(report, options);
     let options = &match inputs {
-        [input] if report.takes_host() => with_only_device(input, options)?,
+        [input] if report.takes_host() => with_default_device(input, options)?,
         _ => options.clone(),
     };
     let selected: Result<Vec<Input>> =

@@ -174,6 +174,23 @@ impl Answer {
     }
 }
 
+/// Returns the answer about each process of `input`, with the JSON of all in `processes`. `process` prints the part of
+/// the process with this index, and returns its JSON.
+///
+/// # Errors
+/// Returns the first error of `process`.
+pub(super) fn for_each_process(
+    input: &Input,
+    options: &Options,
+    mut process: impl FnMut(usize, &TraceFile, &mut Printer, &mut Footer) -> Result<Value>,
+) -> Result<Answer> {
+    let (mut body, mut footer, mut processes) = (options.printer(), Footer::new(input), Vec::new());
+    for (index, trace) in input.traces.iter().enumerate() {
+        processes.push(process(index, trace, &mut body, &mut footer)?);
+    }
+    Ok(Answer { body, json: json!({ "processes": processes }), footer, ..Answer::default() })
+}
+
 /// Returns the command line `memtrace REPORT TRACE MORE`.
 #[must_use]
 pub(super) fn next(report: &str, input: &Input, more: &str) -> String {
@@ -191,7 +208,11 @@ pub(super) fn vouch(trace: &TraceFile, replayed: &Replayed) -> Result<()> {
         "it has no end row: its program still runs, the disk was full, or the file was cut"
     } else if replayed.replay.counts.lost > 0 {
         "events were lost"
-    } else if problems.seq_gaps > 0 || summary.skipped > 0 || !summary.wrong_openings.is_empty() {
+    } else if problems.seq_gaps > 0
+        || summary.skipped > 0
+        || summary.shortened
+        || !summary.wrong_openings.is_empty()
+    {
         "it is damaged"
     } else if !summary.removed.is_empty() && trace.meta.keep.is_empty() {
         "parts of it are missing"

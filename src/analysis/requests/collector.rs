@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use memtrace_trace::EventName;
 use memtrace_trace::meta::Meta;
 
-use super::{Kind, Operation, Requests};
+use super::{Operation, OperationKind, Requests};
 use crate::read::record::Record;
 
 /// The size in bytes of the segments that blocks between 1 MiB and 10 MiB share (`kLargeBuffer` in PyTorch's
@@ -83,7 +83,7 @@ impl Collector<'_> {
 }
 
 impl DeviceRequests {
-    fn push(&mut self, kind: Kind, numbers: [i64; 3]) {
+    fn push(&mut self, kind: OperationKind, numbers: [i64; 3]) {
         let [a, b, c] = numbers;
         let operation: Operation = [kind as i64, a, b, c];
         self.requests.operations.push(operation);
@@ -129,12 +129,12 @@ impl DeviceRequests {
                 let slot = self.slot();
                 self.outside.insert(row.alloc_id, slot);
                 self.outside_bytes += row.delta_bytes;
-                self.push(Kind::OutsideAlloc, [slot, row.delta_bytes, 0]);
+                self.push(OperationKind::OutsideAlloc, [slot, row.delta_bytes, 0]);
             }
             EventName::ExtFree => {
                 if let Some(slot) = self.outside.remove(&row.alloc_id) {
                     self.outside_bytes += row.delta_bytes;
-                    self.push(Kind::OutsideFree, [slot, 0, 0]);
+                    self.push(OperationKind::OutsideFree, [slot, 0, 0]);
                     self.free_slots.push(slot);
                 }
             }
@@ -154,24 +154,24 @@ impl DeviceRequests {
     /// segments that the program requested, the start of a step, and a change of the pool.
     fn before_request(&mut self, row: &Record) {
         for pool in std::mem::take(&mut self.released) {
-            self.push(Kind::Release, [pool, 0, 0]);
+            self.push(OperationKind::Release, [pool, 0, 0]);
             if pool == self.pool {
                 self.pool = 0;
             }
         }
         if std::mem::take(&mut self.emptied) {
-            self.push(Kind::EmptyCache, [0; 3]);
+            self.push(OperationKind::EmptyCache, [0; 3]);
         }
         self.retries = false;
         if self.step.is_none_or(|step| step < row.step) {
             self.step = Some(row.step);
-            self.push(Kind::Step, [row.step, 0, 0]);
+            self.push(OperationKind::Step, [row.step, 0, 0]);
         }
         self.requests.requests += 1;
         let pool = row.pool;
         if pool != self.pool {
             self.pool = pool;
-            self.push(Kind::Pool, [pool, 0, 0]);
+            self.push(OperationKind::Pool, [pool, 0, 0]);
         }
     }
 
@@ -183,7 +183,7 @@ impl DeviceRequests {
         }
         let (slot, stream) = (self.slot(), self.stream(row));
         self.slots.insert(row.alloc_id, slot);
-        self.push(Kind::Alloc, [slot, bytes, stream]);
+        self.push(OperationKind::Alloc, [slot, bytes, stream]);
         if row.allocated_bytes > self.requests.peak_allocated {
             self.requests.peak_allocated = row.allocated_bytes;
             self.requests.peak_index = self.requests.operations.len();
@@ -193,7 +193,7 @@ impl DeviceRequests {
     fn free(&mut self, alloc_id: i64) {
         // A block has no slot if it was allocated before the trace, or was already freed.
         if let Some(slot) = self.slots.remove(&alloc_id) {
-            self.push(Kind::Free, [slot, 0, 0]);
+            self.push(OperationKind::Free, [slot, 0, 0]);
             self.free_slots.push(slot);
         }
     }
@@ -202,7 +202,7 @@ impl DeviceRequests {
         self.before_request(row);
         self.requests.failed += 1;
         let stream = self.stream(row);
-        self.push(Kind::Failed, [0, requested(row), stream]);
+        self.push(OperationKind::Failed, [0, requested(row), stream]);
     }
 
     /// Adds the reserved bytes of the trace, if they changed.
@@ -213,7 +213,7 @@ impl DeviceRequests {
             // The replay frees the segments only before the next request, so the reserved bytes are not yet
             // comparable.
             if !self.emptied {
-                self.push(Kind::Reserved, [row.reserved_bytes, 0, 0]);
+                self.push(OperationKind::Reserved, [row.reserved_bytes, 0, 0]);
             }
         }
     }

@@ -43,7 +43,7 @@ const NONE: Columns = Columns::of(&["device", "event"]);
 /// under which the program keeps a live allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i64)]
-pub enum Kind {
+pub enum OperationKind {
     /// A request that succeeded. Numbers: slot, bytes, stream.
     Alloc = 0,
     /// A free of a block. Numbers: slot.
@@ -62,12 +62,12 @@ pub enum Kind {
     Step = 7,
     /// A change of the reserved bytes in the trace. Numbers: the bytes that are reserved from here on.
     Reserved = 8,
-    /// The release of a private pool, whose memory is freed with the next [`Kind::EmptyCache`]. Numbers: the
+    /// The release of a private pool, whose memory is freed with the next [`OperationKind::EmptyCache`]. Numbers: the
     /// pool.
     Release = 9,
 }
 
-/// One operation: its kind, and up to three numbers. See [`Kind`].
+/// One operation: its kind, and up to three numbers. See [`OperationKind`].
 pub type Operation = [i64; 4];
 
 /// The requests to the caching allocator of one device.
@@ -75,11 +75,11 @@ pub type Operation = [i64; 4];
 /// ```
 /// use memtrace_analysis::options::Options;
 /// use memtrace_analysis::read::input::Input;
-/// use memtrace_analysis::requests::{Kind, Requests};
+/// use memtrace_analysis::requests::{OperationKind, Requests};
 ///
 /// # let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gpt");
 /// let requests = Requests::read(&Input::open(&folder)?.traces[0], &Options::default())?;
-/// let allocations = requests.operations.iter().filter(|[kind, ..]| *kind == Kind::Alloc as i64);
+/// let allocations = requests.operations.iter().filter(|[kind, ..]| *kind == OperationKind::Alloc as i64);
 /// assert_eq!(allocations.count() as u64, requests.requests);
 /// assert_eq!(requests.peak_allocated, 124_781_568);
 /// # Ok::<(), memtrace_analysis::Error>(())
@@ -90,9 +90,9 @@ pub struct Requests {
     pub device: i32,
     /// The operations in order.
     pub operations: Vec<Operation>,
-    /// The number of [`Kind::Alloc`] and [`Kind::Failed`] operations.
+    /// The number of [`OperationKind::Alloc`] and [`OperationKind::Failed`] operations.
     pub requests: u64,
-    /// The number of [`Kind::Failed`] operations.
+    /// The number of [`OperationKind::Failed`] operations.
     pub failed: u64,
     /// The number of slots that the operations use.
     pub slots: usize,

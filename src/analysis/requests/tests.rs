@@ -4,7 +4,7 @@ use memtrace_trace::EventName;
 use memtrace_trace::meta::Meta;
 
 use super::collector::Collector;
-use super::{Kind, Operation, Requests};
+use super::{Operation, OperationKind, Requests};
 use crate::read::record::Record;
 
 /// Returns a row about a block of `bytes`, with the active and reserved bytes after the row.
@@ -39,7 +39,7 @@ fn kinds(requests: &Requests) -> Vec<i64> {
     requests.operations.iter().map(|operation| operation[0]).collect()
 }
 
-const fn of(kind: Kind, a: i64, b: i64, c: i64) -> Operation {
+const fn of(kind: OperationKind, a: i64, b: i64, c: i64) -> Operation {
     [kind as i64, a, b, c]
 }
 
@@ -51,11 +51,11 @@ fn requests_reuse_slots_and_say_where_reserved_memory_changed() {
         &[block(Alloc, 1, 512, 512, 2048), block(Free, 1, -512, 0, 2048), block(Alloc, 3, 100, 512, 2048)],
     );
     let expected = [
-        of(Kind::Step, -1, 0, 0),
-        of(Kind::Alloc, 0, 512, 0),
-        of(Kind::Reserved, 2048, 0, 0),
-        of(Kind::Free, 0, 0, 0),
-        of(Kind::Alloc, 0, 100, 0),
+        of(OperationKind::Step, -1, 0, 0),
+        of(OperationKind::Alloc, 0, 512, 0),
+        of(OperationKind::Reserved, 2048, 0, 0),
+        of(OperationKind::Free, 0, 0, 0),
+        of(OperationKind::Alloc, 0, 100, 0),
     ];
     assert_eq!(got.operations, expected);
     assert_eq!((got.requests, got.slots, got.peak_index), (2, 1, 2));
@@ -66,10 +66,10 @@ fn requests_free_a_block_when_its_last_stream_has_passed() {
     use EventName::{Alloc, Free, FreeCompleted};
     let freed = Record { active_bytes: 512, allocated_bytes: 0, ..block(Free, 1, -512, 0, 512) };
     let got = requests("", &[block(Alloc, 1, 512, 512, 512), freed]);
-    assert!(!kinds(&got).contains(&(Kind::Free as i64)));
+    assert!(!kinds(&got).contains(&(OperationKind::Free as i64)));
     let completed = block(FreeCompleted, 1, -512, 0, 512);
     let got = requests("", &[block(Alloc, 1, 512, 512, 512), freed, completed]);
-    assert_eq!(got.operations.last(), Some(&of(Kind::Free, 0, 0, 0)));
+    assert_eq!(got.operations.last(), Some(&of(OperationKind::Free, 0, 0, 0)));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn requests_distinguish_empty_cache_from_a_retry_and_from_garbage_collection() {
         (segment(SegmentFree, 0, 0), segment(SegmentAlloc, 0, 0), segment(SegmentAlloc, 2, 0));
     let empties = |conf: &str, between: &[Record]| {
         let rows: Vec<Record> = [&[first], between, &[last]].concat();
-        kinds(&requests(conf, &rows)).contains(&(Kind::EmptyCache as i64))
+        kinds(&requests(conf, &rows)).contains(&(OperationKind::EmptyCache as i64))
     };
     assert!(empties("", &[freed]));
     assert!(empties("", &[freed, taken]));
@@ -95,7 +95,8 @@ fn requests_release_a_pool_whose_segments_go() {
     use EventName::{Alloc, SegmentFree};
     let inside = Record { pool: 3, ..block(Alloc, 1, 512, 512, 512) };
     let got = requests("", &[inside, segment(SegmentFree, 0, 3), block(Alloc, 2, 512, 512, 512)]);
-    let wanted = [Kind::Pool as i64, Kind::Release as i64, Kind::EmptyCache as i64];
+    let wanted =
+        [OperationKind::Pool as i64, OperationKind::Release as i64, OperationKind::EmptyCache as i64];
     let kinds = kinds(&got);
     assert!(wanted.iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
 }

@@ -5,6 +5,7 @@
 //! would be zeros or the figures of another part. Reports, exports and the HTML page all check their
 //! selectors here. Unknown names in a file of limits cause the same message ([`no_match`]).
 
+mod default_device;
 mod nearest;
 mod pattern;
 
@@ -26,6 +27,7 @@ use crate::render::numbers::duration;
 use crate::state::marks::{self, MarkFinder, MarkName, is_mark};
 use crate::state::moment::{self, MOMENTS, NamedMoment};
 use crate::state::replay::{CPU, has_current_step, is_gpu};
+pub use default_device::with_default_device;
 use nearest::Ranges;
 pub use nearest::{nearest_names, nearest_numbers};
 pub use pattern::matches;
@@ -220,32 +222,6 @@ impl Selectors {
 /// Returns a device as the user would type it.
 fn device_text(ordinal: i32) -> String {
     if ordinal == CPU { "cpu".to_owned() } else { ordinal.to_string() }
-}
-
-/// Returns `options` with `--device cpu` if the program used no GPU and its CPU tensors were recorded. An
-/// answer that can show CPU tensors then shows these.
-///
-/// # Errors
-/// When a trace cannot be read.
-pub fn with_only_device(input: &Input, options: &Options) -> Result<Options> {
-    let mut options = options.clone();
-    if options.device.is_some() {
-        return Ok(options);
-    }
-    let Some(trace) = input.traces.first() else { return Ok(options) };
-    let (mut has_cpu, mut has_gpu) = (false, false);
-    let columns = Wanted::all_events(Columns::of(&["device"]));
-    trace.read(columns, true, &SymbolTable::default(), |row| {
-        if MemoryKind::of(row.event).is_some() {
-            has_cpu |= row.device == CPU;
-            has_gpu |= is_gpu(row.device);
-        }
-        if has_gpu { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    })?;
-    if has_cpu && !has_gpu {
-        options.device = Some(CPU);
-    }
-    Ok(options)
 }
 
 /// Returns a range as the user would type it: `3:5`, `3:`, `:5` or `3`.

@@ -79,7 +79,7 @@ impl DetailedSteps {
     #[must_use]
     pub fn is_every(&self, meta: &Meta) -> bool {
         let starts_on = match Detail::parse(&meta.detail) {
-            Ok(detail) => detail.names(-1),
+            Ok(detail) => detail.includes(-1),
             // An older trace has no such setting, and a newer version may write an unknown one. Assume full
             // detail in both cases.
             Err(_) => true,

@@ -388,10 +388,13 @@ impl HostMemory {
         self.quick.get(next.saturating_sub(1))
     }
 
-    /// Returns the quick sample that is nearest to a time.
+    /// Returns the quick sample that is nearest to a time, and the earlier one of two at the same distance.
     #[must_use]
     pub fn quick_near(&self, ts_ns: i64) -> Option<&QuickSample> {
-        self.quick.iter().min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
+        // Samples are in order of time: the nearest is the last one before the time, or the first one after it.
+        let next = self.quick.partition_point(|sample| sample.when.ts_ns < ts_ns);
+        let around = self.quick.iter().skip(next.saturating_sub(1)).take(2);
+        around.min_by_key(|sample| (sample.when.ts_ns - ts_ns).abs())
     }
 
     /// Returns the sample of the children that is nearest to a time. If that sample has no shares, prefers
@@ -513,6 +516,15 @@ mod tests {
             (memory.children_near(25).map(ProcessesSample::bytes), memory.peak_with_children(&[])),
             (Some(70), 172)
         );
+    }
+
+    #[test]
+    fn the_host_sample_nearest_to_a_time_is_the_earlier_of_two_at_the_same_distance() {
+        let memory = memory(&[10, 20, 40].map(|ts_ns| (Api::ProcStatus, "rss=1", ts_ns)));
+        let near = |ts_ns| memory.quick_near(ts_ns).map(|sample| sample.when.ts_ns);
+        let nearest = [0, 10, 15, 16, 20, 30, 31, 40, i64::MAX].map(|ts_ns| near(ts_ns).unwrap());
+        assert_eq!(nearest, [10, 10, 10, 20, 20, 20, 40, 40, 40]);
+        assert_eq!(HostMemory::default().quick_near(5), None);
     }
 
     #[test]

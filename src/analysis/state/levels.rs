@@ -350,7 +350,7 @@ impl Levels {
         // program frees what it no longer needs, and memtrace writes tags and searches for holders. At the
         // exit, Python frees everything.
         // The change of memory while parts were removed belongs to no step. So the step before them ends here.
-        if row.is_behind_removed && self.worked >= 0 && !self.is_cut {
+        if row.follows_removed_parts && self.worked >= 0 && !self.is_cut {
             self.is_cut = true;
             self.devices.iter_mut().for_each(|device| device.end_step(self.worked));
         }
@@ -404,7 +404,7 @@ mod tests {
                 delta_bytes: *bytes,
                 allocated_bytes: allocated,
                 alloc_id: if is_meta { 0 } else { seq },
-                is_behind_removed: is_meta && seq > 1,
+                follows_removed_parts: is_meta && seq > 1,
                 ..Record::default()
             };
             replay.feed(&row);

@@ -1,4 +1,15 @@
 //! Replays records into the state of memory over time, and computes views of that state.
+//!
+//! - [`replay_trace`]: the loop that all reports use; [`replay`]: the state of a trace at one row.
+//! - [`block`], [`live_blocks`], [`device`], [`layout`]: memory blocks, totals, and the addresses of segments.
+//! - [`categories`], [`group`], [`module_layers`], [`stacks`]: the owners of blocks, and how answers group them.
+//! - [`moment`], [`marks`]: the moments that `--at` names.
+//! - [`progress`], [`levels`], [`step_inputs`], [`detail`]: phases and steps, the memory and the largest input of each
+//!   step, and the steps with details.
+//! - [`op_calls`], [`op_allocations`], `model_facts`: the calls of ops, what they allocate, and facts of the model.
+//! - [`host_memory`], [`retained`], [`last_oom`]: samples of host memory, objects that keep memory, the last OOM.
+//! - [`series`], `stacked_series`, `fitted_line`: curves over time, and the line through a curve.
+//! - [`problems`]: contradictions between rows; [`live_run`]: a run that is still being written.
 
 pub mod block;
 pub mod categories;

@@ -159,7 +159,7 @@ impl OpAllocations {
     /// Assigns the blocks since the start of an op to that op.
     fn op_ended(&mut self, row: &Record) {
         let Some(open) = self.open.get_mut(&row.tid) else { return };
-        let start_ns = row.ts_ns - row.latency_ns;
+        let start_ns = row.ts_ns.wrapping_sub(row.latency_ns);
         let first = open.partition_point(|block| block.ts_ns < start_ns);
         let inside = open.split_off(first);
         if inside.is_empty() {

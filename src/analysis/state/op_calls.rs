@@ -187,7 +187,7 @@ impl OpCalls {
     }
 
     fn op(&mut self, row: &Record, replay: &Replay) -> Option<OpCall> {
-        let start_ns = row.ts_ns - row.latency_ns;
+        let start_ns = row.ts_ns.wrapping_sub(row.latency_ns);
         let child = std::mem::replace(
             &mut self.child,
             Child { op: row.op, overload: row.name, module: row.module, start_ns },

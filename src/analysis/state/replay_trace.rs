@@ -27,6 +27,19 @@ pub struct Replayed {
     pub summary: ReadSummary,
 }
 
+/// Returns the reading by allocated memory, or by memory in use if `has_memory` says that the first one has none: all
+/// memory of a program without torch is outside torch's allocator.
+///
+/// # Errors
+/// Returns the error of `read`.
+pub(crate) fn read_by_metric<T>(
+    read: impl Fn(Metric) -> Result<T>,
+    has_memory: impl Fn(&T) -> bool,
+) -> Result<T> {
+    let by_allocated = read(Metric::Allocated)?;
+    if has_memory(&by_allocated) { Ok(by_allocated) } else { read(Metric::Used) }
+}
+
 /// Replays `trace`. `visit` gets each row after the replay processed it, with `columns` in addition to the
 /// columns of the replay. [`Replay::at_peak`] then returns the blocks that were live at the peak of
 /// `tracked`.

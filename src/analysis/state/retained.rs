@@ -302,7 +302,7 @@ impl RetainedSearches {
     /// Returns the last search that found a retained holder, unless a later search found this holder to be
     /// bounded. If there is no such search, returns the last search.
     #[must_use]
-    pub fn telling(&self) -> Option<&RetainedSearch> {
+    pub fn to_report(&self) -> Option<&RetainedSearch> {
         let stands = |(index, search): &(usize, &RetainedSearch)| {
             let later = || self.all[index + 1..].iter().flat_map(|search| &search.holders);
             search
@@ -349,7 +349,7 @@ impl RetainedSearches {
     }
 
     fn last_for(&self, why: &str) -> Option<&RetainedSearch> {
-        self.all.iter().rfind(|search| search.why == why).or_else(|| self.telling())
+        self.all.iter().rfind(|search| search.why == why).or_else(|| self.to_report())
     }
 
     /// Reads the searches of a trace.
@@ -421,7 +421,7 @@ mod tests {
         searches.feed(r#"{"walk":2,"why":"call","step":121}"#);
         let [first, second] = &searches.all[..] else { panic!("{searches:?}") };
         assert_eq!((first.holders.len(), first.retained().count(), second.holders.len()), (2, 1, 0));
-        assert_eq!(searches.telling(), Some(first));
+        assert_eq!(searches.to_report(), Some(first));
         assert_eq!(
             first.holders[0].line(Unit::default()),
             "3.00 MiB a step: list `losses` (train.py:41) keeps 120 autograd graphs, 360.00 MiB of steps 0-119"
@@ -440,13 +440,13 @@ mod tests {
         // A later search finds that the list is bounded: the earlier search is no longer the telling one.
         searches.feed(&holder(3, "window", 360 << 20));
         searches.feed(r#"{"walk":3,"why":"call","step":122}"#);
-        assert_eq!(searches.telling().map(|search| search.number), Some(3));
+        assert_eq!(searches.to_report().map(|search| search.number), Some(3));
         // A search that a command requested is followed by a search because memory grew: the command still
         // gets its own search.
         searches.feed(r#"{"walk":4,"why":"command","step":123}"#);
         searches.feed(&holder(5, "grows", 360 << 20));
         searches.feed(r#"{"walk":5,"why":"growth","step":124}"#);
-        assert_eq!(searches.telling().map(|search| search.number), Some(5));
+        assert_eq!(searches.to_report().map(|search| search.number), Some(5));
         assert_eq!(searches.asked_for().map(|search| search.number), Some(4));
     }
 

@@ -17,21 +17,11 @@ use crate::state::block::Owner;
 use crate::state::categories::Phases;
 
 /// An op runs in 16 bits if its name contains one of these texts.
-const HALF: [&str; 13] = [
-    "linear",
-    "matmul",
-    "mm",
-    "bmm",
-    "einsum",
-    "conv",
-    "attention",
-    "lstm",
-    "gru",
-    "rnn_",
-    "Rnn",
-    "prelu",
-    "Linear",
-];
+const HALF: [&str; 11] =
+    ["linear", "matmul", "mm", "bmm", "einsum", "conv", "attention", "lstm", "gru", "rnn_", "prelu"];
+/// An op whose name contains one of these texts does not run in 16 bits, though its name also contains one of
+/// [`HALF`]: for example `lgamma` contains `mm`.
+const NOT_HALF: [&str; 4] = ["comm", "gamma", "bilinear", "upsample"];
 /// Parts of the names of backward functions of matrix products, which save their inputs.
 const PRODUCTS: [&str; 5] =
     ["AddmmBackward", "MmBackward", "BmmBackward", "ConvolutionBackward", "LinearBackward"];
@@ -83,7 +73,7 @@ const CROSS_ENTROPY: &str = "aten::cross_entropy_loss";
 
 /// How an op chooses the type of its result: 16 bits, float32, or the type of its input.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ResultType {
     Half,
     Float,
     /// The type of the input. The field is true if the op has several inputs.
@@ -93,24 +83,25 @@ enum Kind {
 /// Returns true if autocast casts inputs of an op, or if the op casts a gradient back. Fused attention allocates its
 /// results as casts do, and its inputs are seldom cast, so it does not count.
 pub(super) fn casts_inputs(name: &str) -> bool {
-    !name.contains("ttention") && matches!(kind(name), Kind::Half | Kind::Float)
+    !name.contains("ttention") && matches!(result_type(name), ResultType::Half | ResultType::Float)
         || name.contains("ToCopyBackward")
 }
 
-fn kind(name: &str) -> Kind {
+fn result_type(name: &str) -> ResultType {
     // Unlike the other norms, batch norm is not cast to float32: its result has the type of its input.
     if name.contains("batch_norm") || name.contains("BatchNorm") {
-        return Kind::Follows(false);
+        return ResultType::Follows(false);
     }
     let is_product = PRODUCTS.iter().chain(&HALF_BACKWARD).any(|part| name.contains(part));
-    let is_half = name.starts_with("aten::") && HALF.iter().any(|part| name.contains(part));
-    if is_product || is_half && !name.contains("comm") {
-        return Kind::Half;
+    let has_any = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
+    let is_half = name.starts_with("aten::") && has_any(&HALF) && !has_any(&NOT_HALF);
+    if is_product || is_half {
+        return ResultType::Half;
     }
     if FLOAT.iter().any(|part| name.contains(part)) {
-        return Kind::Float;
+        return ResultType::Float;
     }
-    Kind::Follows(OF_SEVERAL.iter().any(|end| name.ends_with(end)))
+    ResultType::Follows(OF_SEVERAL.iter().any(|end| name.ends_with(end)))
 }
 
 /// The changes that autocast makes in a step. Blocks are indices of [`Step::lives`], except in `halved`,
@@ -121,13 +112,24 @@ pub(super) struct Autocast {
     pub(super) halved: FxHashSet<i64>,
     /// True if the run has autocast already.
     pub(super) is_on: bool,
-    /// The copies that casts make, each given by its birth, its death and its bytes.
-    copies: Vec<(u32, u32, i64)>,
-    /// Temporary copies inside one op, each given by the allocation before which it is made, its bytes and
-    /// its owner.
-    spikes: Vec<(u32, i64, Owner)>,
+    copies: Vec<CastCopy>,
+    spikes: Vec<Spike>,
     /// Blocks that a cast copy replaces, each with its earlier death.
-    shortened: Vec<(u32, u32)>,
+    shortened: FxHashMap<u32, u32>,
+}
+
+/// A copy that a cast makes.
+struct CastCopy {
+    birth: u32,
+    death: u32,
+    bytes: i64,
+}
+
+/// A temporary copy inside one op, made before the allocation `before`.
+struct Spike {
+    before: u32,
+    bytes: i64,
+    owner: Owner,
 }
 
 /// The state while the types of one step's blocks are inferred.
@@ -136,7 +138,7 @@ struct Types<'a> {
     rules: &'a SizeRules<'a>,
     symbols: &'a SymbolTable,
     phases: &'a Phases,
-    kinds: FxHashMap<Symbol, Kind>,
+    result_types: FxHashMap<Symbol, ResultType>,
     /// For each requested size: the blocks of the step so far, in order of birth.
     by_size: FxHashMap<i64, Vec<u32>>,
     /// The types of blocks: true for 16 bits.
@@ -166,7 +168,7 @@ pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, ph
         rules,
         symbols,
         phases,
-        kinds: FxHashMap::default(),
+        result_types: FxHashMap::default(),
         by_size: FxHashMap::default(),
         is_half: FxHashMap::default(),
         of_module: FxHashMap::default(),
@@ -226,11 +228,11 @@ impl Autocast {
             let birth = curve.birth(*index);
             curve.set_lives(*index, &[(birth, (*end).max(birth + 1))]);
         }
-        for (from, to, bytes) in &self.copies {
-            curve.add_block(*from, *to, *bytes);
+        for CastCopy { birth, death, bytes } in &self.copies {
+            curve.add_block(*birth, *death, *bytes);
         }
-        for (at, bytes, owner) in &self.spikes {
-            curve.add_spike(*at, *bytes, *owner);
+        for Spike { before, bytes, owner } in &self.spikes {
+            curve.add_spike(*before, *bytes, *owner);
         }
         self.halved.len() as u64
     }
@@ -241,9 +243,9 @@ impl<'a> Types<'a> {
         &self.step.lives[index as usize]
     }
 
-    fn kind(&mut self, name: Symbol) -> Kind {
+    fn result_type(&mut self, name: Symbol) -> ResultType {
         let symbols = self.symbols;
-        *self.kinds.entry(name).or_insert_with(|| kind(&symbols.get(name)))
+        *self.result_types.entry(name).or_insert_with(|| result_type(&symbols.get(name)))
     }
 
     /// Determines the bytes of the weights that each called module casts: its own weights, and the weights of
@@ -277,7 +279,7 @@ impl<'a> Types<'a> {
         let copy = self.symbols.intern("aten::empty_strided");
         let (mut products, mut casts) = (FxHashSet::default(), FxHashSet::default());
         for (index, op) in step.ops.iter().enumerate() {
-            let is_product = op.phase == self.phases.forward && self.kind(op.name) == Kind::Half;
+            let is_product = op.phase == self.phases.forward && self.result_type(op.name) == ResultType::Half;
             if !is_product || !self.weights.contains_key(&op.module) {
                 continue;
             }
@@ -297,7 +299,7 @@ impl<'a> Types<'a> {
     fn find_inputs(&mut self) {
         let step = self.step;
         for (index, op) in step.ops.iter().enumerate() {
-            if op.phase != self.phases.backward || self.kind(op.name) != Kind::Half {
+            if op.phase != self.phases.backward || self.result_type(op.name) != ResultType::Half {
                 continue;
             }
             self.backward_end.insert(op.module, op.to);
@@ -316,31 +318,33 @@ impl<'a> Types<'a> {
     /// Infers the types of the blocks that one op allocates, and the copies that the op makes.
     fn take(&mut self, call: u32, lives: &[u32]) {
         let Some(op) = self.step.op(call) else { return };
-        let kind = self.kind(op.name);
+        let result_type = self.result_type(op.name);
         let is_backward = op.phase == self.phases.backward;
         if op.phase != self.phases.forward && !is_backward {
             return;
         }
         let largest = lives.iter().map(|index| self.life(*index).requested).max().unwrap_or(0);
-        let is_half = match kind {
+        let is_half = match result_type {
             _ if is_backward => false,
             _ if &*self.symbols.get(op.name) == CROSS_ENTROPY => self.cross_entropy(op, lives, largest),
-            Kind::Half => {
+            ResultType::Half => {
                 self.cast_weights(op);
                 self.cast_input(op);
                 true
             }
-            Kind::Float => {
+            ResultType::Float => {
                 if self.input(op.from, largest, false).is_some_and(|input| self.is_half(input)) {
-                    self.found.spikes.push((op.from, self.rules.rounded(largest), self.owner(op, lives)));
+                    let (bytes, owner) = (self.rules.rounded(largest), self.owner(op, lives));
+                    self.found.spikes.push(Spike { before: op.from, bytes, owner });
                 }
                 false
             }
-            Kind::Follows(of_several) => self.follows(op, largest, of_several),
+            ResultType::Follows(of_several) => self.follows(op, largest, of_several),
         };
         for index in lives {
             let life = self.life(*index);
-            let is_half = if is_backward { self.is_half_in_backward(op, kind, *index) } else { is_half };
+            let is_half =
+                if is_backward { self.is_half_in_backward(op, result_type, *index) } else { is_half };
             self.by_size.entry(life.requested).or_default().push(*index);
             self.is_half.insert(*index, is_half);
             if !is_backward {
@@ -365,7 +369,8 @@ impl<'a> Types<'a> {
                     && self.symbols.get(other.name).contains("NllLoss")
             };
             let end = self.step.ops.iter().find(is_its).map_or(op.to, |other| other.to);
-            self.found.copies.push((softmax.birth + 1, end, self.rules.rounded(size)));
+            let (birth, bytes) = (softmax.birth + 1, self.rules.rounded(size));
+            self.found.copies.push(CastCopy { birth, death: end, bytes });
         }
         is_half
     }
@@ -403,7 +408,10 @@ impl<'a> Types<'a> {
         let Some(op) = self.step.op(life.freed_by) else { return false };
         let own = self.step.op(life.call).map(|call| self.symbols.get(call.name));
         let is_of_loss = own.is_some_and(|name| *name == *CROSS_ENTROPY);
-        !is_backward && !is_of_loss && op.phase == self.phases.backward && self.kind(op.name) == Kind::Float
+        !is_backward
+            && !is_of_loss
+            && op.phase == self.phases.backward
+            && self.result_type(op.name) == ResultType::Float
     }
 
     /// Casts the weights of a product, once per module and step. The copies live until the module's last
@@ -419,7 +427,7 @@ impl<'a> Types<'a> {
         };
         let end = self.backward_end.get(&op.module).copied().unwrap_or_else(forward_end);
         if bytes > 0 {
-            self.found.copies.push((op.from, end, self.rules.rounded(bytes)));
+            self.found.copies.push(CastCopy { birth: op.from, death: end, bytes: self.rules.rounded(bytes) });
         }
     }
 
@@ -441,10 +449,9 @@ impl<'a> Types<'a> {
             Some(end) if freed_in == Some(self.phases.backward) => *end,
             _ => op.to,
         };
-        self.found.copies.push((op.from, end, self.rules.rounded(size / 2)));
+        self.found.copies.push(CastCopy { birth: op.from, death: end, bytes: self.rules.rounded(size / 2) });
         if saved.is_some() {
-            self.found.shortened.retain(|(index, _)| *index != input);
-            self.found.shortened.push((input, op.to));
+            self.found.shortened.insert(input, op.to);
         }
     }
 
@@ -474,38 +481,72 @@ impl<'a> Types<'a> {
         other.is_none_or(|other| self.is_half(other))
     }
 
-    fn is_half_in_backward(&mut self, op: &Call, kind: Kind, index: u32) -> bool {
+    fn is_half_in_backward(&mut self, op: &Call, result_type: ResultType, index: u32) -> bool {
         let life = self.life(index);
         let half = self.rules.rounded(life.requested / 2);
+        let spike = Spike { before: life.birth + 1, bytes: half, owner: life.owner };
         if life.owner.category == Category::Gradient {
-            if kind == Kind::Half {
-                self.found.spikes.push((life.birth + 1, half, life.owner));
+            if result_type == ResultType::Half {
+                self.found.spikes.push(spike);
             }
             return false;
         }
         let of_forward = self.of_module.get(&(op.module, life.requested)).copied();
-        match kind {
-            Kind::Half => {
+        match result_type {
+            ResultType::Half => {
                 let is_cast_input = self.casts_input.contains(&op.module)
                     && self.input_of.get(&op.module) == Some(&life.requested);
                 if is_cast_input && life.death > op.to {
-                    self.found.spikes.push((life.birth + 1, half, life.owner));
+                    self.found.spikes.push(spike);
                 }
                 !is_cast_input
             }
             // The softmax of a loss in 16 bits: its incoming float32 gradient is first cast to 16 bits.
-            Kind::Float => {
+            ResultType::Float => {
                 let is_half = of_forward == Some(true) && self.symbols.get(op.name).contains("Softmax");
                 if is_half && let Some(gradient) = self.input(op.from, life.requested, false) {
-                    self.found.shortened.push((gradient, op.from));
-                    self.found.copies.push((op.from, op.to, half));
+                    self.found.shortened.insert(gradient, op.from);
+                    self.found.copies.push(CastCopy { birth: op.from, death: op.to, bytes: half });
                 }
                 is_half
             }
-            Kind::Follows(_) => of_forward.unwrap_or_else(|| {
+            ResultType::Follows(_) => of_forward.unwrap_or_else(|| {
                 let input = self.input(op.from, life.requested, false).or(self.last);
                 input.is_some_and(|input| self.is_half(input))
             }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatif_autocast_knows_the_type_of_each_op_by_its_name() {
+        use ResultType::{Float, Follows, Half};
+        for (name, expected) in [
+            ("aten::linear", Half),
+            ("aten::mm", Half),
+            ("aten::addmm_", Half),
+            ("aten::baddbmm", Half),
+            ("aten::convolution", Half),
+            ("aten::scaled_dot_product_attention", Half),
+            ("aten::_thnn_fused_gru_cell", Half),
+            ("AddmmBackward0", Half),
+            ("aten::lgamma", Follows(false)),
+            ("aten::digamma", Follows(false)),
+            ("aten::polygamma", Follows(false)),
+            ("aten::bilinear", Follows(false)),
+            ("aten::upsample_bilinear2d", Follows(false)),
+            ("aten::upsample_linear1d_backward", Follows(false)),
+            ("nccl::comm", Follows(false)),
+            ("aten::native_batch_norm", Follows(false)),
+            ("aten::add", Follows(true)),
+            ("aten::native_layer_norm", Float),
+            ("aten::_log_softmax", Float),
+        ] {
+            assert!(result_type(name) == expected, "{name}");
         }
     }
 }

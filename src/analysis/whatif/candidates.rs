@@ -48,8 +48,7 @@ pub(super) fn module_groups<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec
     groups.into_iter().map(|(pattern, _)| pattern).collect()
 }
 
-/// Replaces each character of a path that has a special meaning in a pattern, in a list of patterns or in
-/// Python's `fnmatch` by `*`.
+/// Replaces each character of a path that has a special meaning in a pattern or in a list of patterns by `*`.
 fn plain(path: &str) -> String {
     let is_plain = |char: char| char.is_alphanumeric() || "._-".contains(char);
     path.chars().map(|char| if is_plain(char) { char } else { '*' }).collect()
@@ -235,14 +234,19 @@ fn checkpoint_code(patterns: &str) -> Vec<String> {
     code
 }
 
-/// Returns the lines that checkpoint the modules of a pattern: one or two nested loops or, for any other
-/// pattern, a search by name.
+/// Returns the lines that checkpoint the modules of a pattern: one line for the model itself, one or two nested
+/// loops or, for any other pattern, a search by name.
 fn loop_over(pattern: &str) -> Vec<String> {
-    const SET: &str = "block.forward = partial(checkpoint, block.forward, use_reentrant=False)";
-    let mut levels = pattern.split('.');
-    levels.next();
-    let (mut container, mut loops, mut is_plain) = ("model".to_owned(), Vec::new(), true);
-    for level in levels {
+    let set = |module: &str| {
+        format!("{module}.forward = partial(checkpoint, {module}.forward, use_reentrant=False)")
+    };
+    let (root, below) = pattern.split_once('.').unwrap_or((pattern, ""));
+    let is_of_root = !root.contains("**");
+    if is_of_root && below.is_empty() {
+        return vec![set("model")];
+    }
+    let (mut container, mut loops, mut is_plain) = ("model".to_owned(), Vec::new(), is_of_root);
+    for level in below.split('.') {
         is_plain &= level == "*" || is_name(level);
         if level == "*" {
             let item = if loops.is_empty() { "block" } else { "inner" };
@@ -256,26 +260,39 @@ fn loop_over(pattern: &str) -> Vec<String> {
     // are `*`. Any other pattern needs a search by name.
     let is_known = is_plain && pattern.ends_with('*') && (1..=2).contains(&loops.len());
     if !is_known {
+        // The names of modules have no level for the model. A `**` in the first level also matches levels below it.
+        let (below, name) = match pattern.find("**") {
+            Some(at) if !is_of_root => (&pattern[at..], "\".\" + name"),
+            _ => (below, "name"),
+        };
         return vec![
-            "from fnmatch import fnmatchcase".to_owned(),
+            "import re".to_owned(),
             "for name, block in model.named_modules():".to_owned(),
-            format!(
-                "    if fnmatchcase(name, {:?}) and name.count(\".\") == {}:",
-                relative(pattern),
-                relative(pattern).matches('.').count()
-            ),
-            format!("        {SET}"),
+            format!("    if re.fullmatch(r\"{}\", {name}):", regular_expression(below)),
+            format!("        {}", set("block")),
         ];
     }
     let mut lines: Vec<String> =
         loops.iter().enumerate().map(|(depth, line)| format!("{}{line}", "    ".repeat(depth))).collect();
-    lines.push(format!("{}{}", "    ".repeat(loops.len()), SET.replace("block", &container)));
+    lines.push(format!("{}{}", "    ".repeat(loops.len()), set(&container)));
     lines
 }
 
-/// Returns the pattern without its first level, the root module.
-fn relative(pattern: &str) -> &str {
-    pattern.split_once('.').map_or(pattern, |(_, below)| below)
+/// Returns a pattern of module paths as a regular expression of Python, for a raw string in double quotes.
+fn regular_expression(pattern: &str) -> String {
+    let mut regex = String::new();
+    let mut chars = pattern.chars().peekable();
+    while let Some(char) = chars.next() {
+        match char {
+            '*' if chars.next_if_eq(&'*').is_some() => regex.push_str(".*"),
+            '*' => regex.push_str("[^.]*"),
+            '?' => regex.push('.'),
+            char if char.is_alphanumeric() || char == '_' => regex.push(char),
+            '"' | '\0'..=' ' => regex.push_str(&format!("\\x{:02x}", u32::from(char))),
+            char => regex.extend(['\\', char]),
+        }
+    }
+    regex
 }
 
 /// Returns true for a name that can follow a dot in Python, as an attribute.
@@ -328,8 +345,13 @@ mod tests {
         assert_eq!(batch_code(1, 2)[..3][2], "(loss / 2).backward()");
         assert_eq!(batch_code(3, 2), ["batch_size = batch_size * 3 // 2"]);
         assert_eq!(loop_over("Sequential.*")[0], "for block in model.children():");
-        assert!(
-            loop_over("Net.it*s.*")[2].contains("fnmatchcase(name, \"it*s.*\") and name.count(\".\") == 1")
+        assert_eq!(loop_over("Net.it*s.*")[2], r#"    if re.fullmatch(r"it[^.]*s\.[^.]*", name):"#);
+        assert_eq!(loop_over("GPT.**.mlp")[2], r#"    if re.fullmatch(r".*\.mlp", name):"#);
+        assert_eq!(loop_over("G**.mlp")[2], r#"    if re.fullmatch(r".*\.mlp", "." + name):"#);
+        assert_eq!(loop_over("Net.a[\"0 .?")[2], r#"    if re.fullmatch(r"a\[\x220\x20\..", name):"#);
+        assert_eq!(
+            loop_over("GPT"),
+            ["model.forward = partial(checkpoint, model.forward, use_reentrant=False)"]
         );
     }
 

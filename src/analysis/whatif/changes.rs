@@ -1,12 +1,15 @@
 //! The changes that a prediction can make, and their parser.
 
 use memtrace_trace::Category;
+use memtrace_trace::text::shell_quoted;
 
 use crate::error::{Error, Result};
 use crate::selection::{matches, nearest_names};
 
 /// The maximum number of ranks, the same as for a job on simulated GPUs.
 const MOST_RANKS: i64 = 1 << 20;
+/// The maximum number of parts of a loss.
+const MOST_PARTS: i64 = 100_000;
 
 /// An optimizer that replaces the run's own optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +98,7 @@ impl Change {
     #[must_use]
     pub fn option(&self) -> String {
         match self {
-            Change::Checkpoint(pattern) => format!("--checkpoint {}", quoted(pattern)),
+            Change::Checkpoint(pattern) => format!("--checkpoint {}", shell_quoted(pattern)),
             Change::Optimizer(NewOptimizer::EightBit) => "--optimizer 8bit".to_owned(),
             Change::Optimizer(NewOptimizer::Adafactor) => "--optimizer adafactor".to_owned(),
             Change::Optimizer(NewOptimizer::Sgd) => "--optimizer sgd".to_owned(),
@@ -116,7 +119,7 @@ impl Change {
                         format!("{}={}", name.map_or("", |(name, _)| name), condition.pattern)
                     })
                     .collect();
-                format!("--without {}", quoted(&all.join(",")))
+                format!("--without {}", shell_quoted(&all.join(",")))
             }
         }
     }
@@ -171,11 +174,6 @@ impl Change {
                 | Change::Shard { .. }
         )
     }
-}
-
-/// Quotes a text as one word of a shell's command line.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 fn optimizers(text: &str) -> Result<Vec<Change>> {
@@ -294,8 +292,12 @@ pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
     match text("chunk-loss") {
         "" => {}
         parts => match parts.parse::<i64>() {
-            Ok(parts) if (2..=100_000).contains(&parts) => all.push(Change::ChunkLoss(parts)),
-            _ => return Err(Error::usage(format!("--chunk-loss {parts}: expected a number from 2"))),
+            Ok(parts) if (2..=MOST_PARTS).contains(&parts) => all.push(Change::ChunkLoss(parts)),
+            _ => {
+                return Err(Error::usage(format!(
+                    "--chunk-loss {parts}: expected a number from 2 to {MOST_PARTS}"
+                )));
+            }
         },
     }
     if !text("batch").is_empty() {

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::curve::Curve;
 use super::step::{ALIVE, Step};
-use crate::requests::{Kind, Requests};
+use crate::requests::{OperationKind, Requests};
 
 /// The requests so far, over all steps.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +53,7 @@ impl ChangedRequests {
     /// Adds the requests of a step.
     pub(super) fn add(&mut self, step: &Step, curve: &Curve<'_>) {
         if let Some(first) = step.allocations.first() {
-            self.requests.operations.push([Kind::Step as i64, first.owner.step, 0, 0]);
+            self.requests.operations.push([OperationKind::Step as i64, first.owner.step, 0, 0]);
         }
         let end = step.end();
         let mut changes = self.changes(step, curve);
@@ -152,7 +152,7 @@ impl ChangedRequests {
         let requests = &mut self.requests;
         if change.pool != self.pool {
             self.pool = change.pool;
-            requests.operations.push([Kind::Pool as i64, change.pool, 0, 0]);
+            requests.operations.push([OperationKind::Pool as i64, change.pool, 0, 0]);
         }
         let next = if change.stream == 0 { 0 } else { self.streams.len().max(1) as i64 };
         self.streams.entry(0).or_insert(0);
@@ -162,7 +162,7 @@ impl ChangedRequests {
             requests.slots as i64 - 1
         });
         self.slots.insert(change.id, (slot, change.bytes));
-        requests.operations.push([Kind::Alloc as i64, slot, change.bytes, stream]);
+        requests.operations.push([OperationKind::Alloc as i64, slot, change.bytes, stream]);
         requests.requests += 1;
         self.allocated = self.allocated.wrapping_add(change.bytes);
         if self.allocated > requests.peak_allocated {
@@ -174,7 +174,7 @@ impl ChangedRequests {
     fn free(&mut self, id: i64) {
         if let Some((slot, bytes)) = self.slots.remove(&id) {
             self.allocated = self.allocated.wrapping_sub(bytes);
-            self.requests.operations.push([Kind::Free as i64, slot, 0, 0]);
+            self.requests.operations.push([OperationKind::Free as i64, slot, 0, 0]);
             self.free_slots.push(slot);
         }
     }

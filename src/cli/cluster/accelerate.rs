@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::cluster::torchrun::{Kind, Torchrun};
+use crate::cluster::launcher::LauncherKind;
+use crate::cluster::torchrun::Torchrun;
 
 const ASK: &str = include_str!("python/accelerate_launch.py");
 
@@ -38,5 +39,5 @@ pub(super) fn ask(python: &[OsString], arguments: &[&OsString], cards: u32) -> R
     let torchrun = Torchrun::parse(&words.iter().collect::<Vec<_>>(), |_| None)?;
     let variables = answer["variables"].as_object().into_iter().flatten();
     let variables = variables.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())));
-    Ok(Torchrun { kind: Kind::Accelerate, variables: variables.collect(), ..torchrun })
+    Ok(Torchrun { kind: LauncherKind::Accelerate, variables: variables.collect(), ..torchrun })
 }

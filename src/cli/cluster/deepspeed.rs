@@ -5,7 +5,8 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 
-use crate::cluster::torchrun::{Kind, PerNode, Torchrun};
+use crate::cluster::launcher::LauncherKind;
+use crate::cluster::torchrun::{PerNode, Torchrun};
 
 /// The options that take a value but do not affect the ranks.
 const IGNORED: [&str; 12] = [
@@ -103,7 +104,7 @@ pub(super) fn parse(arguments: &[&OsString]) -> Result<Torchrun> {
         (nodes, listed) => nodes.or(listed).unwrap_or(1),
     };
     Ok(Torchrun {
-        kind: Kind::DeepSpeed,
+        kind: LauncherKind::DeepSpeed,
         variables: Vec::new(),
         nodes,
         per_node,

@@ -10,7 +10,8 @@ use anyhow::{Context, Result, bail};
 use memtrace_cards::Spec;
 use memtrace_trace::counts::counted;
 
-use crate::cluster::torchrun::{Kind, Launcher, PerNode, Torchrun, launcher};
+use crate::cluster::launcher::{Launcher, LauncherKind, launcher};
+use crate::cluster::torchrun::{PerNode, Torchrun};
 use crate::cluster::{accelerate, deepspeed, ranks};
 
 /// The default number of cards in a node, as in common servers with NVLink.
@@ -69,18 +70,18 @@ impl Job {
                     None => interpreter(command[0])?,
                 };
                 let torchrun = match kind {
-                    Kind::Torchrun => Torchrun::parse(arguments, &variable)?,
-                    Kind::Accelerate => {
+                    LauncherKind::Torchrun => Torchrun::parse(arguments, &variable)?,
+                    LauncherKind::Accelerate => {
                         accelerate::ask(&python, arguments, count.unwrap_or(1).min(CARDS_OF_A_NODE))?
                     }
-                    Kind::DeepSpeed => deepspeed::parse(arguments)?,
+                    LauncherKind::DeepSpeed => deepspeed::parse(arguments)?,
                 };
                 Some((torchrun, python))
             }
             Launcher::Unknown(name) => {
                 bail!("--ranks: the options of `{name}` are not understood; {}", way_of(&name))
             }
-            Launcher::Behind(program) => bail!(
+            Launcher::Wrapped(program) => bail!(
                 "--ranks: `{program}` runs torchrun, which would start ranks of its own; give the command of torchrun itself: \
                  memtrace run --phantom 512xh100-80g --ranks 0 -- torchrun train.py"
             ),
@@ -176,7 +177,7 @@ impl Job {
             ("MASTER_PORT", port.to_string()),
         ];
         let Some(torchrun) = &self.torchrun else { return all };
-        if torchrun.kind == Kind::DeepSpeed {
+        if torchrun.kind == LauncherKind::DeepSpeed {
             let cards: Vec<String> = (0..self.per_node).map(|card| card.to_string()).collect();
             all.extend([
                 ("CROSS_RANK", node.to_string()),

@@ -2,6 +2,7 @@
 //! ranks.
 //!
 //! - [`ranks`]: the ranks that `--ranks` names.
+//! - [`launcher`]: the launcher of the job that a command line names.
 //! - [`torchrun`]: the options of torchrun. This command replaces torchrun and starts its ranks itself.
 //!   [`accelerate`] and [`deepspeed`]: the same for these launchers.
 //! - [`job`]: the shape of the job, and the environment and the command line of each rank.
@@ -14,6 +15,7 @@
 mod accelerate;
 mod deepspeed;
 pub(crate) mod job;
+mod launcher;
 pub(crate) mod members;
 mod ranks;
 mod store;

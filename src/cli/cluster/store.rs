@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::cluster::store_values::{Answered, Known, Values};
+use crate::cluster::store_values::{AnswerScope, Answered, Values};
 
 /// The time for which a stand-in waits before it sets a key, because another thread or process of the rank
 /// may set the key.
@@ -110,13 +110,13 @@ impl Store {
     /// # Errors
     /// When the store is full.
     fn wait(&self, keys: &[Vec<u8>]) -> io::Result<()> {
-        let mut is_full = !self.change(|values| values.answer(keys, Known::AtOnce))?;
+        let mut is_full = !self.change(|values| values.answer(keys, AnswerScope::AtOnce))?;
         let mut values = self.lock();
         let until = Instant::now() + GRACE;
         while !is_full && !keys.iter().all(|key| values.has(key)) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                is_full = !values.answer(keys, Known::Late);
+                is_full = !values.answer(keys, AnswerScope::Late);
                 break;
             }
             values = self.changed.wait_timeout(values, left).unwrap_or_else(PoisonError::into_inner).0;

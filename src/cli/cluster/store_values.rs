@@ -9,7 +9,7 @@ pub(crate) const MOST_BYTES: usize = 1 << 30;
 
 /// The keys that stand-ins may set for a rank that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Known {
+pub(crate) enum AnswerScope {
     /// The keys that are set without a wait: the keys of NCCL's unique ids, and further keys of a `series`
     /// for which the rank has already waited once.
     AtOnce,
@@ -149,10 +149,10 @@ impl Values {
         self.values.contains_key(key) || self.queue_len(key) > 0
     }
 
-    /// Sets each of `keys` that has no value and that `known` permits, on behalf of stand-ins. Returns false if
+    /// Sets each of `keys` that has no value and that `scope` permits, on behalf of stand-ins. Returns false if
     /// the store is full before all keys are set.
     #[must_use]
-    pub(crate) fn answer(&mut self, keys: &[Vec<u8>], known: Known) -> bool {
+    pub(crate) fn answer(&mut self, keys: &[Vec<u8>], scope: AnswerScope) -> bool {
         for key in keys {
             if self.has(key) {
                 continue;
@@ -165,7 +165,7 @@ impl Values {
                 continue;
             }
             let own = self.own_key(key);
-            if known == Known::AtOnce && own.as_ref().is_none_or(|own| !self.series.contains(own)) {
+            if scope == AnswerScope::AtOnce && own.as_ref().is_none_or(|own| !self.series.contains(own)) {
                 continue;
             }
             let value = own.as_ref().and_then(|own| self.values.get(own.as_bytes())).cloned();
@@ -244,7 +244,7 @@ fn is_unique_id(key: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Answered, Known, MOST_BYTES, UNIQUE_ID, Values, is_unique_id};
+    use super::{AnswerScope, Answered, MOST_BYTES, UNIQUE_ID, Values, is_unique_id};
 
     #[test]
     fn the_keys_of_nccl_ids_are_recognized() {
@@ -261,13 +261,13 @@ mod tests {
     #[test]
     fn stand_ins_set_the_keys_that_a_rank_waits_for_and_join_counters() {
         let mut values = Values::new(512, 0);
-        assert!(values.answer(&[b"pg//cuda//0".to_vec(), b"last_worker".to_vec()], Known::AtOnce));
+        assert!(values.answer(&[b"pg//cuda//0".to_vec(), b"last_worker".to_vec()], AnswerScope::AtOnce));
         assert_eq!((values.get(b"pg//cuda//0").len(), values.has(b"last_worker")), (UNIQUE_ID, false));
-        assert!(values.answer(&[b"other//cuda//0".to_vec()], Known::AtOnce));
+        assert!(values.answer(&[b"other//cuda//0".to_vec()], AnswerScope::AtOnce));
         let id = values.get(b"other//cuda//0");
         assert_eq!(values.key_of_id(&id).as_deref(), Some("other//cuda//0"));
         assert_eq!(values.key_of_id(b"x"), None);
-        assert!(values.answer(&[b"last_worker".to_vec()], Known::Late));
+        assert!(values.answer(&[b"last_worker".to_vec()], AnswerScope::Late));
         assert!(values.has(b"last_worker"));
         assert_eq!(values.answered().map(|(key, _)| key).collect::<Vec<_>>(), ["last_worker"]);
         assert_eq!(values.add(b"joined".to_vec(), 1), 1);
@@ -283,9 +283,9 @@ mod tests {
         }
         let keys = ["pg1/address_3", "511", "é12x", "other/9/0", "other/8/0", "pg1/address_512", "free"];
         let keys = keys.map(|key| key.as_bytes().to_vec());
-        assert!(values.answer(&keys, Known::AtOnce));
+        assert!(values.answer(&keys, AnswerScope::AtOnce));
         assert!(!keys.iter().any(|key| values.has(key)), "the rank may set them itself");
-        assert!(values.answer(&keys, Known::Late));
+        assert!(values.answer(&keys, AnswerScope::Late));
         let got = keys.each_ref().map(|key| String::from_utf8(values.get(key)).unwrap());
         assert_eq!(got, ["pg1/address_7", "7", "é7x", "other/9/7", "", "", ""]);
         assert_eq!(values.answered().filter(|(_, answered)| answered.is_own).count(), 4);
@@ -305,12 +305,12 @@ mod tests {
             assert!(values.answer(&[key.into()], known));
             values.has(key.as_bytes())
         };
-        assert!(!is_known(&mut values, "step/1", Known::AtOnce));
-        assert!(is_known(&mut values, "step/1", Known::Late));
-        assert!(is_known(&mut values, "step/2", Known::AtOnce));
-        assert!(!is_known(&mut values, "other/1", Known::AtOnce));
+        assert!(!is_known(&mut values, "step/1", AnswerScope::AtOnce));
+        assert!(is_known(&mut values, "step/1", AnswerScope::Late));
+        assert!(is_known(&mut values, "step/2", AnswerScope::AtOnce));
+        assert!(!is_known(&mut values, "other/1", AnswerScope::AtOnce));
         values.set(b"step/1".to_vec(), b"one".to_vec());
-        assert!(!is_known(&mut values, "step/3", Known::AtOnce));
+        assert!(!is_known(&mut values, "step/3", AnswerScope::AtOnce));
     }
 
     #[test]
@@ -319,9 +319,9 @@ mod tests {
         values.set(b"part/0".to_vec(), b"value".to_vec());
         values.pretend_to_hold(MOST_BYTES - 15);
         let keys = (1..9).map(|rank| format!("part/{rank}").into_bytes()).collect::<Vec<_>>();
-        assert!(!values.answer(&keys, Known::Late));
+        assert!(!values.answer(&keys, AnswerScope::Late));
         assert_eq!(values.len(), 3, "its own, and two of 11 bytes");
-        assert!(values.answer(&keys[..2], Known::Late), "these it has");
+        assert!(values.answer(&keys[..2], AnswerScope::Late), "these it has");
     }
 
     #[test]

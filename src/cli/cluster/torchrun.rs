@@ -1,8 +1,10 @@
 //! The options of torchrun (`torch/distributed/run.py` of PyTorch 2.6 to 2.11) that affect the ranks.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 
 use anyhow::{Result, bail};
+
+use crate::cluster::launcher::LauncherKind;
 
 /// The options that take a value. Like argparse, this module accepts an abbreviated option if it is unique.
 const VALUED: [&str; 26] = [
@@ -44,31 +46,10 @@ pub(crate) enum PerNode {
     EachCard,
 }
 
-/// A command that starts the ranks of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Torchrun,
-    /// `accelerate launch`, which starts the ranks with torchrun.
-    Accelerate,
-    /// `deepspeed`.
-    DeepSpeed,
-}
-
-impl Kind {
-    /// Returns the name of the launcher, and its options for the number of nodes and of ranks.
-    pub(crate) fn words(self) -> (&'static str, &'static str) {
-        match self {
-            Kind::Torchrun => ("torchrun", "--nnodes and --nproc-per-node"),
-            Kind::Accelerate => ("accelerate", "--num_machines and --num_processes"),
-            Kind::DeepSpeed => ("deepspeed", "--num_nodes and --num_gpus"),
-        }
-    }
-}
-
 /// A command line of torchrun or of a similar launcher.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Torchrun {
-    pub(crate) kind: Kind,
+    pub(crate) kind: LauncherKind,
     /// The variables that the launcher sets for all ranks, in addition to the variables of each rank.
     pub(crate) variables: Vec<(String, String)>,
     pub(crate) nodes: u32,
@@ -98,7 +79,7 @@ impl Torchrun {
         let mut nnodes = default("PET_NNODES", "1");
         let mut per_node = default("PET_NPROC_PER_NODE", "1");
         let mut torchrun = Torchrun {
-            kind: Kind::Torchrun,
+            kind: LauncherKind::Torchrun,
             variables: Vec::new(),
             nodes: 1,
             per_node: PerNode::EachCard,
@@ -215,116 +196,6 @@ fn option(word: &str) -> Result<OptionWord> {
     }
 }
 
-/// The launcher that a command line names.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Launcher<'a> {
-    /// One of [`Kind`], with its arguments. `python` is the interpreter's command if the launcher was given
-    /// to an interpreter; otherwise the first word is the launcher's path.
-    Known { kind: Kind, arguments: &'a [&'a OsString], python: Option<&'a [&'a OsString]> },
-    /// A launcher whose options this command does not know.
-    Unknown(String),
-    /// Another program, such as `env`, that starts torchrun. `--ranks` refuses it, because each rank would
-    /// run the program, and its torchrun would start further ranks. The field is the name of the program.
-    Behind(String),
-    /// No launcher: the program takes its rank from the environment.
-    None,
-}
-
-/// Finds the launcher of a command line.
-pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
-    let name = |word: &OsStr| {
-        std::path::Path::new(word).file_name().unwrap_or_default().to_string_lossy().into_owned()
-    };
-    let Some(program) = command.first().map(|program| name(program)) else { return Launcher::None };
-    let script = |program: &str, at: usize, python| {
-        let (kind, arguments) = kind_of_script(program, &command[at + 1..])?;
-        Some(Launcher::Known { kind, arguments, python })
-    };
-    if let Some(known) = script(&program, 0, None) {
-        return known;
-    }
-    const OTHERS: [&str; 11] = [
-        "accelerate",
-        "mpirun",
-        "mpiexec",
-        "srun",
-        "horovodrun",
-        "composer",
-        "lightning",
-        "fabric",
-        "torchtune",
-        "tune",
-        "ray",
-    ];
-    if OTHERS.contains(&program.as_str()) {
-        return Launcher::Unknown(program);
-    }
-    if !program.starts_with("python") && !program.starts_with("pypy") {
-        // Another program, such as `env` or `uv run`, may start torchrun.
-        let is_behind = command[1..].iter().any(|word| name(word) == "torchrun");
-        return if is_behind { Launcher::Behind(program) } else { Launcher::None };
-    }
-    // `python -m MODULE`. Options of the interpreter may precede `-m`, and two of these options take a value.
-    let mut at = 1;
-    while let Some(word) = command.get(at) {
-        let word = word.to_string_lossy();
-        let (module, rest) = match word.strip_prefix("-m") {
-            Some("") => (command.get(at + 1).map(|module| module.to_string_lossy().into_owned()), at + 2),
-            Some(module) => (Some(module.to_owned()), at + 1),
-            None if word == "-X" || word == "-W" => {
-                at += 2;
-                continue;
-            }
-            None if word.starts_with('-') && word != "-c" && word != "-" => {
-                at += 1;
-                continue;
-            }
-            // An interpreter was given a script. If it is `torchrun` or a similar script, the words before it
-            // are the interpreter's command.
-            None => {
-                return script(&name(command[at]), at, Some(&command[..at])).unwrap_or(Launcher::None);
-            }
-        };
-        let module = module.unwrap_or_default();
-        if let Some((kind, arguments)) = kind_of_module(&module, command.get(rest..).unwrap_or(&[])) {
-            return Launcher::Known { kind, arguments, python: Some(&command[..at]) };
-        }
-        return match module.as_str() {
-            module @ ("torch.distributed.launch"
-            | "accelerate.commands.accelerate_cli"
-            | "deepspeed.launcher.launch") => Launcher::Unknown(format!("python -m {module}")),
-            _ => Launcher::None,
-        };
-    }
-    Launcher::None
-}
-
-/// Returns the launcher with this script name and its arguments, or `None` if the script is not one of
-/// [`Kind`].
-fn kind_of_script<'a>(name: &str, arguments: &'a [&'a OsString]) -> Option<(Kind, &'a [&'a OsString])> {
-    match name {
-        "torchrun" => Some((Kind::Torchrun, arguments)),
-        "accelerate-launch" => Some((Kind::Accelerate, arguments)),
-        "accelerate" if arguments.first().is_some_and(|word| *word == "launch") => {
-            Some((Kind::Accelerate, &arguments[1..]))
-        }
-        "deepspeed" => Some((Kind::DeepSpeed, arguments)),
-        _ => None,
-    }
-}
-
-/// Returns the launcher in this Python module and its arguments, or `None` if the module is not one of
-/// [`Kind`].
-fn kind_of_module<'a>(module: &str, arguments: &'a [&'a OsString]) -> Option<(Kind, &'a [&'a OsString])> {
-    match module {
-        "torch.distributed.run" | "torch.distributed.torchrun" => Some((Kind::Torchrun, arguments)),
-        "accelerate.commands.launch" => Some((Kind::Accelerate, arguments)),
-        "accelerate.commands.accelerate_cli" => kind_of_script("accelerate", arguments),
-        "deepspeed" | "deepspeed.launcher.runner" => Some((Kind::DeepSpeed, arguments)),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -373,41 +244,5 @@ mod tests {
             let error = parsed(line).unwrap_err().to_string();
             assert!(error.contains(part), "{line}: {error}");
         }
-    }
-
-    #[test]
-    fn the_launcher_of_a_command_line_is_found() {
-        let kind = |line: &str| -> String {
-            let words = words(line);
-            match launcher(&words.iter().collect::<Vec<_>>()) {
-                Launcher::Known { kind, arguments, python } => {
-                    format!("{} {} {}", kind.words().0, python.map_or(0, <[_]>::len), arguments.len())
-                }
-                Launcher::Unknown(name) => name,
-                Launcher::Behind(name) => format!("behind {name}"),
-                Launcher::None => "none".to_owned(),
-            }
-        };
-        assert_eq!(kind("/a/bin/torchrun --nnodes 2 t.py"), "torchrun 0 3");
-        assert_eq!(kind("python3 -u -X dev -m torch.distributed.run --nnodes 2 t.py"), "torchrun 4 3");
-        assert_eq!(kind("python -mtorch.distributed.run t.py"), "torchrun 1 1");
-        assert_eq!(kind("python train.py -m torch.distributed.run"), "none");
-        assert_eq!(kind("python -c pass"), "none");
-        assert_eq!(kind("python -m pkg"), "none");
-        assert_eq!(kind("accelerate launch --num_processes 2 t.py"), "accelerate 0 3");
-        assert_eq!(kind("python -u /a/bin/accelerate launch t.py"), "accelerate 2 1");
-        assert_eq!(kind("accelerate-launch t.py"), "accelerate 0 1");
-        assert_eq!(kind("accelerate config"), "accelerate");
-        assert_eq!(kind("python -m accelerate.commands.launch t.py"), "accelerate 1 1");
-        assert_eq!(kind("python -m accelerate.commands.accelerate_cli launch t.py"), "accelerate 1 1");
-        assert_eq!(
-            kind("python -m accelerate.commands.accelerate_cli env"),
-            "python -m accelerate.commands.accelerate_cli"
-        );
-        assert_eq!(kind("/a/bin/deepspeed --num_gpus 8 t.py"), "deepspeed 0 3");
-        assert_eq!(kind("python -m deepspeed.launcher.runner t.py"), "deepspeed 1 1");
-        assert_eq!(kind("python -m torch.distributed.launch t.py"), "python -m torch.distributed.launch");
-        assert_eq!(kind("./train"), "none");
-        assert_eq!(kind("uv run torchrun train.py"), "behind uv");
     }
 }

@@ -22,7 +22,9 @@ use memtrace_trace::host::HostFiles;
 use memtrace_trace::text::printable;
 use memtrace_trace::units::Unit;
 
-use crate::child_env::{PhantomArgs, Scratch, TracerFacts, run_id, spare_foreign_program, traced_command};
+use crate::child_env::{
+    PhantomArgs, Scratch, TracerFacts, gib, run_id, spare_foreign_program, traced_command,
+};
 use crate::cluster::job::Job;
 use crate::cluster::members::{Ended, Launch};
 use crate::error_message::message;
@@ -279,11 +281,6 @@ fn print_summary(input: Input, out: &OutFolder) -> Result<()> {
     // An error means that stderr is closed.
     stderr.lock().write_all(text.as_bytes()).ok();
     Ok(())
-}
-
-/// Formats bytes as GiB, for a column.
-fn gib(bytes: u64) -> String {
-    format!("{:.2}", bytes as f64 / f64::from(1 << 30))
 }
 
 fn list_cards() -> Result<ExitCode> {

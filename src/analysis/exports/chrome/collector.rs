@@ -54,17 +54,13 @@ pub(super) enum SliceKind {
     Band,
 }
 
-/// A row shown as an instant.
-pub(super) struct Instant {
-    pub(super) row: Record,
-}
-
 /// The collected content of one process.
 pub(super) struct SliceCollector {
     pub(super) pid: i32,
     pub(super) curves: FxHashMap<i32, DownsampledCurve>,
     pub(super) slices: Largest<Slice>,
-    pub(super) instants: Largest<Instant>,
+    /// The rows shown as instants.
+    pub(super) instants: Largest<Record>,
     open: FxHashMap<i32, Vec<OpenSlice>>,
     /// The current step, and the time of its start.
     step: (i64, i64),
@@ -115,12 +111,12 @@ impl SliceCollector {
             }
             EventName::Mark if *replay.symbols.get(row.api) == *Api::Backward.as_str() => {}
             EventName::Mark | EventName::Oom | EventName::Lost => {
-                self.instants.add(i64::MAX, row.seq, Instant { row: *row });
+                self.instants.add(i64::MAX, row.seq, *row);
             }
             EventName::Alloc | EventName::Free | EventName::ExtAlloc | EventName::ExtFree => {
                 // An allocation and its free have the same weight and number, so both are kept or both are
                 // dropped.
-                self.instants.add(row.delta_bytes.saturating_abs(), row.alloc_id, Instant { row: *row });
+                self.instants.add(row.delta_bytes.saturating_abs(), row.alloc_id, *row);
             }
             EventName::Sample if row.device == HOST => self.host(row, replay),
             _ => {}
@@ -185,7 +181,7 @@ impl SliceCollector {
         }
     }
 
-    /// Closes the step, the phase and the ranges that are open at the end of the trace.
+    /// Closes the step, the phase and the ranges that are open after the last row, which is at `now_ns`.
     pub(super) fn close(&mut self, now_ns: i64) {
         self.end_step(now_ns);
         self.end_phase(now_ns);

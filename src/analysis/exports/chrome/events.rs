@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::super::downsample::DownsampledCurve;
 use super::super::out::Out;
-use super::collector::{Instant, PHASES, STEPS, Slice, SliceCollector, SliceKind, SliceName};
+use super::collector::{PHASES, STEPS, Slice, SliceCollector, SliceKind, SliceName};
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
@@ -80,10 +80,10 @@ impl ProcessWriter<'_> {
         for (number, slice) in slices.iter().enumerate() {
             self.slice(list, slice, number);
         }
-        let mut instants: Vec<Instant> = tracks.instants.into_entries().collect();
-        instants.sort_by_key(|instant| instant.row.seq);
-        for instant in &instants {
-            self.instant(list, &instant.row);
+        let mut instants: Vec<Record> = tracks.instants.into_entries().collect();
+        instants.sort_by_key(|row| row.seq);
+        for row in &instants {
+            self.instant(list, row);
         }
     }
 

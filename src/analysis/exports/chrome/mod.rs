@@ -72,6 +72,8 @@ impl Export for Chrome {
         let mut dropped = 0;
         for (number, trace) in job.input.traces.iter().enumerate() {
             let mut tracks = SliceCollector::new(most);
+            // The time of the last row in the window.
+            let mut last_ns = 0;
             let replayed = replay_trace(
                 trace,
                 COLUMNS,
@@ -79,15 +81,17 @@ impl Export for Chrome {
                 Metric::Allocated,
                 flow_categories(trace, job.options)?,
                 |row, replay| {
-                    if replay.in_window()
-                        && job.options.device.is_none_or(|only| only == row.device || row.device == HOST)
-                    {
+                    if !replay.in_window() {
+                        return;
+                    }
+                    last_ns = replay.ts_ns;
+                    if job.options.device.is_none_or(|only| only == row.device || row.device == HOST) {
                         tracks.feed(row, replay);
                     }
                 },
             )?;
             job.add_to_footer(trace, &replayed);
-            tracks.close(replayed.replay.ts_ns);
+            tracks.close(last_ns);
             dropped += tracks.slices.dropped + tracks.instants.dropped;
             let process = ProcessWriter {
                 // Use an index as the process id, because processes on two hosts may have the same process

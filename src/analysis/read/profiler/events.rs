@@ -6,6 +6,7 @@ use std::fmt;
 use std::io::BufRead;
 
 use memtrace_trace::columns::{MAX_BYTES, MAX_DEVICE, MAX_NUMBER};
+use memtrace_trace::text::cut;
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
@@ -150,10 +151,7 @@ fn memory_event(event: &ChromeEvent, ts_ns: i64, thread: i64) -> Option<MemoryEv
 }
 
 fn kind_of(event: &ChromeEvent) -> Option<(RangeKind, &str)> {
-    let name = match event.name.char_indices().nth(LONGEST_NAME) {
-        Some((end, _)) => &event.name[..end],
-        None => &event.name[..],
-    };
+    let name = cut(&event.name, LONGEST_NAME);
     match &event.cat[..] {
         "cpu_op" if name.starts_with("autograd::engine::evaluate_function") => {
             Some((RangeKind::Backward, name))

@@ -6,8 +6,8 @@
 //! has freed memory, *larger steps* is at most what is still reserved. The growth of a part is the difference
 //! between two levels; see [`crate::state::levels`].
 
+mod cache_holders;
 mod forecast;
-mod holders;
 mod series;
 mod text;
 
@@ -19,9 +19,9 @@ use memtrace_trace::units::Unit;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
+use self::cache_holders::FreePlaces;
+pub(crate) use self::cache_holders::Holders;
 use self::forecast::Forecast;
-use self::holders::FreePlaces;
-pub(crate) use self::holders::Holders;
 pub(crate) use self::series::DeviceParts;
 pub use self::series::GrowthCurve;
 use crate::error::Result;

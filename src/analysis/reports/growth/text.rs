@@ -2,8 +2,8 @@
 
 use memtrace_trace::units::Unit;
 
+use super::cache_holders::FreePlaces;
 use super::forecast::Forecast;
-use super::holders::FreePlaces;
 use super::{Growth, Part, Shape};
 use crate::options::Options;
 use crate::render::numbers::{count, counted, duration};

@@ -25,13 +25,12 @@ mod tracker;
 use serde_json::json;
 
 use super::mem_tracker::ROUNDED;
-use super::report::{Answer, Report, next};
+use super::report::{Answer, Report, for_each_process, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
 use crate::read::record::Columns;
-use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::counted;
 use crate::state::group;
@@ -96,15 +95,12 @@ impl Report for Modules {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut printer = options.printer();
-        let mut footer = Footer::new(input);
-        let mut json = Vec::new();
         let depth = match options.count(group::DEPTH.name)? {
             Some(depth) => Depth { followed: depth, kept: depth },
             None => Depth { followed: usize::MAX, kept: 2 },
         };
         let calls = options.count("calls")?.unwrap_or(100);
-        for (index, trace) in input.traces.iter().enumerate() {
+        let answer = for_each_process(input, options, |index, trace, printer, footer| {
             let mut tracker = Tracker::new(depth, calls, options);
             let columns = Columns::of(&[
                 "name",
@@ -139,23 +135,17 @@ impl Report for Modules {
             if tracker.unmatched > 0 {
                 footer.notes.push(format!("{} without a begin", counted(tracker.unmatched, "range end")));
             }
-            process_heading(&mut printer, input, index);
+            process_heading(printer, input, index);
             let layers = tracker.layers(&replayed.replay, options);
-            tracker.print(&mut printer, &layers, &replayed.replay.symbols, options);
-            json.push(json!({
+            tracker.print(printer, &layers, &replayed.replay.symbols, options);
+            Ok(json!({
                 "file": trace.path.display().to_string(),
                 "rank": trace.meta.rank,
                 "modules": tracker.json(&replayed.replay.symbols),
-            }));
-        }
+            }))
+        })?;
         let hints = vec![next("peak", input, "--by module"), next("peak", input, "--mem-tracker")];
-        Ok(Answer {
-            body: printer,
-            json: json!({ "processes": json }),
-            footer,
-            next: hints,
-            ..Answer::default()
-        })
+        Ok(Answer { next: hints, ..answer })
     }
 }
 

@@ -6,7 +6,7 @@ use memtrace_trace::text::UNKNOWN;
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
-use super::super::advised::FirstAdvice;
+use super::super::advise::predictions::FirstAdvice;
 use super::evidence::Evidence;
 use super::finding::{Help, OomCase};
 use super::findings::larger_step::differences;

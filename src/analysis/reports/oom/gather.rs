@@ -14,9 +14,9 @@ use super::evidence::{
     StateToCome, StepHistory, ToCome, TorchMemory,
 };
 use super::grown_model::GrownModel;
-use super::holders::with_inputs_of_checkpoints;
 use super::layers_left::LayersLeft;
 use super::optimizer_step::OptimizerStep;
+use super::retained_holders::with_inputs_of_checkpoints;
 use super::trace_to_oom::TraceToOom;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::{Block, Owner};

@@ -3,7 +3,7 @@
 //! [`trace_to_oom`] reads a trace up to its last OOM, [`gather`] turns it into [`evidence`] by topic, and the
 //! [`findings`] judge the evidence. [`findings`] says how to add one. [`case`] prints the result.
 
-mod advised;
+mod advised_changes;
 mod attention;
 mod case;
 mod cycles;
@@ -16,11 +16,11 @@ mod forwards;
 mod found_at_oom;
 mod gather;
 mod grown_model;
-mod holders;
 mod kept_reasons;
 mod layers_left;
 mod module_calls;
 mod optimizer_step;
+mod retained_holders;
 mod rows_before;
 mod server_limit;
 mod step_groups;
@@ -30,12 +30,12 @@ mod trace_to_oom;
 
 use serde_json::{Value, json};
 
-use super::advised::{Advised, FirstAdvice};
+use super::advise::predictions::{Advised, FirstAdvice};
 use super::device_users::{self, OthersAt};
 use super::group_table::print_groups;
 use super::growth::growth_lines;
 use super::killed::Killed;
-use super::leaks_holders::print_retained;
+use super::leaks::holders::print_retained;
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
@@ -223,7 +223,7 @@ impl KeptMemory {
             }));
         }
         let searches = RetainedSearches::read(trace, options)?;
-        let holders = searches.telling().into_iter().flat_map(RetainedSearch::retained);
+        let holders = searches.to_report().into_iter().flat_map(RetainedSearch::retained);
         let material = holders.filter(|holder| holder.bytes >= peak / LEAST_KEPT).max_by_key(|one| one.bytes);
         Ok(material.map(|holder| {
             let why = match (holder.text("kind"), holder.verdict.as_str()) {

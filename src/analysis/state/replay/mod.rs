@@ -212,7 +212,7 @@ impl Replay {
     pub fn feed(&mut self, row: &Record) {
         // After removed parts, a jump of `seq` is no gap, because the reader has reported the missing parts
         // already.
-        let jumps = row.is_behind_removed && row.seq > self.seq;
+        let jumps = row.follows_removed_parts && row.seq > self.seq;
         if self.seq + 1 != row.seq && self.counts.rows > 0 && !jumps {
             let last = self.seq;
             self.problems.gap(last, row.seq);

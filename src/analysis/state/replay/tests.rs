@@ -251,10 +251,10 @@ fn a_window_of_steps_continues_after_rows_without_a_step() {
 #[test]
 fn a_meta_row_in_the_middle_hides_no_missing_rows() {
     let symbols = SymbolTable::default();
-    for (is_behind_removed, missing) in [(false, 7), (true, 0)] {
+    for (follows_removed_parts, missing) in [(false, 7), (true, 0)] {
         let mut replay = Replay::new(&symbols, Window::default(), Metric::Allocated);
         replay.feed(&Record { event: EventName::Meta, seq: 1, ..Record::default() });
-        replay.feed(&Record { event: EventName::Meta, seq: 9, is_behind_removed, ..Record::default() });
+        replay.feed(&Record { event: EventName::Meta, seq: 9, follows_removed_parts, ..Record::default() });
         assert_eq!(replay.problems.missing_rows, missing);
     }
 }

@@ -45,7 +45,7 @@ pub(super) struct Answer<'a> {
     pub(super) stopped: Option<String>,
 }
 
-fn show(bytes: i64) -> String {
+pub(super) fn show(bytes: i64) -> String {
     Unit::Auto.show(bytes).to_string()
 }
 

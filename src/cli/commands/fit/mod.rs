@@ -72,7 +72,8 @@ pub(crate) fn command() -> Command {
 \
              The program runs once for each value, so keep it short: one or two steps show the peak. A value \
              fits when the program ends with status 0 and never ran out of memory. Exit status: 0; 1 when \
-             the program fails for another reason or --ask finds no figure; 3 when even the first value, or the largest number of GPUs, does not fit; a table gives 0 when one row fits.",
+             the program fails for another reason or --ask finds no figure; 3 when even the first value, or the \
+             largest number of GPUs, does not fit; a table gives 0 when one row fits.",
         )
         .arg(args::out_arg(
             "Folder for the traces of the largest value that fits and the smallest that does not [default: \

@@ -1,5 +1,9 @@
 //! The models whose configuration memtrace has, for `memtrace fit --recipe`.
 
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
 use memtrace_util::names::distance;
 use serde_json::{Map, Value};
 
@@ -8,12 +12,20 @@ pub(super) const MODELS: &str = include_str!("recipes/models.json");
 
 /// Returns the folder of a pipeline of diffusers that has this configuration, or an empty text for other
 /// models.
-pub(super) fn folder_in_pipeline(config: &Value) -> &'static str {
+fn folder_in_pipeline(config: &Value) -> &'static str {
     match config["_class_name"].as_str() {
         Some(class) if class.starts_with("UNet") => "unet",
         Some(_) => "transformer",
         None => "",
     }
+}
+
+/// Writes the configuration of a model that memtrace has into the new folder `own`. Returns the folder as text.
+pub(super) fn write_config(own: &Path, config: &Value) -> Result<String> {
+    let part = own.join(folder_in_pipeline(config));
+    fs::create_dir_all(&part)?;
+    fs::write(part.join("config.json"), config.to_string())?;
+    Ok(own.to_string_lossy().into_owned())
 }
 
 /// Returns the model with this name, or `None` if there is no such model. Case is ignored, and the owner may

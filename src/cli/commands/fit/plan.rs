@@ -432,14 +432,14 @@ fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -
              write {GPUS} in --phantom and {VALUE} in the command"
         );
     }
-    let is_told = [place, GPUS, NODES, PER_NODE].into_iter().any(|place| places::has(words, place));
+    let has_placeholder = [place, GPUS, NODES, PER_NODE].into_iter().any(|place| places::has(words, place));
     let of_torchrun = |word: &OsString| {
         let word = word.to_string_lossy();
         word.ends_with("torchrun") || word == "torch.distributed.run"
     };
     // With `gpu` or `auto`, torchrun counts the cards itself, so the command needs no placeholder.
     let counts = |word: &OsString| ["gpu", "auto"].iter().any(|how| word.to_string_lossy().ends_with(how));
-    if !is_told && words.iter().any(of_torchrun) && !words.iter().any(counts) {
+    if !has_placeholder && words.iter().any(of_torchrun) && !words.iter().any(counts) {
         bail!(
             "the command needs a placeholder for the number of GPUs, too: torchrun --nproc-per-node {place}"
         );

@@ -124,14 +124,7 @@ impl Request {
         settings::check_search(matches, &script, searched.as_deref())?;
         let gpus = counts(card);
         check_gpus(&script, searched.as_deref(), &listed, &gpus)?;
-        if setting(&script, "PACKING").parse().is_ok_and(|documents: u64| documents > 1)
-            && setting(&script, "ATTENTION").contains("flash")
-        {
-            bail!(
-                "--set packing needs --set attention=sdpa or eager: with FlashAttention, the documents of \
-                 several rows are not kept apart"
-            );
-        }
+        check_packing(&script)?;
         script = with(&script, "MODEL", &quoted(shown));
         script = with(&script, "TRUST_REMOTE_CODE", if trusts { "True" } else { "False" });
         // Quote the name: otherwise, the name of a folder could end the Python string at the top of the
@@ -143,40 +136,25 @@ impl Request {
         let scratch = Scratch::new(&run_id())?;
         let folder = scratch.folder.join("model");
         let given = match found {
-            Some((_, config)) => {
-                let own = scratch.folder.join("bundled");
-                let part = own.join(models::folder_in_pipeline(config));
-                fs::create_dir_all(&part)?;
-                fs::write(part.join("config.json"), config.to_string())?;
-                own.to_string_lossy().into_owned()
-            }
+            Some((_, config)) => models::write_config(&scratch.folder.join("bundled"), config)?,
             None => model.clone(),
         };
-        let needs_liger = setting(&script, "LIGER") == "True" || searched.as_deref() == Some("LIGER");
         let python = python().context("no python is on the PATH")?;
+        let mut check = Command::new(&python);
         let longest = lengths.iter().max().copied().unwrap_or(0).to_string();
-        let output = Command::new(&python)
+        let needs_liger = setting(&script, "LIGER") == "True" || searched.as_deref() == Some("LIGER");
+        check
             .args(["-c", CHECK, &given])
             .arg(&folder)
             .args([longest.as_str(), if trusts { "1" } else { "0" }, searched.as_deref().unwrap_or_default()])
             .args([&Value::from(texts).to_string(), recipe.library, "torch", recipe.library])
             .args(recipe.packages)
-            .args(needs_liger.then_some("liger_kernel"))
-            .stdin(Stdio::null())
-            .output()
-            .with_context(|| format!("cannot run {}", python.display()))?;
-        if !output.status.success() {
-            let text = String::from_utf8_lossy(&output.stderr).into_owned();
-            let why = text.lines().last().unwrap_or("the check of the model failed").replace(&given, shown);
-            let known = why.contains("no config.json was found");
-            let near = if known {
-                format!("; memtrace has {}", models::nearest(&bundled, model))
-            } else {
-                String::new()
-            };
-            bail!("{why}{near}");
-        }
-        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+            .args(needs_liger.then_some("liger_kernel"));
+        let printed = checked(&mut check, |why| {
+            let is_unknown = why.contains("no config.json was found");
+            let near = is_unknown.then(|| format!("; memtrace has {}", models::nearest(&bundled, model)));
+            format!("{}{}", why.replace(&given, shown), near.unwrap_or_default())
+        })?;
         let mut last = printed.lines().rev();
         let layers = last.next().and_then(|count| count.parse().ok());
         script = with(&script, "SUBFOLDER", &quoted(last.next().unwrap_or_default()));
@@ -192,22 +170,11 @@ impl Request {
             bail!("--set accumulation={{}} divides a batch: add --batch N");
         }
         // Each value of a setting has a script of its own.
-        let file = if searched.is_some() { "recipe-{}.py" } else { "recipe.py" };
-        let mut words: Vec<OsString> = vec![python.into(), scratch.folder.join(file).into()];
-        // `serve` is asked for one number at each length, and vLLM fills the card at any batch.
-        let is_server = recipe.name == "serve";
-        let (batch, length) = match &searched {
-            Some(searched) => (Some(searched.batch.to_string()), LENGTH),
-            None if is_server => (None, VALUE),
-            None => (Some(VALUE.to_owned()), LENGTH),
-        };
-        words.extend(["--random", recipe.length_option(), length].map(OsString::from));
-        words.extend(batch.into_iter().flat_map(|batch| ["--batch".into(), batch.into()]));
-        if !recipe.steps.is_empty() {
-            words.extend(["--steps", recipe.steps].map(OsString::from));
-        }
-        let model = if recipe.library == "timm" { given.into() } else { folder.into_os_string() };
-        words.extend(["--model".into(), model]);
+        let file = scratch.folder.join(if searched.is_some() { "recipe-{}.py" } else { "recipe.py" });
+        let of_model = if recipe.library == "timm" { given.into() } else { folder.into_os_string() };
+        let mut words: Vec<OsString> = vec![python.into(), file.into()];
+        words.extend(arguments(recipe, searched.as_ref()));
+        words.extend(["--model".into(), of_model]);
         let request =
             Request { recipe, model: shown.to_owned(), words, lengths, script, searched, _scratch: scratch };
         Ok(Some(request))
@@ -385,6 +352,47 @@ fn check_gpus(script: &str, searched: Option<&str>, listed: &[String], counts: &
         bail!("--set gpus={{}}: the cards have different numbers of GPUs; ask for them one by one");
     }
     Ok(())
+}
+
+/// Checks that the documents of a packed row are kept apart.
+fn check_packing(script: &str) -> Result<()> {
+    if setting(script, "PACKING").parse().is_ok_and(|documents: u64| documents > 1)
+        && setting(script, "ATTENTION").contains("flash")
+    {
+        bail!(
+            "--set packing needs --set attention=sdpa or eager: with FlashAttention, the documents of \
+             several rows are not kept apart"
+        );
+    }
+    Ok(())
+}
+
+/// Runs the check of a model and returns what it prints. `explain` makes the error of the reason that it gives.
+fn checked(check: &mut Command, explain: impl FnOnce(&str) -> String) -> Result<String> {
+    let python = check.get_program().to_owned();
+    let output = check.stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot run {}", Path::new(&python).display()))?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        bail!("{}", explain(text.lines().last().unwrap_or("the check of the model failed")));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Returns the arguments of a recipe's script, with [`VALUE`] and [`LENGTH`] for the batch and the length.
+fn arguments(recipe: &Recipe, searched: Option<&Searched>) -> Vec<OsString> {
+    // `serve` is asked for one number at each length, and vLLM fills the card at any batch.
+    let (batch, length) = match searched {
+        Some(searched) => (Some(searched.batch.to_string()), LENGTH),
+        None if recipe.name == "serve" => (None, VALUE),
+        None => (Some(VALUE.to_owned()), LENGTH),
+    };
+    let mut words: Vec<OsString> = ["--random", recipe.length_option(), length].map(OsString::from).into();
+    words.extend(batch.into_iter().flat_map(|batch| ["--batch".into(), batch.into()]));
+    if !recipe.steps.is_empty() {
+        words.extend(["--steps", recipe.steps].map(OsString::from));
+    }
+    words
 }
 
 /// Returns the script of a recipe without the lines of other recipes, and of settings that no `NAME=VALUE` of

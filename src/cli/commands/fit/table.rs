@@ -2,19 +2,14 @@
 
 use memtrace_analysis::render::numbers::{duration, percent, share};
 use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
-use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
-use super::answer::Answer;
+use super::answer::{Answer, show};
 use super::plan::{Plan, Wanted};
 use super::recipe::Request;
 use super::searches::Lane;
 use super::trial::{self, Trial, TrialOutcome};
 use crate::terminal;
-
-fn show(bytes: i64) -> String {
-    Unit::Auto.show(bytes).to_string()
-}
 
 /// Returns the answer as text for stdout.
 pub(super) fn text(plan: &Plan, lanes: &[Lane<'_>]) -> String {

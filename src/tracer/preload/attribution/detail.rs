@@ -48,7 +48,7 @@ static CHANGING: ForkSafe<()> = ForkSafe::new(());
 
 /// Sets the schedule. Called once, at load.
 pub(crate) fn set_schedule(schedule: &Detail) {
-    IS_ON.store(schedule.names(-1), Ordering::Relaxed);
+    IS_ON.store(schedule.includes(-1), Ordering::Relaxed);
     let _ = SCHEDULE.set(schedule.clone());
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn step_begins(step: i32) {
     }
     let wanted = WANTED.swap(0, Ordering::Relaxed);
     let asked = ASKED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
-    let reason = if schedule.names(step) {
+    let reason = if schedule.includes(step) {
         Some(Reason::Scheduled)
     } else if asked {
         Some(Reason::Asked)

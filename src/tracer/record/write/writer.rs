@@ -188,7 +188,7 @@ impl Writer {
         let settings = &session.settings;
         // Without a journal, a kill would lose the events of a whole step.
         let holds = settings.has_brief_steps() && pool.path().is_some();
-        let window = holds.then(|| Window::new(pool.chunks(), settings.detail.names(0)));
+        let window = holds.then(|| Window::new(pool.chunks(), settings.detail.includes(0)));
         Ok(Writer {
             session,
             queue,

@@ -4,8 +4,8 @@ use memtrace_trace::units::Unit;
 
 use super::super::evidence::Evidence;
 use super::super::finding::{Blame, Cause, GROWS, Help, OomCase};
-use super::super::holders::FEWEST_GATHERED;
 use super::super::kept_reasons::{Kept, words};
+use super::super::retained_holders::FEWEST_GATHERED;
 use crate::render::numbers::{counted, upper_first};
 use crate::state::retained::Holder;
 

@@ -3,7 +3,7 @@
 use memtrace_trace::units::Unit;
 
 use super::super::finding::OomCase;
-use super::super::holders::is_of_forward;
+use super::super::retained_holders::is_of_forward;
 use super::copies::FEWEST_OF_STATE;
 use crate::state::retained::Holder;
 

@@ -5,8 +5,8 @@ use memtrace_trace::units::Unit;
 
 use super::super::evidence::{Evidence, FEWEST_STEPS, StepTotals};
 use super::super::finding::{Blame, Cause, GROWS, Help, OomCase};
-use super::super::holders::is_of_forward;
 use super::super::kept_reasons::{Kept, words};
+use super::super::retained_holders::is_of_forward;
 use super::copies;
 use crate::render::numbers::{counted, upper_first};
 use crate::state::block::Owner;

@@ -4,8 +4,8 @@ use memtrace_trace::units::Unit;
 
 use super::super::evidence::{Evidence, MATERIAL};
 use super::super::finding::{Blame, Cause, Help, KEPT, OomCase};
-use super::super::holders::{FEWEST_GATHERED, is_of_forward, is_of_state_dict};
 use super::super::kept_reasons::{Kept, words};
+use super::super::retained_holders::{FEWEST_GATHERED, is_of_forward, is_of_state_dict};
 use super::copies::FEWEST_OF_STATE;
 use super::fragmentation::is_fragmented;
 use super::running_forward::is_of_running_forward;

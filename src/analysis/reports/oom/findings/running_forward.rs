@@ -4,7 +4,7 @@ use memtrace_trace::units::Unit;
 
 use super::super::evidence::Evidence;
 use super::super::finding::OomCase;
-use super::super::holders::{FEWEST_GATHERED, is_of_torch};
+use super::super::retained_holders::{FEWEST_GATHERED, is_of_torch};
 use crate::state::retained::Holder;
 
 /// Returns true if a holder has results that the running forward gathers for its output: no other forward has

@@ -3,14 +3,13 @@
 
 use serde_json::json;
 
-use super::leaks::{Findings, findings};
-use super::ranks::MOST_RANKS;
-use super::report::{Answer, Needs, Report, SearchRequest, next};
+use super::super::ranks::MOST_RANKS;
+use super::super::report::{Answer, Needs, Report, SearchRequest, for_each_process, next};
+use super::{Findings, findings};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
-use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::counted;
 use crate::render::printer::{Cell, Printer, Style};
@@ -78,44 +77,35 @@ impl Report for LeaksHolders {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut printer = options.printer();
-        let mut processes = Vec::new();
-        let mut footer = Footer::new(input);
         let most = options.top.unwrap_or(MOST_RANKS);
-        for (index, trace) in input.traces.iter().enumerate() {
+        let mut answer = for_each_process(input, options, |index, trace, printer, footer| {
             let searches = RetainedSearches::read(trace, options)?;
             let found = findings(trace, options, flow_categories(trace, options)?, |_, _| {})?.found;
             let telling =
-                if options.text("pid").is_empty() { searches.telling() } else { searches.asked_for() };
+                if options.text("pid").is_empty() { searches.to_report() } else { searches.asked_for() };
             let unnamed = Unnamed::new(&found, telling);
             footer.note_degraded(trace);
             if index < most {
-                process_heading(&mut printer, input, index);
-                print(&mut printer, &searches, telling, &unnamed, options);
+                process_heading(printer, input, index);
+                print(printer, &searches, telling, &unnamed, options);
             }
-            processes.push(json!({
+            Ok(json!({
                 "file": trace.path.display().to_string(),
                 "rank": trace.meta.rank,
                 "growth_bytes_per_step": unnamed.growth,
                 "unnamed_bytes_per_step": unnamed.bytes,
                 "unnamed_because": unnamed.reason(),
                 "searches": searches.all.iter().map(RetainedSearch::json).collect::<Vec<_>>(),
-            }));
-        }
+            }))
+        })?;
         if input.traces.len() > most {
-            printer.gap();
-            printer.plain(format!(
+            answer.body.gap();
+            answer.body.plain(format!(
                 "{}; --top N shows them",
                 counted((input.traces.len() - most) as u64, "more process")
             ));
         }
-        Ok(Answer {
-            body: printer,
-            json: json!({ "processes": processes }),
-            footer,
-            next: vec![next("leaks", input, "")],
-            ..Answer::default()
-        })
+        Ok(Answer { next: vec![next("leaks", input, "")], ..answer })
     }
 }
 
@@ -228,7 +218,11 @@ fn print_search(
 
 /// Prints the holders of retained memory with a heading of their own, for other reports. Prints nothing if no
 /// memory is retained.
-pub(super) fn print_retained(printer: &mut Printer, search: Option<&RetainedSearch>, options: &Options) {
+pub(in crate::reports) fn print_retained(
+    printer: &mut Printer,
+    search: Option<&RetainedSearch>,
+    options: &Options,
+) {
     let Some(search) = search.filter(|search| search.retained().next().is_some()) else { return };
     let holders: Vec<_> = search.retained().collect();
     printer.gap();

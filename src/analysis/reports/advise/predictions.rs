@@ -7,42 +7,42 @@ use crate::state::replay_trace::Replayed;
 use crate::whatif::{self, Change, Outcome, Prediction, advice};
 
 /// The maximum number of changes in one set that `--fit` tries.
-pub(super) const MOST_CHANGES: usize = 3;
+pub(in crate::reports) const MOST_CHANGES: usize = 3;
 
 /// The report about an OOM does not suggest a change that saves at most this fraction of the peak: one part
 /// in 20.
 const FEWEST_OF_PEAK: i64 = 20;
 
 /// A change that lowers the peak, for the report about an OOM.
-pub(super) struct FirstAdvice {
+pub(in crate::reports) struct FirstAdvice {
     /// The change in words.
-    pub(super) phrase: String,
+    pub(in crate::reports) phrase: String,
     /// The option of `memtrace advise` that predicts the effect of this change.
-    pub(super) option: String,
+    pub(in crate::reports) option: String,
     /// The number of bytes that the change saves.
-    pub(super) saved: i64,
+    pub(in crate::reports) saved: i64,
     /// True if the change saves at least `saved` bytes; false if `saved` is the expected value.
-    pub(super) is_least: bool,
-    pub(super) costs: String,
+    pub(in crate::reports) is_least: bool,
+    pub(in crate::reports) costs: String,
 }
 
 /// The predictions for one process.
-pub(super) struct Advised {
-    pub(super) replayed: Replayed,
+pub(in crate::reports) struct Advised {
+    pub(in crate::reports) replayed: Replayed,
     /// The prediction for the device with the highest peak; `None` if no device has an allocated block.
-    pub(super) prediction: Option<Prediction>,
-    pub(super) changes: Vec<Change>,
+    pub(in crate::reports) prediction: Option<Prediction>,
+    pub(in crate::reports) changes: Vec<Change>,
     /// The sets of changes that were tried, as indices of `changes`: first each change alone, in order, then
     /// the larger sets.
-    pub(super) sets: Vec<Vec<usize>>,
+    pub(in crate::reports) sets: Vec<Vec<usize>>,
     /// True if the trace has `tag` rows, from which the categories of blocks are known.
-    pub(super) tags: bool,
+    pub(in crate::reports) tags: bool,
 }
 
 impl Advised {
     /// Predicts the effect of each change alone for `trace`. With `in_sets`, also predicts the effect of sets
     /// of several changes.
-    pub(super) fn new(trace: &TraceFile, options: &Options, in_sets: bool) -> Result<Advised> {
+    pub(in crate::reports) fn new(trace: &TraceFile, options: &Options, in_sets: bool) -> Result<Advised> {
         let (changes, tags) = whatif::candidates_for(trace, options)?;
         let sets = whatif::sets(&changes, if in_sets { MOST_CHANGES } else { 1 });
         let lists: Vec<Vec<Change>> =
@@ -54,12 +54,15 @@ impl Advised {
 
     /// Returns the changes that save memory, the largest savings first: the index in `changes`, the outcome,
     /// and the saved bytes.
-    pub(super) fn ranked<'a>(&self, prediction: &'a Prediction) -> Vec<(usize, &'a Outcome, i64)> {
+    pub(in crate::reports) fn ranked<'a>(
+        &self,
+        prediction: &'a Prediction,
+    ) -> Vec<(usize, &'a Outcome, i64)> {
         prediction.ranked(self.changes.iter())
     }
 
     /// Returns up to `count` changes with the largest savings, for the report about an OOM.
-    pub(super) fn first(&self, count: usize) -> Vec<FirstAdvice> {
+    pub(in crate::reports) fn first(&self, count: usize) -> Vec<FirstAdvice> {
         let Some(prediction) = &self.prediction else { return Vec::new() };
         let one = |(index, outcome, saved): &(usize, &Outcome, i64)| FirstAdvice {
             phrase: self.changes[*index].phrase(),
@@ -72,7 +75,7 @@ impl Advised {
         self.ranked(prediction).iter().filter(|(.., saved)| *saved > least).take(count).map(one).collect()
     }
 
-    pub(super) fn ended_in_oom(&self) -> bool {
+    pub(in crate::reports) fn ended_in_oom(&self) -> bool {
         self.replayed.replay.ended_in_oom()
     }
 }

@@ -8,7 +8,7 @@ use memtrace_trace::columns::MAX_BYTES;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report, next};
+use super::super::report::{Answer, Report, for_each_process, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
@@ -16,7 +16,6 @@ use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
-use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::{bar, count, counted, duration, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
@@ -47,10 +46,7 @@ impl Report for Stats {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut printer = options.printer();
-        let mut footer = Footer::new(input);
-        let mut json = Vec::new();
-        for (index, trace) in input.traces.iter().enumerate() {
+        let answer = for_each_process(input, options, |index, trace, printer, footer| {
             let mut numbers = RunStats::default();
             let replayed = replay_trace(
                 trace,
@@ -65,18 +61,12 @@ impl Report for Stats {
                 },
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
-            process_heading(&mut printer, input, index);
-            numbers.print(&mut printer, &replayed.symbols, options);
-            json.push(numbers.json(trace, &replayed.symbols));
-        }
+            process_heading(printer, input, index);
+            numbers.print(printer, &replayed.symbols, options);
+            Ok(numbers.json(trace, &replayed.symbols))
+        })?;
         let hints = vec![next("peak", input, "--by size"), next("ops", input, "")];
-        Ok(Answer {
-            body: printer,
-            json: json!({ "processes": json }),
-            footer,
-            next: hints,
-            ..Answer::default()
-        })
+        Ok(Answer { next: hints, ..answer })
     }
 }
 

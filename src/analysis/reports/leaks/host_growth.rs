@@ -3,8 +3,8 @@
 use memtrace_trace::host::parts::CPU_TENSORS;
 use serde_json::{Value, json};
 
-use super::host_owners::{Allocated, HostOwners, allocated_at, allocated_json};
-use super::ledger::host::part_about;
+use super::super::host_owners::{Allocated, HostOwners, allocated_at, allocated_json};
+use super::super::ledger::host::part_about;
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::stream::TraceFile;

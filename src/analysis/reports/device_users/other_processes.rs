@@ -17,7 +17,7 @@ use crate::render::numbers::count;
 use crate::render::printer::{Cell, Printer, Style};
 
 /// The remedy if only processes without a trace in the run share the GPU.
-pub(super) const END_THEM: &str =
+pub(in crate::reports) const END_THEM: &str =
     "end them if they are yours, or choose another GPU with CUDA_VISIBLE_DEVICES";
 
 /// The maximum number of processes that are listed without `--top`.
@@ -25,7 +25,7 @@ const MOST_LINES: usize = 16;
 
 /// The other processes that one process of the run saw on its GPUs, by device and process id.
 #[derive(Default)]
-pub(super) struct SeenProcesses {
+pub(in crate::reports) struct SeenProcesses {
     seen: BTreeMap<(i32, u32), Seen>,
 }
 
@@ -43,7 +43,7 @@ impl SeenProcesses {
     ///
     /// # Errors
     /// When the trace cannot be read.
-    pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<SeenProcesses> {
+    pub(in crate::reports) fn read(trace: &TraceFile, options: &Options) -> Result<SeenProcesses> {
         let symbols = SymbolTable::default();
         let mut seen = SeenProcesses::default();
         let wanted = Wanted::all_events(Columns::of(&["seq"])).plus(EventName::Mark, SeenProcesses::COLUMNS);
@@ -55,7 +55,7 @@ impl SeenProcesses {
     }
 
     /// Processes a row, in the order of the trace.
-    pub(super) fn feed(&mut self, row: &Record, symbols: &SymbolTable) {
+    pub(in crate::reports) fn feed(&mut self, row: &Record, symbols: &SymbolTable) {
         if row.event != EventName::Mark || *symbols.get(row.api) != *Api::GpuProcess.as_str() {
             return;
         }
@@ -71,7 +71,7 @@ impl SeenProcesses {
     }
 
     /// Returns the processes that have no trace in `input`. `trace` is the one whose rows were processed.
-    pub(super) fn others(self, trace: &TraceFile, input: &Input) -> Vec<OtherProcess> {
+    pub(in crate::reports) fn others(self, trace: &TraceFile, input: &Input) -> Vec<OtherProcess> {
         let is_of_run = |pid: u32| {
             let pid = pid.to_string();
             input.traces.iter().any(|other| other.meta.host == trace.meta.host && other.pid() == pid)
@@ -88,39 +88,39 @@ impl SeenProcesses {
 }
 
 /// A process on a GPU without a trace in the run.
-pub(super) struct OtherProcess {
-    pub(super) host: String,
+pub(in crate::reports) struct OtherProcess {
+    pub(in crate::reports) host: String,
     /// The id of the process of the run that saw it.
-    pub(super) seen_by: String,
+    pub(in crate::reports) seen_by: String,
     process: GpuProcess,
     /// The time in the trace of `seen_by`, and the bytes from then on; `None` is unknown.
     changes: Vec<(i64, Option<i64>)>,
 }
 
 impl OtherProcess {
-    pub(super) fn device(&self) -> i32 {
+    pub(in crate::reports) fn device(&self) -> i32 {
         self.process.device
     }
 
     /// Returns the most bytes that the process had; `None` if unknown.
-    pub(super) fn highest(&self) -> Option<i64> {
+    pub(in crate::reports) fn highest(&self) -> Option<i64> {
         self.changes.iter().filter_map(|(_, bytes)| *bytes).max()
     }
 
     /// Returns true if the process was on the GPU at a moment of the trace of `seen_by`.
-    pub(super) fn is_there_at(&self, ts_ns: i64) -> bool {
+    pub(in crate::reports) fn is_there_at(&self, ts_ns: i64) -> bool {
         self.bytes_at(ts_ns) != Some(0)
     }
 
     /// Returns the bytes at a moment of the trace of `seen_by`; `None` if unknown. Samples are late, so before
     /// the first mark of the process the bytes of this mark count.
-    pub(super) fn bytes_at(&self, ts_ns: i64) -> Option<i64> {
+    pub(in crate::reports) fn bytes_at(&self, ts_ns: i64) -> Option<i64> {
         let before = self.changes.iter().rev().find(|(at, _)| *at <= ts_ns);
         before.or_else(|| self.changes.first()).and_then(|(_, bytes)| *bytes)
     }
 
     /// Returns the name: `process 4711 (user alice, serve.py, container 0123456789ab)`.
-    pub(super) fn name(&self) -> String {
+    pub(in crate::reports) fn name(&self) -> String {
         let GpuProcess { pid, user, container, command, .. } = &self.process;
         if user.is_none() && command.is_none() {
             return format!("process {pid} (user and command unknown: /proc does not show it here)");
@@ -135,14 +135,14 @@ impl OtherProcess {
     }
 
     /// Returns the name and the bytes.
-    pub(super) fn text(&self, bytes: Option<i64>, options: &Options) -> String {
+    pub(in crate::reports) fn text(&self, bytes: Option<i64>, options: &Options) -> String {
         match bytes {
             Some(bytes) => format!("{}, {}", self.name(), options.units.show(bytes)),
             None => format!("{}, size unknown", self.name()),
         }
     }
 
-    pub(super) fn json(&self) -> Value {
+    pub(in crate::reports) fn json(&self) -> Value {
         let GpuProcess { device, pid, user, container, command, .. } = &self.process;
         json!({
             "host": self.host, "device": device, "pid": pid, "user": user, "container": container,
@@ -152,7 +152,7 @@ impl OtherProcess {
 }
 
 /// Prints the processes on GPUs that have no trace in the run.
-pub(super) fn print(all: &[OtherProcess], printer: &mut Printer, options: &Options) {
+pub(in crate::reports) fn print(all: &[OtherProcess], printer: &mut Printer, options: &Options) {
     for other in all.iter().take(options.top.unwrap_or(MOST_LINES)) {
         printer.plain(format!(
             "GPU {} of {}: {} at most, has no trace in this run",
@@ -169,7 +169,7 @@ pub(super) fn print(all: &[OtherProcess], printer: &mut Printer, options: &Optio
 }
 
 /// Leaves one entry for each process. Several ranks see the same process.
-pub(super) fn without_repeats(mut all: Vec<OtherProcess>) -> Vec<OtherProcess> {
+pub(in crate::reports) fn without_repeats(mut all: Vec<OtherProcess>) -> Vec<OtherProcess> {
     let key = |it: &OtherProcess| (it.host.clone(), it.process.device, it.process.pid);
     all.sort_by_key(|it| (key(it), std::cmp::Reverse(it.highest())));
     all.dedup_by_key(|it| key(it));

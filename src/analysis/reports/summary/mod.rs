@@ -1,5 +1,8 @@
 //! `memtrace summary`: the peaks, their time and owner, and counts of the recorded events.
 
+mod stats;
+mod wide_types;
+
 use std::fmt::Write as _;
 
 use memtrace_trace::EventName;
@@ -10,8 +13,6 @@ use super::killed::Killed;
 use super::late_buckets::late_buckets;
 use super::ranks::{highest, more_ranks};
 use super::report::{Answer, Report, View, next};
-use super::stats::{STATS, Stats};
-use super::wide_types::{not_quantized, wide_types};
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
@@ -30,6 +31,8 @@ use crate::state::levels::Levels;
 use crate::state::replay::{self, Block, CPU, Device, HOST, Metric, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_rows_knowing, used_name};
 use crate::state::step_inputs::LargestInput;
+use stats::{STATS, Stats};
+use wide_types::{not_quantized, wide_types};
 
 /// `memtrace summary`.
 pub(super) struct Summary;

@@ -2,7 +2,7 @@
 
 use memtrace_trace::units::Unit;
 
-use super::super::advised::FirstAdvice;
+use super::super::advise::predictions::FirstAdvice;
 use super::finding::{OomCase, UNSURE, code_of};
 use super::findings::running_forward;
 

@@ -1,13 +1,14 @@
 //! `memtrace ranks`: a line for each rank, the skew, and the first module where ranks differ.
 
+mod owners;
+
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use memtrace_trace::{Category, EventName};
 
+use super::device_users::other_processes::{self, OtherProcess};
 use super::device_users::{self, DeviceUse, RunUsers};
-use super::other_processes::{self, OtherProcess};
-use super::rank_owners::{OwnerDifference, PeakOwners};
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::Options;
@@ -25,6 +26,7 @@ use crate::render::process_names::{parent, rank_or_name};
 use crate::state::host_memory::{HostMemory, SAMPLE};
 use crate::state::replay::{self, Metric};
 use crate::state::replay_trace::{Replayed, replay_rows_knowing, used_name};
+use owners::{OwnerDifference, PeakOwners};
 
 /// `memtrace ranks`.
 pub(super) struct Ranks;

@@ -1,12 +1,13 @@
 //! `memtrace peak`: the live blocks at the peak, by owner.
 
+mod as_mem_tracker;
+mod at;
+mod each_process;
+
 use memtrace_trace::text::WITHOUT_DETAIL;
 use serde_json::{Value, json};
 
 use super::group_table::print_groups;
-use super::peak_at::PeakAt;
-use super::peak_each::{EACH, PeakEach};
-use super::peak_mem_tracker::{MEM_TRACKER, PeakMemTracker};
 use super::report::{Answer, Report, View, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
@@ -21,6 +22,9 @@ use crate::state::group::{self, Group, Key, sorted, without_mark};
 use crate::state::moment;
 use crate::state::replay::{CPU, Device, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
+use as_mem_tracker::{MEM_TRACKER, PeakMemTracker};
+use at::PeakAt;
+use each_process::{EACH, PeakEach};
 
 /// `memtrace peak`.
 pub(super) struct Peak;

@@ -20,7 +20,7 @@ use crate::state::categories::KnownCategories;
 use crate::state::group::category;
 use crate::state::progress::{Progress, Step};
 use crate::state::replay::{self, Metric, Window};
-use crate::state::replay_trace::{Replayed, replay_rows, replay_trace};
+use crate::state::replay_trace::{Replayed, read_by_metric, replay_rows, replay_trace};
 use crate::state::series::{Series, TimeGrid};
 use crate::state::stacked_series::StackedSeries;
 use crate::state::step_inputs::{LargestInput, StepInputs};
@@ -143,9 +143,8 @@ struct FirstReading {
 impl FirstReading {
     fn read(trace: &TraceFile, options: &Options) -> Result<FirstReading> {
         let flow = flow_categories(trace, options)?;
-        let first = FirstReading::read_for(trace, options, Metric::Allocated, flow.clone())?;
-        // All memory of a program without torch is outside torch's allocator.
-        if first.peak() == 0 { FirstReading::read_for(trace, options, Metric::Used, flow) } else { Ok(first) }
+        let read = |metric| FirstReading::read_for(trace, options, metric, flow.clone());
+        read_by_metric(read, |first| first.peak() != 0)
     }
 
     fn read_for(

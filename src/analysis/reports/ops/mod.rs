@@ -7,13 +7,14 @@
 //! In a comparison with `MemoryTracker` in the same process, the series of totals was identical to the byte.
 //! The names were identical, too, with the overloads of `MEMTRACE_OPS=io` ([`OpCall::name`]).
 
+mod actions;
+mod allocated;
+
 use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::actions::{ACTIONS, Actions};
-use super::ops_allocated::{allocated_json, print_allocated};
-use super::report::{Answer, Report, View, next};
+use super::report::{Answer, Report, View, for_each_process, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
@@ -21,7 +22,6 @@ use crate::read::input::Input;
 use crate::read::record::Record;
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{NO_MODULE, NO_OP, Symbol, SymbolTable};
-use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::counted;
 use crate::render::printer::Printer;
@@ -30,6 +30,8 @@ use crate::state::op_allocations::{self, OpAllocations};
 use crate::state::op_calls::{self, MB, OpCall, OpCalls};
 use crate::state::replay::{Metric, Replay, Totals};
 use crate::state::replay_trace::{Replayed, replay_trace};
+use actions::{ACTIONS, Actions};
+use allocated::{allocated_json, print_allocated};
 
 /// `memtrace ops`.
 pub(super) struct OpsReport;
@@ -84,10 +86,7 @@ impl Report for OpsReport {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut printer = options.printer();
-        let mut footer = Footer::new(input);
-        let mut json = Vec::new();
-        for (index, trace) in input.traces.iter().enumerate() {
+        let answer = for_each_process(input, options, |index, trace, printer, footer| {
             let mut ops = Ops::new(options);
             let replayed = replay_trace(
                 trace,
@@ -109,18 +108,12 @@ impl Report for OpsReport {
             {
                 footer.notes.push(WITHOUT_ROWS.to_owned());
             }
-            process_heading(&mut printer, input, index);
-            ops.print(&mut printer, &replayed, options);
-            json.push(ops.json(trace, &replayed, options));
-        }
+            process_heading(printer, input, index);
+            ops.print(printer, &replayed, options);
+            Ok(ops.json(trace, &replayed, options))
+        })?;
         let hints = vec![next("peak", input, "--by op")];
-        Ok(Answer {
-            body: printer,
-            json: json!({ "processes": json }),
-            footer,
-            next: hints,
-            ..Answer::default()
-        })
+        Ok(Answer { next: hints, ..answer })
     }
 }
 

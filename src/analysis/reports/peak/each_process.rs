@@ -7,7 +7,7 @@ use memtrace_trace::EventName;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report, next};
+use super::super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::input::Input;

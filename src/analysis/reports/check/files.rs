@@ -7,7 +7,7 @@ use memtrace_trace::text::printable;
 use memtrace_trace::{Row, end_row};
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report};
+use super::super::report::{Answer, Report};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::read::input::Input;

@@ -1,5 +1,8 @@
 //! The processes that have memory on each GPU, including processes that mainly work on another GPU.
 
+mod first_call;
+pub(super) mod other_processes;
+
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
@@ -7,9 +10,7 @@ use memtrace_trace::first_use::FirstUse;
 use memtrace_trace::memory::MemoryKind;
 use memtrace_trace::{Api, EventName};
 
-use super::first_call::{FirstCall, UNKNOWN_CALL};
 use super::ledger::library;
-use super::other_processes::{self, OtherProcess, SeenProcesses};
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::input::Input;
@@ -24,6 +25,8 @@ use crate::state::levels::{Level, Levels};
 use crate::state::replay::{Metric, Replay, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_trace};
 use crate::state::stacks::Stacks;
+use first_call::{FirstCall, UNKNOWN_CALL};
+use other_processes::{OtherProcess, SeenProcesses};
 
 /// The maximum number of rows that are shown without `--top`.
 const MOST_ROWS: usize = 32;

@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 
-use super::advise::{failed_request, print_code};
-use super::report::{Answer, Needs, Report, next};
+use super::super::report::{Answer, Needs, Report, next};
+use super::{failed_request, print_code};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::read::input::Input;

@@ -238,7 +238,7 @@ struct DiffSide<'a> {
     replayed: Replayed,
     device: Device,
     groups: FxHashMap<String, Group>,
-    /// The peak of each step.
+    /// The peak of each step on `device`.
     steps: BTreeMap<i64, i64>,
     /// For each device: the largest sum of the peaks of processes that ran at the same time, for each of
     /// [`METRICS`].
@@ -256,7 +256,7 @@ impl<'a> DiffSide<'a> {
         let mut devices: DevicePeaks<2> = DevicePeaks::default();
         let mut best: Option<DiffSide<'a>> = None;
         for trace in &input.traces {
-            let mut steps: BTreeMap<i64, i64> = BTreeMap::new();
+            let mut by_device: FxHashMap<i32, BTreeMap<i64, i64>> = FxHashMap::default();
             let replayed = replay_trace(
                 trace,
                 by.columns(),
@@ -265,6 +265,7 @@ impl<'a> DiffSide<'a> {
                 flow_categories(trace, options)?,
                 |row, replay| {
                     if is_gpu(row.device) && replay.in_window() {
+                        let steps = by_device.entry(row.device).or_default();
                         let highest = steps.entry(replay.step).or_default();
                         *highest = row.allocated_bytes.max(*highest);
                     }
@@ -279,6 +280,7 @@ impl<'a> DiffSide<'a> {
                 devices.add(trace, &replayed, device.ordinal, peaks);
             }
             let Some(device) = replayed.fullest(Metric::Allocated, options).cloned() else { continue };
+            let mut steps = by_device.remove(&device.ordinal).unwrap_or_default();
             steps.retain(|step, _| *step <= replayed.replay.last_step());
             footer.add(trace, &replayed, Some(device.ordinal));
             let (groups, devices) = (FxHashMap::default(), BTreeMap::new());
@@ -435,7 +437,32 @@ fn steps(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, opt
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::Row;
+
     use super::*;
+    use crate::testing::TraceBuilder;
+
+    #[test]
+    fn diff_compares_the_peak_of_a_step_on_the_device_with_the_highest_peak() {
+        let folder = std::env::temp_dir().join(format!("memtrace-diff-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut trace = TraceBuilder::default();
+        // In step 1, the other device has the higher peak.
+        for (device, step, bytes) in [(0, 0, 100), (1, 0, 900), (1, 1, 0), (0, 1, 200)] {
+            trace.alloc(bytes << 10, Row { device, step, ..Row::default() });
+        }
+        std::fs::write(folder.join("a.csv"), trace.finish()).unwrap();
+        let run = Input::open(&folder).unwrap();
+        let by_step = |device: Option<i32>| {
+            let values = [("by", "category".to_owned())].into();
+            let options = Options { device, values, ..Options::default() };
+            let answer = Diff.run(&[run.clone(), run.clone()], &options).unwrap();
+            answer.json["before"]["peak_allocated_bytes_by_step"].clone()
+        };
+        assert_eq!(by_step(Some(0)), json!({ "0": 100 << 10, "1": 300 << 10 }));
+        assert_eq!(by_step(None), json!({ "0": 900 << 10, "1": 900 << 10 }));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn diff_reads_limits_as_shares_or_bytes_and_two_steps() {

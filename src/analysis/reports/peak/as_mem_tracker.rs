@@ -3,9 +3,9 @@
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
-use super::mem_tracker::{ROUNDED, Types, names, rounds_to_nothing, type_of, value};
-use super::peak::AS_OF;
-use super::report::{Answer, Report, next};
+use super::super::mem_tracker::{ROUNDED, Types, names, rounds_to_nothing, type_of, value};
+use super::super::report::{Answer, Report, next};
+use super::AS_OF;
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;

@@ -1,9 +1,10 @@
 //! `memtrace check`: checks that a trace is consistent: its schema, `seq`, and the totals of every row
 //! against the replay of the deltas.
 
+mod files;
+
 use serde_json::{Value, json};
 
-use super::check_files::{CheckFiles, FILES};
 use super::report::{Answer, Needs, Report, Verdict, View, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
@@ -15,6 +16,7 @@ use crate::render::numbers::{count, counted};
 use crate::render::printer::{Cell, Printer, Style};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_checked};
+use files::{CheckFiles, FILES};
 
 /// `memtrace check`.
 pub(super) struct Check;
@@ -164,7 +166,11 @@ fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 13] {
             "no end row: killed, still running, or an incomplete copy",
             u64::from(found.unfinished),
         ),
-        problem("last_line_cut_off", "last line cut off", u64::from(replayed.summary.cut)),
+        problem(
+            "last_line_cut_off",
+            "last line cut off",
+            u64::from(replayed.summary.cut || replayed.summary.shortened),
+        ),
         problem("lines_that_are_not_rows", "invalid lines", replayed.summary.skipped),
     ]
 }

@@ -3,13 +3,12 @@
 
 use serde_json::{Value, json};
 
-use super::report::{Answer, Report, next};
+use super::super::report::{Answer, Report, for_each_process, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
-use crate::profile::{Action, Category, Profile, profile_and_flow};
+use crate::profile::{Action, Profile, ProfilerCategory, profile_and_flow};
 use crate::read::input::Input;
 use crate::read::record::Columns;
-use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::count;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
@@ -44,10 +43,7 @@ impl Report for Actions {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut printer = options.printer();
-        let mut footer = Footer::new(input);
-        let mut json = Vec::new();
-        for (index, trace) in input.traces.iter().enumerate() {
+        let answer = for_each_process(input, options, |index, trace, printer, footer| {
             let (profile, flow) = profile_and_flow(trace, options)?;
             let replayed =
                 replay_trace(trace, Columns::of(&[]), options, Metric::Allocated, flow, |_, _| {})?;
@@ -58,7 +54,7 @@ impl Report for Actions {
                 }
             }
             if index == 0 {
-                heading(&mut printer, input, &trace.meta);
+                heading(printer, input, &trace.meta);
             }
             let mut devices = Vec::new();
             for device in profile.devices() {
@@ -73,28 +69,22 @@ impl Report for Actions {
                 };
                 printer.plain(format!("{rank}{}", device_name(device)));
                 let sums = Sums::of(&profile, device);
-                sums.print(&mut printer, options);
+                sums.print(printer, options);
                 let mut value = sums.json(device);
                 if options.is_set("each") {
                     value["actions"] = each(&profile, device);
                 }
                 devices.push(value);
             }
-            json.push(json!({
+            Ok(json!({
                 "file": trace.path.display().to_string(),
                 "rank": trace.meta.rank,
                 "has_io": profile.has_io,
                 "devices": devices,
-            }));
-        }
+            }))
+        })?;
         let hints = vec![next("peak", input, "--by category"), next("ops", input, "")];
-        Ok(Answer {
-            body: printer,
-            json: json!({ "processes": json }),
-            footer,
-            next: hints,
-            ..Answer::default()
-        })
+        Ok(Answer { next: hints, ..answer })
     }
 }
 
@@ -143,7 +133,7 @@ impl Sums {
             ("destroyed", Side::Right),
             ("category", Side::Left),
         ]);
-        for category in Category::ALL {
+        for category in ProfilerCategory::ALL {
             let at = category as usize;
             if self.actions[at].iter().all(|(times, _)| *times == 0) && self.highest[at] == 0 {
                 continue;
@@ -165,7 +155,7 @@ impl Sums {
     }
 
     fn json(&self, device: i32) -> Value {
-        let categories: serde_json::Map<String, Value> = Category::ALL
+        let categories: serde_json::Map<String, Value> = ProfilerCategory::ALL
             .into_iter()
             .map(|category| {
                 let at = category as usize;

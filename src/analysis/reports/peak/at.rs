@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
-use super::group_table::print_groups;
-use super::peak::{groups_json, note_missing};
-use super::report::{Answer, Report, next};
+use super::super::group_table::print_groups;
+use super::super::report::{Answer, Report, next};
+use super::{groups_json, note_missing};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
@@ -32,7 +32,7 @@ impl Report for PeakAt {
     }
 
     fn flags(&self) -> &'static [Flag] {
-        const { &[group::BY, group::DEPTH, group::APART, super::peak::AS_OF] }
+        const { &[group::BY, group::DEPTH, group::APART, super::AS_OF] }
     }
 
     fn takes_host(&self) -> bool {
@@ -74,7 +74,7 @@ impl Report for PeakAt {
             return Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() });
         };
         heading(&mut printer, input, &trace.meta);
-        let as_of = options.is_set(super::peak::AS_OF.name);
+        let as_of = options.is_set(super::AS_OF.name);
         let blocks = replayed.replay.live_on(device.ordinal, as_of);
         if by.name == "category" && !as_of {
             footer.note_inference(&replayed);

@@ -1,10 +1,11 @@
 //! `memtrace advise`: the changes that lower the peak most, with their costs and their code.
 
+pub(super) mod predictions;
+mod requested_change;
+
 use memtrace_trace::units::parse_bytes;
 use serde_json::{Value, json};
 
-use super::advise_change::{AdviseChange, CHANGES};
-use super::advised::{Advised, MOST_CHANGES};
 use super::oom::KeptMemory;
 use super::report::{Answer, Report, Verdict, View, next};
 use crate::error::{Error, Result};
@@ -17,6 +18,8 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::Replayed;
 use crate::whatif::{Advice, Change, ENDED_IN_OOM, Outcome, Prediction, advice, sureness, sureness_in};
+use predictions::{Advised, MOST_CHANGES};
+use requested_change::{AdviseChange, CHANGES};
 
 /// `memtrace advise`.
 pub(super) struct Advise;

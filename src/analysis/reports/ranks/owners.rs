@@ -3,8 +3,8 @@
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::device_users::{UNEVEN, is_uneven};
-use super::growth::owner_name;
+use super::super::device_users::{UNEVEN, is_uneven};
+use super::super::growth::owner_name;
 use crate::options::Options;
 use crate::read::symbols::NO_PHASE;
 use crate::render::printer::{Cell, Printer, Style};

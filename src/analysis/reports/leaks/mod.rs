@@ -5,6 +5,9 @@
 //! step. Memory that survives from a single step (parameters, optimizer state, caches that fill once) does
 //! not count as growth.
 
+pub(super) mod holders;
+mod host_growth;
+
 use std::collections::BTreeMap;
 
 use memtrace_trace::{Category, EventName};
@@ -12,10 +15,8 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::growth::{FEWEST_STEPS, Growth, Holders, is_chosen};
-use super::host_growth::HostGrowth;
-use super::leaks_holders::{HOLDERS, LeaksHolders, print_retained};
 use super::oom::KeptMemory;
-use super::report::{Answer, Report, View, next};
+use super::report::{Answer, Report, View, for_each_process, next};
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
@@ -40,6 +41,8 @@ use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
 use crate::state::retained::{RetainedSearch, RetainedSearches};
 use crate::state::stacks::Stacks;
 use crate::state::step_inputs::LargestInput;
+use holders::{HOLDERS, LeaksHolders, print_retained};
+use host_growth::HostGrowth;
 
 /// Blocks kept since one of the first steps up to this one count as kept from the beginning.
 const FIRST_STEPS: i64 = 5;
@@ -74,28 +77,19 @@ impl Report for Leaks {
 
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
-        let mut printer = options.printer();
-        let mut footer = Footer::new(input);
-        let mut json = Vec::new();
         let mut any = false;
-        for (index, trace) in input.traces.iter().enumerate() {
-            process_heading(&mut printer, input, index);
-            let (value, has_leaks) = of_process(trace, &mut printer, &mut footer, options)?;
+        let answer = for_each_process(input, options, |index, trace, printer, footer| {
+            process_heading(printer, input, index);
+            let (value, has_leaks) = of_process(trace, printer, footer, options)?;
             any |= has_leaks;
-            json.push(value);
-        }
+            Ok(value)
+        })?;
         let hints = if any {
             vec![next("peak", input, "--by step"), next("peak", input, "--by op")]
         } else {
             vec![next("peak", input, "--by category")]
         };
-        Ok(Answer {
-            body: printer,
-            json: json!({ "processes": json }),
-            footer,
-            next: hints,
-            ..Answer::default()
-        })
+        Ok(Answer { next: hints, ..answer })
     }
 }
 
@@ -143,7 +137,7 @@ fn of_process(
     let symbols = SymbolTable::default();
     let (mut searches, mut host) = (RetainedSearches::default(), HostMemory::new(&symbols));
     read_together(trace, options, &symbols, &mut [&mut searches, &mut host])?;
-    print_retained(printer, searches.telling(), options);
+    print_retained(printer, searches.to_report(), options);
     if grown.iter().any(Growth::keeps_more) {
         print_larger_holder(&searches, is_replaced, printer, options);
     }
@@ -165,7 +159,7 @@ fn of_process(
     value["growth"] = grown.iter().map(|growth| growth.json(options.units)).collect();
     value["host"] = host_growth.as_ref().map(HostGrowth::json).into();
     value["largest_input"] = largest_input.as_ref().map(LargestInput::json).into();
-    value["retained"] = searches.telling().map(RetainedSearch::json).into();
+    value["retained"] = searches.to_report().map(RetainedSearch::json).into();
     Ok((value, !found.leaks.is_empty()))
 }
 

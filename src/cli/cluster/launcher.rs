@@ -1,0 +1,181 @@
+//! Finds the launcher of a distributed job in a command line: torchrun, accelerate or deepspeed.
+
+use std::ffi::{OsStr, OsString};
+
+/// A command that starts the ranks of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LauncherKind {
+    Torchrun,
+    /// `accelerate launch`, which starts the ranks with torchrun.
+    Accelerate,
+    /// `deepspeed`.
+    DeepSpeed,
+}
+
+impl LauncherKind {
+    /// Returns the name of the launcher, and its options for the number of nodes and of ranks.
+    pub(crate) fn words(self) -> (&'static str, &'static str) {
+        match self {
+            LauncherKind::Torchrun => ("torchrun", "--nnodes and --nproc-per-node"),
+            LauncherKind::Accelerate => ("accelerate", "--num_machines and --num_processes"),
+            LauncherKind::DeepSpeed => ("deepspeed", "--num_nodes and --num_gpus"),
+        }
+    }
+}
+
+/// The launcher that a command line names.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Launcher<'a> {
+    /// One of [`LauncherKind`], with its arguments. `python` is the interpreter's command if the launcher was given
+    /// to an interpreter; otherwise the first word is the launcher's path.
+    Known { kind: LauncherKind, arguments: &'a [&'a OsString], python: Option<&'a [&'a OsString]> },
+    /// A launcher whose options this command does not know.
+    Unknown(String),
+    /// Another program, such as `env`, that starts torchrun. `--ranks` refuses it, because each rank would
+    /// run the program, and its torchrun would start further ranks. The field is the name of the program.
+    Wrapped(String),
+    /// No launcher: the program takes its rank from the environment.
+    None,
+}
+
+/// Finds the launcher of a command line.
+pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
+    let name = |word: &OsStr| {
+        std::path::Path::new(word).file_name().unwrap_or_default().to_string_lossy().into_owned()
+    };
+    let Some(program) = command.first().map(|program| name(program)) else { return Launcher::None };
+    let script = |program: &str, at: usize, python| {
+        let (kind, arguments) = kind_of_script(program, &command[at + 1..])?;
+        Some(Launcher::Known { kind, arguments, python })
+    };
+    if let Some(known) = script(&program, 0, None) {
+        return known;
+    }
+    const OTHERS: [&str; 11] = [
+        "accelerate",
+        "mpirun",
+        "mpiexec",
+        "srun",
+        "horovodrun",
+        "composer",
+        "lightning",
+        "fabric",
+        "torchtune",
+        "tune",
+        "ray",
+    ];
+    if OTHERS.contains(&program.as_str()) {
+        return Launcher::Unknown(program);
+    }
+    if !program.starts_with("python") && !program.starts_with("pypy") {
+        // Another program, such as `env` or `uv run`, may start torchrun.
+        let is_wrapped = command[1..].iter().any(|word| name(word) == "torchrun");
+        return if is_wrapped { Launcher::Wrapped(program) } else { Launcher::None };
+    }
+    // `python -m MODULE`. Options of the interpreter may precede `-m`, and two of these options take a value.
+    let mut at = 1;
+    while let Some(word) = command.get(at) {
+        let word = word.to_string_lossy();
+        let (module, rest) = match word.strip_prefix("-m") {
+            Some("") => (command.get(at + 1).map(|module| module.to_string_lossy().into_owned()), at + 2),
+            Some(module) => (Some(module.to_owned()), at + 1),
+            None if word == "-X" || word == "-W" => {
+                at += 2;
+                continue;
+            }
+            None if word.starts_with('-') && word != "-c" && word != "-" => {
+                at += 1;
+                continue;
+            }
+            // An interpreter was given a script. If it is `torchrun` or a similar script, the words before it
+            // are the interpreter's command.
+            None => {
+                return script(&name(command[at]), at, Some(&command[..at])).unwrap_or(Launcher::None);
+            }
+        };
+        let module = module.unwrap_or_default();
+        if let Some((kind, arguments)) = kind_of_module(&module, command.get(rest..).unwrap_or(&[])) {
+            return Launcher::Known { kind, arguments, python: Some(&command[..at]) };
+        }
+        return match module.as_str() {
+            module @ ("torch.distributed.launch"
+            | "accelerate.commands.accelerate_cli"
+            | "deepspeed.launcher.launch") => Launcher::Unknown(format!("python -m {module}")),
+            _ => Launcher::None,
+        };
+    }
+    Launcher::None
+}
+
+/// Returns the launcher with this script name and its arguments, or `None` if the script is not one of
+/// [`LauncherKind`].
+fn kind_of_script<'a>(
+    name: &str,
+    arguments: &'a [&'a OsString],
+) -> Option<(LauncherKind, &'a [&'a OsString])> {
+    match name {
+        "torchrun" => Some((LauncherKind::Torchrun, arguments)),
+        "accelerate-launch" => Some((LauncherKind::Accelerate, arguments)),
+        "accelerate" if arguments.first().is_some_and(|word| *word == "launch") => {
+            Some((LauncherKind::Accelerate, &arguments[1..]))
+        }
+        "deepspeed" => Some((LauncherKind::DeepSpeed, arguments)),
+        _ => None,
+    }
+}
+
+/// Returns the launcher in this Python module and its arguments, or `None` if the module is not one of
+/// [`LauncherKind`].
+fn kind_of_module<'a>(
+    module: &str,
+    arguments: &'a [&'a OsString],
+) -> Option<(LauncherKind, &'a [&'a OsString])> {
+    match module {
+        "torch.distributed.run" | "torch.distributed.torchrun" => Some((LauncherKind::Torchrun, arguments)),
+        "accelerate.commands.launch" => Some((LauncherKind::Accelerate, arguments)),
+        "accelerate.commands.accelerate_cli" => kind_of_script("accelerate", arguments),
+        "deepspeed" | "deepspeed.launcher.runner" => Some((LauncherKind::DeepSpeed, arguments)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_launcher_of_a_command_line_is_found() {
+        let kind = |line: &str| -> String {
+            let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            match launcher(&words.iter().collect::<Vec<_>>()) {
+                Launcher::Known { kind, arguments, python } => {
+                    format!("{} {} {}", kind.words().0, python.map_or(0, <[_]>::len), arguments.len())
+                }
+                Launcher::Unknown(name) => name,
+                Launcher::Wrapped(name) => format!("behind {name}"),
+                Launcher::None => "none".to_owned(),
+            }
+        };
+        assert_eq!(kind("/a/bin/torchrun --nnodes 2 t.py"), "torchrun 0 3");
+        assert_eq!(kind("python3 -u -X dev -m torch.distributed.run --nnodes 2 t.py"), "torchrun 4 3");
+        assert_eq!(kind("python -mtorch.distributed.run t.py"), "torchrun 1 1");
+        assert_eq!(kind("python train.py -m torch.distributed.run"), "none");
+        assert_eq!(kind("python -c pass"), "none");
+        assert_eq!(kind("python -m pkg"), "none");
+        assert_eq!(kind("accelerate launch --num_processes 2 t.py"), "accelerate 0 3");
+        assert_eq!(kind("python -u /a/bin/accelerate launch t.py"), "accelerate 2 1");
+        assert_eq!(kind("accelerate-launch t.py"), "accelerate 0 1");
+        assert_eq!(kind("accelerate config"), "accelerate");
+        assert_eq!(kind("python -m accelerate.commands.launch t.py"), "accelerate 1 1");
+        assert_eq!(kind("python -m accelerate.commands.accelerate_cli launch t.py"), "accelerate 1 1");
+        assert_eq!(
+            kind("python -m accelerate.commands.accelerate_cli env"),
+            "python -m accelerate.commands.accelerate_cli"
+        );
+        assert_eq!(kind("/a/bin/deepspeed --num_gpus 8 t.py"), "deepspeed 0 3");
+        assert_eq!(kind("python -m deepspeed.launcher.runner t.py"), "deepspeed 1 1");
+        assert_eq!(kind("python -m torch.distributed.launch t.py"), "python -m torch.distributed.launch");
+        assert_eq!(kind("./train"), "none");
+        assert_eq!(kind("uv run torchrun train.py"), "behind uv");
+    }
+}
