@@ -1,11 +1,12 @@
 """Reads the output of cargo test, for scripts/test.
 
-    test_log.py follow FILE   follows the output of some tests until SIGTERM, and prints the seconds of each test
-    test_log.py slowest LOG   prints the tests that took longest, from the lines of `follow`
-    test_log.py totals LOG    prints the numbers of passed, failed and skipped tests
-    test_log.py failed LOG    prints a line for each failed test of `cargo test --no-fail-fast`: cargo's arguments
-                              for its binary, a tab, and its name, which is empty if the binary ended without a
-                              list of failures
+test_log.py follow FILE   follows the output of tests until SIGTERM, and prints the seconds of each test
+test_log.py slowest LOG   prints the tests that took longest, from the lines of `follow`
+test_log.py totals LOG    prints the numbers of passed, failed and skipped tests
+test_log.py failed LOG    prints a line for each failed test of `cargo test --no-fail-fast`
+
+A line of `failed` is cargo's arguments for the test's binary, a tab, and the test's name. The name is empty if
+the binary ended without a list of failures.
 """
 
 from __future__ import annotations
