@@ -5,7 +5,7 @@ test_log.py slowest LOG   prints the tests that took longest, from the lines of 
 test_log.py totals LOG    prints the numbers of passed, failed and skipped tests
 test_log.py failed LOG    prints a line for each failed test of `cargo test --no-fail-fast`
 
-A line of `failed` is cargo's arguments for the test's binary, a tab, and the test's name. The name is empty if
+A line of `failed` has cargo's arguments for the test's binary, a tab, and the test's name, which is empty if
 the binary ended without a list of failures.
 """
 
