@@ -5,5 +5,6 @@
 pub mod cgroup;
 pub mod host_memory;
 pub mod names;
+pub mod phantom_variables;
 pub mod process;
 pub mod size;
