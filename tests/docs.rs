@@ -140,17 +140,17 @@ fn every_link_in_the_docs_leads_somewhere() {
 #[test]
 fn every_block_of_output_in_the_docs_is_compared_by_a_test() {
     let compared = [
-        ("README.md", 1, "examples.rs"),
+        ("README.md", 1, "tracer/examples.rs"),
         ("docs/coming-from.md", 6, "side_by_side.rs"),
-        ("docs/detail.md", 1, "api.rs"),
+        ("docs/detail.md", 1, "tracer/api.rs"),
         ("docs/guide.md", 1, "snapshot.rs"),
-        ("docs/phantom.md", 1, "phantom_smi.rs"),
+        ("docs/phantom.md", 1, "phantom/smi.rs"),
         ("docs/pytest.md", 1, "pytest_plugin.rs"),
         ("docs/python.md", 1, "kernel.rs"),
-        ("docs/retained.md", 1, "retained.rs"),
-        ("docs/serving.md", 1, "owners.rs"),
-        ("docs/tutorial.md", 7, "examples.rs"),
-        ("docs/whatif.md", 1, "examples.rs"),
+        ("docs/retained.md", 1, "tracer/retained.rs"),
+        ("docs/serving.md", 1, "tracer/owners.rs"),
+        ("docs/tutorial.md", 7, "tracer/examples.rs"),
+        ("docs/whatif.md", 1, "tracer/examples.rs"),
     ];
     let is_output = |line: &&str| ["```console", "```text", "```"].contains(line);
     let mut pages = vec![root().join("README.md")];

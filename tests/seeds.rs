@@ -276,7 +276,7 @@ fn workspaces_have_their_category_with_every_setting() {
             let run = torch.trace_with("seeds/workspaces.py", &[], settings).expect_success();
             let freed: i64 = run.stdout().trim().parse().unwrap();
             let rows = run.rows();
-            let is_workspace = |row: &&torch::Rec| row.category == "workspace";
+            let is_workspace = |row: &&torch::TorchRow| row.category == "workspace";
             let tagged: i64 = rows
                 .iter()
                 .filter(|row| row.event == "tag")

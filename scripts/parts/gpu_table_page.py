@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
+from .page_block import PageBlock
+
 # The order in which the runs are made.
 MODELS = [
     "meta-llama/Llama-3.2-1B",
@@ -46,7 +48,7 @@ KEY = ["model", "method", "tokens", "card"]
 OUTCOMES = ("fits", "out of memory")
 MARGIN = 0.05  # the share of a card's free memory by which a run on another card must clearly fit or not fit
 NEAR = 0.03  # the share of a card's free memory within which a cell is marked
-MARKS = ("<!-- scripts/gpu-table writes from here -->\n", "<!-- to here -->\n")
+MARKS = "<!-- scripts/gpu-table writes from here -->\n", "<!-- to here -->\n"
 GIB = 1 << 30
 
 Run = dict[str, str]
@@ -138,6 +140,4 @@ def write_page(page: Path, runs: Runs, free: dict[str, int]) -> None:
         for model in models:
             row = [model.split("/")[1], *(text_of(runs, free, model, method, card) for card in CARDS)]
             lines.append(f"| {' | '.join(row + list(peaks(runs, model, method)))} |")
-    before, rest = page.read_text().split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    page.write_text(f"{before}{MARKS[0]}\n" + "\n".join(lines) + f"\n\n{MARKS[1]}{after}")
+    PageBlock(page, *MARKS).write("\n" + "\n".join(lines) + "\n\n")

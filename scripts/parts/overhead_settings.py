@@ -1,8 +1,8 @@
 """Defines the loop, its settings and the page that scripts/overhead and scripts/instructions share."""
 
-from pathlib import Path
+from .built import ROOT
+from .page_block import PageBlock
 
-ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "target" / "release"
 LOOP = ROOT / "benches" / "overhead_loop.py"
 PAGE = ROOT / "docs" / "overhead.md"
@@ -49,6 +49,4 @@ TOOLS = [
 
 def write(text, mark):
     """Replaces the text between the comments `<!-- mark -->` and `<!-- /mark -->` of docs/overhead.md."""
-    before, rest = PAGE.read_text().split(f"<!-- {mark} -->\n")
-    after = rest.split(f"<!-- /{mark} -->")[1]
-    PAGE.write_text(f"{before}<!-- {mark} -->\n{text}\n<!-- /{mark} -->{after}")
+    PageBlock.named(PAGE, mark).write(f"\n{text}\n")

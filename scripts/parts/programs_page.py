@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from .built import ROOT
+from .page_block import PageBlock
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/contributors/programs.md"
 HEAD = [
     *("program", "version", "torch", "build", "runs", "same output", "peak of torch, bytes"),
     *("equal in the trace", "no category", "outside modules", "seconds, untraced / traced"),
 ]
-START, END = "<!-- programs -->", "<!-- /programs -->"
+BLOCK = PageBlock.named(ROOT / "docs/contributors/programs.md", "programs")
 
 
 def kept() -> dict[str, list[str]]:
     """Returns the rows of the page, by program."""
-    rows = PAGE.read_text().split(START)[1].split(END)[0].strip().splitlines()[2:]
+    rows = BLOCK.text().strip().splitlines()[2:]
     cells = [row[2:-2].split(" | ") for row in rows]
     return {row[0]: row for row in cells if len(row) == len(HEAD)}
 
@@ -28,6 +28,5 @@ def table(rows: list[list[str]]) -> str:
 def write(rows: dict[str, list[str]], order: list[str]) -> None:
     """Writes rows into the page in this order, and keeps the rows of other programs."""
     rows = {**kept(), **rows}
-    before, rest = PAGE.read_text().split(START)
     listed = [rows[name] for name in order if name in rows]
-    PAGE.write_text(f"{before}{START}\n{table(listed)}\n{END}{rest.split(END)[1]}")
+    BLOCK.write(f"\n{table(listed)}\n")

@@ -8,18 +8,17 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from .page_block import PageBlock
 from .published_data import Row, in_order, read_rows, write_rows
-from .published_figures import NEWEST, ROOT, UNITS, Figure, FigureError
+from .published_figures import NEWEST, ROOT, UNITS, Figure
 from .published_picture import picture
 
 PAGE = ROOT / "docs/accuracy.md"
 DATA = ROOT / "docs/accuracy.csv"
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs/gallery/accuracy.svg"
-BEGIN = "<!-- scripts/published writes from here -->"
-END = "<!-- to here -->"
+PART = PageBlock(PAGE, "<!-- scripts/published writes from here -->", "<!-- to here -->")
 # The relative difference above which a figure needs a cause.
 LIMIT = 0.005
 
@@ -146,8 +145,8 @@ def row_of(entry: Compared, before: Row | None, computed: str) -> Row:
 
 def write_from_data(figures: list[Figure]) -> None:
     rows = in_order(read_rows(DATA, figures), figures)
-    replace_between(PAGE, BEGIN, END, f"\n\n{generated(rows)}\n\n")
-    replace_between(README, "<!-- published -->", "<!-- /published -->", sentences(rows))
+    PART.write(f"\n\n{generated(rows)}\n\n")
+    PageBlock.named(README, "published").write(sentences(rows))
     memory = [row for row in rows if row.figure.unit not in ("", "tokens")]
     pairs = [(float(row.figure.number) * UNITS[row.figure.unit], row) for row in memory]
     drawn = picture([(size, size * (1 + row.error())) for size, row in pairs])
@@ -158,14 +157,6 @@ def commit() -> str:
     """Returns the last commit that changed the Rust code, because a case runs a build of that code."""
     asked = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "src"]
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def replace_between(path: Path, begin: str, end: str, part: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise FigureError(f"{path} must have these two marks once, in this order: {begin} and {end}")
-    head, rest = text.split(begin)
-    path.write_text(f"{head}{begin}{part}{end}{rest.split(end)[1]}", encoding="utf-8")
 
 
 def sentences(rows: list[Row]) -> str:

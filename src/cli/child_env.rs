@@ -10,8 +10,8 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ArgMatches;
 use memtrace_cards::{
-    CARD_VARIABLE, FAULT_VARIABLE, HOST_VALUES_VARIABLE, LOADING_VARIABLE, PAST_OOM_VARIABLE, Spec,
-    parse_faults,
+    CARD_VARIABLE, DYNAMIC_VARIABLE, FAULT_VARIABLE, HOST_VALUES_VARIABLE, LOADING_VARIABLE,
+    PAST_OOM_VARIABLE, Spec, parse_faults,
 };
 use memtrace_machine::{MACHINE_VARIABLE, libcuda};
 use memtrace_trace::counts::counted;
@@ -174,7 +174,7 @@ pub(crate) fn traced_command(
             child.env(HOST_VALUES_VARIABLE, "0");
         }
         if let Some(how) = phantom.dynamic {
-            child.env("MEMTRACE_PHANTOM_DYNAMIC", how);
+            child.env(DYNAMIC_VARIABLE, how);
         }
     }
     child.env("LD_PRELOAD", preload_list(&preload, std::env::var_os("LD_PRELOAD").as_deref()));

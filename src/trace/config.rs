@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::detail::Detail;
 use crate::keep::Keep;
 use memtrace_util::names::distance;
+use memtrace_util::phantom_variables;
 
 use crate::text::printable;
 use crate::units::parse_bytes;
@@ -504,58 +505,58 @@ const TABLE: &[Entry] = &[
 /// Variables that the launcher or the simulated GPU reads.
 const OTHERS: &[Variable] = &[
     Variable {
-        name: "MEMTRACE_PHANTOM",
+        name: phantom_variables::CARD_VARIABLE,
         default: "",
         help: "the card of the simulated GPU; memtrace run --phantom sets it",
     },
     Variable {
-        name: "MEMTRACE_PHANTOM_FAULT",
+        name: phantom_variables::FAULT_VARIABLE,
         default: "",
         help: "faults that the simulated GPU injects, such as oom@step:3, with commas between; --phantom-fault \
             sets it",
     },
     Variable {
-        name: "MEMTRACE_PHANTOM_PAST_OOM",
+        name: phantom_variables::PAST_OOM_VARIABLE,
         default: "0",
         help: "1 lets the program continue past the capacity of the simulated GPU; --past-oom sets it",
     },
     Variable {
-        name: "MEMTRACE_PHANTOM_HOST_VALUES",
+        name: phantom_variables::HOST_VALUES_VARIABLE,
         default: "1",
         help: "0 keeps no values of floating-point CPU tensors of 1 MiB or more, on a simulated GPU; \
             --no-host-values sets it",
     },
     Variable {
-        name: "MEMTRACE_PHANTOM_MACHINE",
+        name: phantom_variables::MACHINE_VARIABLE,
         default: "",
         help: "an identifier: processes with the same identifier and card share the memory of the simulated \
                GPUs; memtrace run --phantom sets it",
     },
     Variable {
-        name: "MEMTRACE_PHANTOM_DYNAMIC",
+        name: phantom_variables::DYNAMIC_VARIABLE,
         default: "full",
         help: "result sizes that depend on values (nonzero, unique, masks) on a simulated GPU: full, half or \
             empty; --phantom-dynamic sets it",
     },
     Variable {
-        name: "MEMTRACE_PHANTOM_RANKS",
+        name: phantom_variables::RANKS_VARIABLE,
         default: "",
         help: "the ranks that run and the total number of ranks, such as 0,7/512; memtrace run --ranks sets \
                it",
     },
     Variable {
-        name: "MEMTRACE_PHANTOM_STORE",
+        name: phantom_variables::STORE_VARIABLE,
         default: "",
         help: "the port of the rendezvous store that answers for stand-ins; memtrace run --ranks sets it",
     },
     Variable {
-        name: "MEMTRACE_PHANTOM_PATIENCE",
+        name: phantom_variables::PATIENCE_VARIABLE,
         default: "60",
         help: "seconds that a rank among stand-ins may wait for another rank before it is ended with a \
                message; 0 for no limit",
     },
     Variable {
-        name: "MEMTRACE_PHANTOM_READS",
+        name: phantom_variables::READS_VARIABLE,
         default: "20000",
         help: "how often a program may read the same uncomputed value from the same place, without giving \
                the device new input, before the simulated GPU stops it; 0 for no limit",

@@ -5,6 +5,7 @@
 pub mod cgroup;
 pub mod host_memory;
 pub mod names;
+pub mod phantom_variables;
 pub mod process;
 pub mod size;
 mod tail_jump;

@@ -92,9 +92,9 @@ impl Traced {
     }
 
     /// Runs the program to its end, whatever its status.
-    pub(crate) fn run(mut self) -> Ran {
+    pub(crate) fn run(mut self) -> TracedRun {
         let output = self.command.output().unwrap();
-        Ran { output, folder: self.folder }
+        TracedRun { output, folder: self.folder }
     }
 }
 
@@ -111,13 +111,13 @@ pub(crate) fn untraced(program: &Path, arguments: &[&str]) -> Command {
 }
 
 /// The result of a run.
-pub(crate) struct Ran {
+pub(crate) struct TracedRun {
     /// Stdout, stderr and the exit status.
     pub(crate) output: Output,
     folder: TempDir,
 }
 
-impl Ran {
+impl TracedRun {
     /// Returns the exit status; a signal counts as 128 + its number, as in a shell.
     pub(crate) fn status(&self) -> i32 {
         use std::os::unix::process::ExitStatusExt;
@@ -158,7 +158,7 @@ impl Ran {
 
 /// The columns of a row that the tests look at.
 #[derive(Clone, Debug)]
-pub(crate) struct Rec {
+pub(crate) struct TraceRow {
     pub(crate) ts_ns: i64,
     pub(crate) tid: i32,
     pub(crate) device: i32,
@@ -179,9 +179,9 @@ pub(crate) struct Rec {
     pub(crate) name: String,
 }
 
-impl Rec {
-    fn of(row: &Row<'_>) -> Rec {
-        Rec {
+impl TraceRow {
+    fn of(row: &Row<'_>) -> TraceRow {
+        TraceRow {
             ts_ns: row.ts_ns,
             tid: row.tid,
             device: row.device,
@@ -207,7 +207,7 @@ impl Rec {
 /// A complete trace.
 pub(crate) struct Trace {
     /// The rows without the first and the last.
-    pub(crate) rows: Vec<Rec>,
+    pub(crate) rows: Vec<TraceRow>,
     /// The text of the last row.
     pub(crate) end: String,
     /// The process id.
@@ -240,7 +240,7 @@ impl Trace {
             pid = i64::from(row.pid);
             seq += 1;
             if row.event != EventName::Sample || row.device >= 0 {
-                rows.push(Rec::of(&row));
+                rows.push(TraceRow::of(&row));
             }
         }
         let last = rows.pop().unwrap();
@@ -256,12 +256,12 @@ impl Trace {
     }
 
     /// Returns the rows of an event.
-    pub(crate) fn of(&self, event: EventName) -> Vec<&Rec> {
+    pub(crate) fn of(&self, event: EventName) -> Vec<&TraceRow> {
         self.rows.iter().filter(|row| row.event == event).collect()
     }
 
     /// Returns the only row that allocates `bytes`.
-    pub(crate) fn allocation(&self, bytes: i64) -> &Rec {
+    pub(crate) fn allocation(&self, bytes: i64) -> &TraceRow {
         let found: Vec<_> = self.rows.iter().filter(|row| row.delta == bytes).collect();
         assert_eq!(found.len(), 1, "{bytes} bytes: {found:?}");
         found[0]
@@ -286,7 +286,7 @@ impl Trace {
 /// Checks every row against a replay of the rows before it: each free returns the memory that is live at its
 /// address under its id, no live memory is handed out again, and the totals of a device are the sums of its
 /// deltas.
-fn replay(rows: &[Rec]) {
+fn replay(rows: &[TraceRow]) {
     let mut live: HashMap<(bool, i64), (i64, i64)> = HashMap::new();
     let mut totals: HashMap<i32, (i64, i64)> = HashMap::new();
     for row in rows {

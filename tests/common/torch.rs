@@ -301,7 +301,7 @@ impl Run {
     }
 
     /// Returns the rows of the only trace.
-    pub(crate) fn rows(&self) -> Vec<Rec> {
+    pub(crate) fn rows(&self) -> Vec<TorchRow> {
         read(&self.file())
     }
 }
@@ -319,7 +319,7 @@ pub(crate) struct Case {
 
 /// The columns of a row that the tests use.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Rec {
+pub(crate) struct TorchRow {
     pub(crate) ts_ns: i64,
     pub(crate) rank: i64,
     pub(crate) tid: i64,
@@ -341,7 +341,7 @@ pub(crate) struct Rec {
 }
 
 /// Reads the rows of a trace.
-pub(crate) fn read(path: &Path) -> Vec<Rec> {
+pub(crate) fn read(path: &Path) -> Vec<TorchRow> {
     csv::Reader::from_path(path).unwrap().into_deserialize().map(Result::unwrap).collect()
 }
 

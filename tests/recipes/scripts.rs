@@ -40,9 +40,9 @@ fn tiny_flux() -> Value {
 }
 
 /// Runs a recipe with one batch on a simulated card, and then the written script alone on the CPU, which must
-/// train.
-fn trains(config: &Value, recipe: &str, own: &str) {
-    let Some(torch) = programs() else { return };
+/// train. Returns the python and the folder with `train.py`, or `None` if the libraries are missing.
+fn trains(config: &Value, recipe: &str, own: &str) -> Option<(Torch, TempDir)> {
+    let torch = programs()?;
     let folder = TempDir::new().unwrap();
     let arguments = format!("--recipe {recipe} {own} --max 1 -o out --json --write train.py");
     let output = fit(&torch, folder.path(), config, &arguments);
@@ -71,7 +71,31 @@ fn trains(config: &Value, recipe: &str, own: &str) {
         .collect();
     left.sort();
     assert_eq!(left, ["config.json", "out", "train.py"], "{recipe}");
+    Some((torch, folder))
 }
+
+/// Runs the script that [`trains`] left, on too little data and on enough, and loads the model that it saved.
+const SAVES: &str = r#"
+import array, runpy, sys
+import torch, transformers
+
+def run(tokens):
+    with open("tokens.bin", "wb") as file:
+        array.array("i", (index % 512 for index in range(tokens))).tofile(file)
+    sys.argv = "train.py --model . --batch 2 --seq 64 --steps 2 --data tokens.bin".split()
+    return runpy.run_path("train.py", run_name="__main__")["model"]
+
+try:
+    run(100)
+except SystemExit as refusal:
+    print(refusal)
+torch.distributed.destroy_process_group()
+trained = {name: tensor.full_tensor() for name, tensor in run(200).state_dict().items()}
+saved, facts = transformers.AutoModelForCausalLM.from_pretrained("trained", output_loading_info=True)
+print({name: list(found) for name, found in facts.items() if found})
+print("equal:", trained.keys() == saved.state_dict().keys()
+      and all(torch.equal(trained[name], tensor) for name, tensor in saved.state_dict().items()))
+"#;
 
 #[test]
 fn fit_recipe_dpo_writes_a_script_that_trains() {
@@ -168,7 +192,15 @@ fn fit_recipe_grpo_writes_a_script_that_trains() {
 
 #[test]
 fn fit_recipe_pretrain_runs_a_rank_and_writes_a_script_that_trains() {
-    trains(&tiny(), "pretrain", "--model . --seq 64 --phantom 8xt4 --ranks 0");
+    let own = "--model . --seq 64 --phantom 8xt4 --ranks 0";
+    let Some((torch, folder)) = trains(&tiny(), "pretrain", own) else { return };
+    let mut script = std::process::Command::new(&torch.python);
+    script.args(["-c", SAVES]).current_dir(&folder).env("HF_HUB_OFFLINE", "1").env("OMP_NUM_THREADS", "1");
+    let output = script.output().unwrap();
+    let told = text(&output.stdout);
+    let lines: Vec<&str> = told.lines().filter(|line| !line.starts_with("step ")).collect();
+    let expected = ["--data has 100 tokens, fewer than 2 rows of 64", "{}", "equal: True"];
+    assert_eq!(lines, expected, "{}", text(&output.stderr));
 }
 
 #[test]

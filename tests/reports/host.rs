@@ -72,7 +72,7 @@ fn trace_of_cpu_tensors(is_replaced: bool) -> Vec<u8> {
         );
     };
     let sample = |trace: &mut TraceBuilder, api: &'static str, ts_ns: i64, name: &str| {
-        trace.raw(Row { event: EventName::Sample, api, device: -1, step: -1, ts_ns, name, ..Row::default() });
+        trace.raw(host_sample(api, ts_ns, name));
     };
     let quick = |trace: &mut TraceBuilder, ts_ns: i64, anon: i64| {
         sample(trace, "proc_status", ts_ns, &format!("rss={0} anon={0} file=0 shmem=0 swap=0", anon * MIB));
@@ -181,23 +181,13 @@ fn leaks_show_growth_of_the_host_by_part() {
             ("smaps", format!("pss={heap} rss={heap} dirty=0 swap=0 what=heap")),
             ("smaps", format!("pss={MIB} rss={MIB} dirty=0 swap=0 what=libraries")),
         ] {
-            let (event, ts_ns) = (EventName::Sample, second * 1_000_000_000);
-            trace.raw(Row { event, api, device: -1, step: -1, ts_ns, name: &name, ..Row::default() });
+            trace.raw(host_sample(api, second * 1_000_000_000, &name));
         }
     }
     // The last two samples: the program ends, and gives its memory back.
     for (second, rss) in [(13, 40), (14, 20)] {
         let name = format!("rss={} anon={} file=0 shmem=0 swap=0", rss * MIB, rss * MIB);
-        let (event, ts_ns) = (EventName::Sample, second * 1_000_000_000);
-        trace.raw(Row {
-            event,
-            api: "proc_status",
-            device: -1,
-            step: -1,
-            ts_ns,
-            name: &name,
-            ..Row::default()
-        });
+        trace.raw(host_sample("proc_status", second * 1_000_000_000, &name));
     }
     let answer = answer_on(trace.finish(), "leaks", &[]);
     let host = &answer.json["processes"][0]["host"];
@@ -336,8 +326,7 @@ fn ranks_have_the_peak_of_their_host_memory_and_its_skew() {
         trace.segment(40 * MIB);
         trace.alloc(8 * MIB, Row { rank, ..Row::default() });
         let mut sample = |api: &'static str, seconds: i64, name: String| {
-            let (event, ts_ns) = (EventName::Sample, seconds * 1_000_000_000);
-            trace.raw(Row { event, api, rank, device: -1, step: -1, ts_ns, name: &name, ..Row::default() });
+            trace.raw(Row { rank, ..host_sample(api, seconds * 1_000_000_000, &name) });
         };
         for (seconds, rss) in (1..).zip(samples) {
             sample("proc_status", seconds, format!("rss={} anon={} file=0 shmem=0", rss * MIB, rss * MIB));

@@ -352,13 +352,17 @@ fn host_trace(parts: bool) -> TraceBuilder {
     host_trace_of(Meta::default(), parts, 240)
 }
 
+/// Returns a sample of the host's memory, such as `rss=1 anon=1` by `proc_status`.
+fn host_sample<'a>(api: &'a str, ts_ns: i64, name: &'a str) -> Row<'a> {
+    Row { event: EventName::Sample, api, device: -1, step: -1, ts_ns, name, ..Row::default() }
+}
+
 /// Like [`host_trace`], for a process with this `meta` and with `anon` MiB of anonymous memory at the end.
 fn host_trace_of(meta: Meta, parts: bool, anon: i64) -> TraceBuilder {
     const MIB: i64 = 1 << 20;
     let mut trace = TraceBuilder::new(meta);
     let mut sample = |api: &'static str, seconds: i64, name: String| {
-        let (event, ts_ns) = (EventName::Sample, seconds * 1_000_000_000);
-        trace.raw(Row { event, api, device: -1, step: -1, ts_ns, name: &name, ..Row::default() });
+        trace.raw(host_sample(api, seconds * 1_000_000_000, &name));
     };
     for (seconds, anon) in [(1, 60), (9, anon)] {
         let (rss, anon) = ((anon + 40) * MIB, anon * MIB);

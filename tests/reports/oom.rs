@@ -184,18 +184,9 @@ fn oom_of_a_process_says_nothing_of_a_killed_child() {
             trace.change(oom, [0; 3]);
         }
         let name = format!("current={} limit={} file=0 swap=0 kills=2", 300 * MIB, 320 * MIB);
-        let (event, ts_ns) = (EventName::Sample, 9_500_000_000);
-        trace.raw(Row { event, api: "cgroup", device: -1, step: -1, ts_ns, name: &name, ..Row::default() });
+        trace.raw(host_sample("cgroup", 9_500_000_000, &name));
         let name = format!("rss={} anon={} file=0 shmem=0 swap=0", 280 * MIB, 240 * MIB);
-        trace.raw(Row {
-            event,
-            api: "proc_status",
-            device: -1,
-            step: -1,
-            ts_ns,
-            name: &name,
-            ..Row::default()
-        });
+        trace.raw(host_sample("proc_status", 9_500_000_000, &name));
         answer_on(trace.finish(), "oom", &[])
     };
     let (with, without) = (answer(true), answer(false));

@@ -6,15 +6,6 @@ use memtrace_util::size;
 
 use crate::spec::MAX_DEVICES;
 
-/// The environment variable with the requested faults.
-pub const FAULT_VARIABLE: &str = "MEMTRACE_PHANTOM_FAULT";
-
-/// The environment variable that says whether large CPU tensors keep their values. The value is 0 or 1.
-pub const HOST_VALUES_VARIABLE: &str = "MEMTRACE_PHANTOM_HOST_VALUES";
-
-/// The environment variable that lets a program continue past the card's capacity. The value is 0 or 1.
-pub const PAST_OOM_VARIABLE: &str = "MEMTRACE_PHANTOM_PAST_OOM";
-
 /// The calls that take memory from a card. `alloc:` counts exactly these calls, and an `oom` fault makes one
 /// of them fail.
 pub const ALLOCATIONS: [&str; 12] = [

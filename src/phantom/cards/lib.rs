@@ -10,15 +10,12 @@ mod spec;
 mod table;
 
 pub use card::{Card, Context, DEFAULT_CARD, Links, Unified};
-pub use fault::{
-    ALLOCATIONS, FAULT_VARIABLE, Fault, FaultError, FaultKind, HOST_VALUES_VARIABLE, Moment,
-    PAST_OOM_VARIABLE, parse_faults,
+pub use fault::{ALLOCATIONS, Fault, FaultError, FaultKind, Moment, parse_faults};
+pub use memtrace_util::phantom_variables::{
+    CARD_VARIABLE, DYNAMIC_VARIABLE, FAULT_VARIABLE, HOST_VALUES_VARIABLE, PAST_OOM_VARIABLE,
 };
 pub use spec::{ADDRESSES, MAX_DEVICES, Spec, SpecError};
 pub use table::CARDS;
-
-/// The environment variable with the requested card, as the user typed it.
-pub const CARD_VARIABLE: &str = "MEMTRACE_PHANTOM";
 
 /// CUDA's own environment variable. With the value `EAGER`, CUDA loads all kernels at the start.
 pub const LOADING_VARIABLE: &str = "CUDA_MODULE_LOADING";

@@ -15,15 +15,7 @@ pub mod libcuda;
 pub mod process;
 pub mod table;
 
-/// The environment variable with the identifier of the machine. Processes with the same identifier and the
-/// same card request share the cards.
-pub const MACHINE_VARIABLE: &str = "MEMTRACE_PHANTOM_MACHINE";
-
-/// The environment variable with the real ranks of a job and the number of all ranks, such as
-/// `0,7,504-511/512`. The other ranks are stand-ins.
-pub const RANKS_VARIABLE: &str = "MEMTRACE_PHANTOM_RANKS";
-/// The environment variable with the port of the rendezvous store of a rank among stand-ins.
-pub const STORE_VARIABLE: &str = "MEMTRACE_PHANTOM_STORE";
+pub use memtrace_util::phantom_variables::{MACHINE_VARIABLE, RANKS_VARIABLE, STORE_VARIABLE};
 
 /// The version of the simulated driver, as nvidia-smi and NVML report it.
 pub const DRIVER_VERSION: &str = "580.00";

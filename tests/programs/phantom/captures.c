@@ -1,5 +1,5 @@
 /* What CUDA forbids while a stream is captured, on the phantom device. Each line has the status of the calls inside
- * a capture, then the status of the end of the capture; tests/phantom_calls.rs has the expected ones. */
+ * a capture, then the status of the end of the capture; tests/phantom/calls.rs has the expected ones. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

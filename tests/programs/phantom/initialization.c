@@ -1,5 +1,5 @@
 /* Driver calls before and after the driver is initialized, on the phantom device. With an argument the runtime
- * initializes it. Prints the status of each call; tests/phantom_calls.rs has the expected ones. */
+ * initializes it. Prints the status of each call; tests/phantom/calls.rs has the expected ones. */
 #include <stdio.h>
 
 int cuInit(unsigned), cuDeviceGetCount(int *), cuDeviceGet(int *, int), cuDriverGetVersion(int *), cuCtxGetCurrent(void **);

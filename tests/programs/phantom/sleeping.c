@@ -1,6 +1,6 @@
 /* Memory that a server gives up while it sleeps, as vLLM does: mapped by the driver's virtual memory calls, copied to
  * the host by the runtime that a wheel brings under a name with a hash, unmapped, and mapped again at the same
- * addresses. Prints each status; tests/phantom_calls.rs has the expected ones. The argument is that runtime. */
+ * addresses. Prints each status; tests/phantom/calls.rs has the expected ones. The argument is that runtime. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>

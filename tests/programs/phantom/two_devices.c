@@ -1,4 +1,4 @@
-/* Events of two phantom devices. Prints each status; tests/phantom_calls.rs has the expected ones. */
+/* Events of two phantom devices. Prints each status; tests/phantom/calls.rs has the expected ones. */
 #include <stdio.h>
 
 int cudaSetDevice(int), cudaStreamCreateWithFlags(void **, unsigned), cudaStreamSynchronize(void *), cudaStreamQuery(void *);

@@ -1,4 +1,4 @@
-"""Opens ranges of every kind; tests/torch.rs checks their rows."""
+"""Opens ranges of every kind; tests/tracer/torch.rs checks their rows."""
 
 import torch
 from torch.cuda import nvtx

@@ -122,12 +122,7 @@ mod tests {
 
     #[test]
     fn nvidia_smi_draws_lines_of_one_width_whatever_the_names() {
-        for (card, name) in [
-            ("8xh100-80g", "ok"),
-            ("t4,others=1g", "ok"),
-            ("mem=900g,name=Ä card with a very long name", "x"),
-            ("mem=8t", "ok"),
-        ] {
+        for card in ["8xh100-80g", "t4,others=1g", "mem=900g,name=Ä card with a very long name", "mem=8t"] {
             let mut machine = Machine::empty("test", Spec::parse(card).unwrap());
             let at = CardUse { context: Some(u64::MAX / 4), allocated: u64::MAX, busy_ns: 0 };
             let process = Process { pid: u32::MAX, start: 1 };
@@ -141,7 +136,7 @@ mod tests {
                 .filter(|line| line.starts_with(['|', '+']))
                 .map(|line| line.chars().count())
                 .collect();
-            assert!(name.is_empty() || widths.iter().take(7).all(|&width| width == 91), "{text}");
+            assert!(widths.iter().take(7).all(|&width| width == 91), "{text}");
         }
         assert_eq!(cut_front("/a/very/long/path/to/python3", 12), "...o/python3");
         assert_eq!(cut("NVIDIA H100 80GB HBM3", 10), "NVIDIA ...");

@@ -9,18 +9,20 @@ use std::ffi::c_int;
 use std::sync::OnceLock;
 
 use memtrace_cards::{
-    CARD_VARIABLE, FAULT_VARIABLE, HOST_VALUES_VARIABLE, LOADING_VARIABLE, PAST_OOM_VARIABLE, Spec, SpecError,
+    CARD_VARIABLE, DYNAMIC_VARIABLE, FAULT_VARIABLE, HOST_VALUES_VARIABLE, LOADING_VARIABLE,
+    PAST_OOM_VARIABLE, Spec, SpecError,
 };
 use memtrace_machine::identity;
+use memtrace_util::phantom_variables::READS_VARIABLE;
 
 use crate::core::device::Device;
 use crate::core::faults;
 use crate::core::ffi::{INVALID_DEVICE, OK, Status};
 use crate::core::host_pages;
-use crate::core::loop_guard::{self, READS_VARIABLE};
+use crate::core::loop_guard;
 use crate::core::past_oom;
 use crate::core::triton;
-use crate::core::values::{DYNAMIC_VARIABLE, DynamicSizes};
+use crate::core::values::DynamicSizes;
 use crate::core::vram;
 
 /// The simulated machine: its configuration and its devices.

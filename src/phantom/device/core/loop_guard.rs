@@ -12,6 +12,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
+use memtrace_util::phantom_variables::READS_VARIABLE;
 use rustc_hash::FxHasher;
 
 use crate::core::lock::lock;
@@ -24,9 +25,7 @@ const MAX_IDLE_FLAGS: u64 = 4096;
 /// After this many small reads (at most 8 bytes) of invented values since the last large input, reads fail.
 const MAX_IDLE_READS: u64 = 100_000;
 
-/// The environment variable that holds the second bound.
-pub(crate) const READS_VARIABLE: &str = "MEMTRACE_PHANTOM_READS";
-/// The second bound when the variable is not set.
+/// The second bound when [`READS_VARIABLE`] is not set.
 const DEFAULT_READS: u64 = 20_000;
 /// A loop is named at this fraction of the second bound.
 const NAMED_AT: u64 = 10;

@@ -22,9 +22,6 @@ use crate::core::running_ops;
 /// The largest size of a copy, fill or message that really moves its bytes.
 pub(crate) const SMALL: usize = 64 << 10;
 
-/// The environment variable that holds a [`DynamicSizes`].
-pub(crate) const DYNAMIC_VARIABLE: &str = "MEMTRACE_PHANTOM_DYNAMIC";
-
 /// The assumption about results whose size depends on unknown values: the results of `nonzero`, `unique` and
 /// boolean masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +36,7 @@ pub(crate) enum DynamicSizes {
 }
 
 impl DynamicSizes {
-    /// Parses the value of [`DYNAMIC_VARIABLE`]. Returns `None` if it is invalid.
+    /// Parses the value of `MEMTRACE_PHANTOM_DYNAMIC`. Returns `None` if it is invalid.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         match text.trim() {
             "" | "full" => Some(Self::Full),

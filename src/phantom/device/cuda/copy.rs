@@ -3,6 +3,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use memtrace_util::phantom_variables::READS_VARIABLE;
+
 use crate::core::address_tables::{self, Targets};
 use crate::core::addresses;
 use crate::core::device::Device;
@@ -357,7 +359,7 @@ fn stop_loop(size: usize) -> Status {
              that never comes. The traceback of the CUDA error (launch timed out) shows the read. If the \
              program does make progress, set {} to a larger number of reads (0: no limit).",
             values::invented().0,
-            loop_guard::READS_VARIABLE
+            READS_VARIABLE
         );
     }
     LAUNCH_TIMEOUT

@@ -1,7 +1,9 @@
 """TITLE
 
-python train.py --data rows.jsonl   trains MODEL. A line is {"prompt": ...}; DPO needs "chosen" and "rejected"
-python train.py --random            the same with random weights and tokens: only config.json is read
+python train.py --data rows.jsonl   trains MODEL, then writes the adapters to trained/
+python train.py --random            the same with random weights and tokens: reads config.json, writes nothing
+
+A line of the data is {"prompt": ...}; DPO needs "chosen" and "rejected", too. --seq is prompt and answer.
 """
 
 import argparse
@@ -30,11 +32,8 @@ ATTENTION = "sdpa"
 DTYPE = "bfloat16"
 TRUST_REMOTE_CODE = False
 parser = argparse.ArgumentParser()
-parser.add_argument("--model", default=MODEL)
-parser.add_argument("--batch", type=int, default=BATCH, help="rows of the data")
-parser.add_argument("--seq", type=int, default=SEQ, help="prompt and answer")
-parser.add_argument("--steps", type=int, default=100)
-parser.add_argument("--data", help="a file with lines of JSON")
+for name, usual in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
+    parser.add_argument(f"--{name}", type=type(usual), default=usual)
 parser.add_argument("--random", action="store_true")
 args = parser.parse_args()
 device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)

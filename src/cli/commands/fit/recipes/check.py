@@ -1,11 +1,11 @@
 """Checks a request of `memtrace fit --recipe` in the user's Python.
 
 The arguments are MODEL FOLDER LENGTH TRUST SEARCHED TEXTS LIBRARY PACKAGE... SEARCHED is the setting that is
-searched for, or empty. TEXTS is JSON: the changed settings that are texts, each with its values. LIBRARY builds
-the model: transformers, diffusers, timm, or vllm, which reads configurations with transformers. Writes the model's
-config.json into FOLDER, unless the model is timm's. Prints the folder of the model in a pipeline and the number
-of its layers or blocks; a line is empty if it is not known. If the request cannot be met, prints the reason and
-exits with 2.
+searched for, or empty. TEXTS is JSON: the changed settings that are texts, each with its values. LIBRARY
+builds the model: transformers, diffusers, timm, or vllm, which reads configurations with transformers. Writes
+the model's config.json into FOLDER, unless the model is timm's. Prints the folder of the model in a pipeline
+and the number of its layers or blocks; a line is empty if it is not known. If the request cannot be met,
+prints the reason and exits with 2.
 """
 
 import difflib
@@ -20,6 +20,8 @@ import typing
 
 model, folder, length, trust, searched, texts, library, *packages = sys.argv[1:]
 texts = json.loads(texts)
+if os.path.basename(model) == "config.json" and os.path.isfile(model):
+    model = os.path.dirname(os.path.abspath(model))
 
 
 def refuse(why):
@@ -173,65 +175,81 @@ def count_blocks(name, facts):
     return sum(map(len, lists))
 
 
-missing = [name for name in packages if importlib.util.find_spec(name) is None]
-if missing:
-    names = " ".join(missing)
-    refuse(f"the recipe needs {' and '.join(missing)}: {sys.executable} -m pip install {names}")
-needs_torch = texts or trust == "1" or "liger_kernel" in packages or searched == "BLOCKS_TO_SWAP"
-if library != "timm" and not needs_torch:
-    # A configuration needs no tensors. Without torch, the libraries import in a third of the time.
-    sys.modules["torch"] = None
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+def read_facts():
+    """Returns the entries of the config.json of a model of transformers."""
+    import transformers
+    from transformers import CONFIG_MAPPING, PretrainedConfig
 
-check_texts()
-if os.path.basename(model) == "config.json" and os.path.isfile(model):
-    model = os.path.dirname(os.path.abspath(model))
-if library in ("timm", "diffusers"):
-    check_timm() if library == "timm" else check_diffusers()
-    sys.exit()
+    if os.path.isdir(model) and not os.path.isfile(os.path.join(model, "config.json")):
+        refuse(f"--model {model}: the folder has no config.json")
+    try:
+        facts, _ = PretrainedConfig.get_config_dict(model)
+    except Exception as error:
+        refuse(f"--model {model}: no config.json was found or read: {first_line(error)}")
+    kind = facts.get("model_type")
+    if not facts:
+        refuse(f"--model {model}: no config.json was found as a file, in the cache or on the hub")
+    if "auto_map" in facts and kind not in CONFIG_MAPPING and trust != "1":
+        refuse(
+            f"--model {model}: the configuration has its own code, which is run only with --trust-remote-code"
+        )
+    if kind not in CONFIG_MAPPING and "auto_map" not in facts:
+        known = f"transformers {transformers.__version__} has no model type {kind!r}"
+        refuse(f"--model {model}: {known}; a newer one may: pip install -U transformers")
+    return facts
 
-import transformers  # noqa: E402
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig  # noqa: E402
 
-if os.path.isdir(model) and not os.path.isfile(os.path.join(model, "config.json")):
-    refuse(f"--model {model}: the folder has no config.json")
-try:
-    facts, _ = PretrainedConfig.get_config_dict(model)
-except Exception as error:
-    refuse(f"--model {model}: no config.json was found or read: {first_line(error)}")
-kind = facts.get("model_type")
-if not facts:
-    refuse(f"--model {model}: no config.json was found as a file, in the cache or on the hub")
-if "auto_map" in facts and kind not in CONFIG_MAPPING and trust != "1":
-    refuse(f"--model {model}: the configuration has its own code, which is run only with --trust-remote-code")
-if kind not in CONFIG_MAPPING and "auto_map" not in facts:
-    known = f"transformers {transformers.__version__}"
-    refuse(
-        f"--model {model}: {known} has no model type {kind!r}; a newer one may: pip install -U transformers"
-    )
-try:
-    config = AutoConfig.from_pretrained(model, trust_remote_code=trust == "1")
-except Exception as error:
-    refuse(f"--model {model}: {first_line(error)}")
-if library == "transformers" and "ATTENTION" not in texts and lacks_sdpa(str(kind).replace("-", "_")):
-    refuse(f"--model {model}: the model type {kind!r} has no sdpa attention: --set attention=eager")
-text = config.get_text_config()
-most = getattr(text, "max_position_embeddings", None)
-if isinstance(most, int) and int(length) > most:
-    refuse(f"--seq {length}: the model's limit is {most} tokens (max_position_embeddings)")
-if "liger_kernel" in packages:
-    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+def check_transformers():
+    """Checks a model of transformers or vLLM, and prints the number of its layers."""
+    import transformers
 
-    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-        refuse(f"--set liger: this version of Liger has no kernels for the model type {kind!r}")
-if "TARGETS" in texts:
-    auto, own_code = transformers.AutoModelForCausalLM, trust == "1"
-    check_targets(lambda: auto.from_config(config, trust_remote_code=own_code), False)
-write(facts)
-print("", getattr(text, "num_hidden_layers", ""), sep="\n")
-if os.path.isdir(model) and trust == "1":
-    # A configuration with its own code needs the Python files in its folder.
-    for name in os.listdir(model):
-        if name.endswith(".py"):
-            shutil.copy(os.path.join(model, name), folder)
+    facts = read_facts()
+    kind = facts.get("model_type")
+    try:
+        config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust == "1")
+    except Exception as error:
+        refuse(f"--model {model}: {first_line(error)}")
+    if library == "transformers" and "ATTENTION" not in texts and lacks_sdpa(str(kind).replace("-", "_")):
+        refuse(f"--model {model}: the model type {kind!r} has no sdpa attention: --set attention=eager")
+    text = config.get_text_config()
+    most = getattr(text, "max_position_embeddings", None)
+    if isinstance(most, int) and int(length) > most:
+        refuse(f"--seq {length}: the model's limit is {most} tokens (max_position_embeddings)")
+    if "liger_kernel" in packages:
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+        if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+            refuse(f"--set liger: this version of Liger has no kernels for the model type {kind!r}")
+    if "TARGETS" in texts:
+        auto, own_code = transformers.AutoModelForCausalLM, trust == "1"
+        check_targets(lambda: auto.from_config(config, trust_remote_code=own_code), False)
+    write(facts)
+    print("", getattr(text, "num_hidden_layers", ""), sep="\n")
+    if os.path.isdir(model) and trust == "1":
+        # A configuration with its own code needs the Python files in its folder.
+        for name in os.listdir(model):
+            if name.endswith(".py"):
+                shutil.copy(os.path.join(model, name), folder)
+
+
+def check_packages():
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        names = " ".join(missing)
+        refuse(f"the recipe needs {' and '.join(missing)}: {sys.executable} -m pip install {names}")
+
+
+def main():
+    check_packages()
+    needs_torch = texts or trust == "1" or "liger_kernel" in packages or searched == "BLOCKS_TO_SWAP"
+    if library != "timm" and not needs_torch:
+        # A configuration needs no tensors. Without torch, the libraries import in a third of the time.
+        sys.modules["torch"] = None
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    check_texts()
+    {"timm": check_timm, "diffusers": check_diffusers}.get(library, check_transformers)()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """TITLE
 
-python infer.py                 generates with the weights of MODEL
-python infer.py --random        the same with random weights: only config.json is read
+python infer.py                 generates with the weights of MODEL; writes nothing
+python infer.py --random        the same with random weights: reads only config.json
 """
 
 import argparse
@@ -25,6 +25,8 @@ parser.add_argument("--seq", type=int, default=SEQ, help="prompt and answer")
 parser.add_argument("--steps", type=int, default=32, help="the tokens of the answer")
 parser.add_argument("--random", action="store_true")
 args = parser.parse_args()
+if args.seq < 2 or args.steps < 1:
+    parser.error("a prompt and an answer have a token each: --seq is at least 2, and --steps at least 1")
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 dtype = getattr(torch, DTYPE)

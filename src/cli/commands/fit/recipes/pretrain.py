@@ -1,7 +1,7 @@
 """TITLE
 
-torchrun --nproc-per-node GPUS train.py --data tokens.bin   trains a new MODEL on 32-bit token ids
-torchrun --nproc-per-node GPUS train.py --random            the same on random tokens
+torchrun --nproc-per-node N train.py --data FILE   trains a new MODEL on 32-bit token ids, and writes trained/
+torchrun --nproc-per-node N train.py --random      the same on random tokens; writes nothing
 """
 
 import argparse
@@ -31,16 +31,11 @@ STAGE = 3
 RESHARD = True
 # []
 TRUST_REMOTE_CODE = False
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--model", default=MODEL)
-parser.add_argument("--batch", type=int, default=BATCH, help="of each GPU")
-parser.add_argument("--seq", type=int, default=SEQ)
-parser.add_argument("--steps", type=int, default=100)
-parser.add_argument("--data", help="a file of 32-bit token ids")
+parser = argparse.ArgumentParser(epilog="N is the number of GPUs. --batch is the batch of each GPU.")
+for name, usual in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
+    parser.add_argument(f"--{name}", type=type(usual), default=usual)
 parser.add_argument("--random", action="store_true")
 args = parser.parse_args()
-
 if "RANK" not in os.environ:
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="29511")
 device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
@@ -53,14 +48,12 @@ torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "g
 with torch.device("meta"):
     model = transformers.AutoModelForCausalLM.from_config(config, **options)
 fsdp = torch.distributed.fsdp
-kinds = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
-shard = {"mp_policy": fsdp.MixedPrecisionPolicy(**kinds), "reshard_after_forward": RESHARD}
-if CPU_OFFLOAD:
-    shard["offload_policy"] = fsdp.CPUOffloadPolicy()
+precision = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+offload = fsdp.CPUOffloadPolicy() if CPU_OFFLOAD else fsdp.OffloadPolicy()
 lists = [list(part) for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
 blocks = next(part for part in lists if len(part) == config.get_text_config().num_hidden_layers)
 for part in [*blocks, model]:
-    fsdp.fully_shard(part, **shard)
+    fsdp.fully_shard(part, mp_policy=precision, offload_policy=offload, reshard_after_forward=RESHARD)
 model.to_empty(device="cpu" if CPU_OFFLOAD else device)
 model.apply(lambda part: setattr(part, "_is_hf_initialized", False))  # transformers 4 sets it on meta
 model.init_weights()
@@ -87,12 +80,13 @@ model, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, 
 if CHECKPOINTING:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 model.train()
-
-shape = (-1, args.batch, args.seq)
-tokens = torch.randint(config.get_text_config().vocab_size, (args.batch * args.seq,), dtype=torch.int32)
+size = args.batch * args.seq
+tokens = torch.randint(config.get_text_config().vocab_size, (size,), dtype=torch.int32)
 if args.data:
     tokens = torch.from_file(args.data, size=os.path.getsize(args.data) // 4, dtype=torch.int32)
-rows = tokens[: len(tokens) // (args.batch * args.seq) * args.batch * args.seq].view(shape)
+if len(tokens) < size:
+    raise SystemExit(f"--data has {len(tokens)} tokens, fewer than {args.batch} rows of {args.seq}")
+rows = tokens[: len(tokens) // size * size].view(-1, args.batch, args.seq)
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 for step in range(args.steps):
     batch = rows[(step * world + rank) % len(rows)].long().to(device)
@@ -111,4 +105,15 @@ for step in range(args.steps):
     # []
     if rank == 0:
         print(f"step {step}: loss {total.item():.3f}", flush=True)
+if not args.random:
+    # [zero]
+    model.save_checkpoint("trained")
+    # []
+    # [pretrain]
+    checkpoint = pydoc.locate("torch.distributed.checkpoint.state_dict")
+    whole = checkpoint.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = checkpoint.get_model_state_dict(model, options=whole)
+    if rank == 0:
+        model.save_pretrained("trained", state_dict=weights)
+    # []
 torch.distributed.destroy_process_group()

@@ -1,7 +1,9 @@
 """TITLE
 
 python serve.py            starts vLLM's engine on the weights of MODEL, and prints how much KV cache it has
-python serve.py --random   the same with random weights: only config.json is read
+python serve.py --random   the same with random weights: reads only config.json
+
+Writes nothing.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """TITLE
 
-python train.py --data book.txt     trains MODEL on the lines of a text file
-python train.py --random            the same with random weights and tokens: only config.json is read
+python train.py --data book.txt     trains MODEL on a text file, then writes what it trained to trained/
+python train.py --random            the same with random weights and tokens: reads config.json, writes nothing
 """
 
 import argparse
@@ -39,10 +39,8 @@ PACKING = 1
 LIGER = False
 TRUST_REMOTE_CODE = False
 parser = argparse.ArgumentParser()
-parser.add_argument("--model", default=MODEL)
-for name, usual in (("batch", BATCH), ("seq", SEQ), ("steps", 100)):
-    parser.add_argument(f"--{name}", type=int, default=usual)
-parser.add_argument("--data", help="a text file")
+for name, usual in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
+    parser.add_argument(f"--{name}", type=type(usual), default=usual)
 parser.add_argument("--random", action="store_true")
 args = parser.parse_args()
 device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)
@@ -78,6 +76,8 @@ tokens = torch.randint(config.get_text_config().vocab_size, (args.seq * args.bat
 if args.data:
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model, trust_remote_code=trust)
     tokens = tokenizer(pathlib.Path(args.data).read_text(), return_tensors="pt").input_ids[0]
+if len(tokens) < args.seq:
+    raise SystemExit(f"--data has {len(tokens)} tokens, fewer than a row of {args.seq}")
 rows = tokens[: len(tokens) // args.seq * args.seq].view(-1, args.seq)
 # In each row, PACKING documents begin at position 0 and attend only to themselves.
 places = (torch.arange(args.seq, device=device) % -(-args.seq // PACKING))[None] if PACKING > 1 else None

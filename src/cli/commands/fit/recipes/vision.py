@@ -1,7 +1,8 @@
 """TITLE
 
-python train.py --data folder   trains MODEL on images in a folder for each class (needs torchvision)
-python train.py --random        the same with random weights and images
+python train.py --data folder   trains MODEL on images in a folder for each class (needs torchvision), then
+                                writes the weights to trained.pt
+python train.py --random        the same with random weights and images: writes nothing
 """
 
 import argparse

@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use memtrace_trace::EventName;
-use memtrace_trace::csv::RowReader;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::memory_events;
 use crate::common::torch::{self, Torch, built, on_phantom, scripts, succeeded, text, traces};
 
 /// Returns the script that trains a small model and prints torch's statistics.
@@ -24,29 +23,7 @@ fn memtrace(folder: &TempDir, arguments: &[&str]) -> Output {
 fn sizes(folder: &Path) -> String {
     let files = traces(folder);
     assert_eq!(files.len(), 1, "{files:?}");
-    let mut reader = RowReader::open(&files[0]).unwrap();
-    let mut lines = String::new();
-    while let Some(row) = reader.next_row().unwrap() {
-        let memory =
-            !matches!(row.event, EventName::Op | EventName::Sample | EventName::Meta | EventName::End);
-        if memory {
-            lines.push_str(&format!(
-                "{} {} {} {} {} {} {} {} {} {} {}\n",
-                row.event.as_str(),
-                row.device,
-                row.addr,
-                row.requested_bytes,
-                row.rounded_bytes,
-                row.delta_bytes,
-                row.allocated_bytes,
-                row.active_bytes,
-                row.reserved_bytes,
-                row.op,
-                row.module,
-            ));
-        }
-    }
-    lines
+    memory_events(&files[0], true).1.join("\n")
 }
 
 #[test]

@@ -25,7 +25,7 @@ const SMALL_WORKSPACES: &[(&str, &str)] =
     &[("CUBLAS_WORKSPACE_CONFIG", ":16:8"), ("CUBLASLT_WORKSPACE_SIZE", "0")];
 
 use crate::common::pages;
-use crate::common::torch::{CARD, Rec, Run, Torch, is_deep, memtrace, on_every_torch, read, text};
+use crate::common::torch::{CARD, Run, Torch, TorchRow, is_deep, memtrace, on_every_torch, read, text};
 
 on_every_torch![
     owners_of_eight_models_cover_every_byte_and_agree_with_torch_per_module: "the hooks of autograd and optimizers",
@@ -279,7 +279,7 @@ fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Tor
     // must never move to another owner.
     let size = 2 * 512 * 512 * 2;
     let rows = flat.rows();
-    let is_tag = |row: &&Rec| row.event == "tag" && row.delta_bytes.abs() == size;
+    let is_tag = |row: &&TorchRow| row.event == "tag" && row.delta_bytes.abs() == size;
     let of_both = rows.iter().filter(is_tag).filter(|row| row.module == "Sequential.0");
     let shared: Vec<i64> = of_both.map(|row| row.addr).collect();
     let tags: Vec<(String, i64)> = rows
@@ -310,7 +310,7 @@ fn owners_of_an_optimizers_step_are_temporary_unless_they_outlive_it(torch: &Tor
 fn owners_of_what_an_optimizer_holds_are_known_from_its_first_step(torch: &Torch) {
     held_each(torch, &["no_module", "no_module_no_memory", "other_optimizer", "sparse_ids"]);
     let names = |case: &str| -> Vec<String> {
-        let is_wanted = |row: &Rec| row.event == "tag" && row.delta_bytes > 0 && row.category != "input";
+        let is_wanted = |row: &TorchRow| row.event == "tag" && row.delta_bytes > 0 && row.category != "input";
         let tags = held(torch, case).rows().into_iter().filter(is_wanted);
         tags.map(|row| format!("{}.{}", row.module, row.name)).collect()
     };
@@ -335,7 +335,7 @@ fn steps_follow_one_optimizer_object_or_updates_without_an_optimizer(torch: &Tor
         assert_eq!(summary["processes"][0]["steps"], steps, "{case}");
         if case.starts_with("own") {
             let rows = read(&run.trace_of(pid));
-            let is_state = |row: &&Rec| row.event == "alloc" && row.phase == "optimizer";
+            let is_state = |row: &&TorchRow| row.event == "alloc" && row.phase == "optimizer";
             let state: i64 = rows.iter().filter(is_state).map(|row| row.requested_bytes).sum();
             assert_eq!(state, 4 * (128 * 256 + 256 + 256 * 128 + 128), "the batches are elsewhere");
         }

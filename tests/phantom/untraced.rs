@@ -147,7 +147,7 @@ fn of_cuda(name: &str) -> bool {
 /// Returns true if the phantom passes this function on to the real library: `passthrough.txt` lists its name,
 /// or a prefix that ends in `.*`.
 fn left_to_the_real_library(name: &str) -> bool {
-    let list = include_str!("../src/phantom/device/table/passthrough.txt");
+    let list = include_str!("../../src/phantom/device/table/passthrough.txt");
     list.lines()
         .map(str::trim)
         .filter(|line| !line.is_empty() && !line.starts_with('#'))

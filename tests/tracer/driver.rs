@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use memtrace_trace::EventName;
 
 use crate::common::installed::missing;
-use crate::common::{Ran, Rec, Traced, compiled, library, untraced};
+use crate::common::{TraceRow, Traced, TracedRun, compiled, library, untraced};
 
 const DRIVER: &str = "libcuda.so.1";
 
@@ -18,8 +18,8 @@ fn driver() -> PathBuf {
 }
 
 /// Formats a row as `driver.c` prints it: event, api, status, address, requested, delta.
-fn row_line(row: &Rec) -> String {
-    let Rec { event, api, status, addr, requested, delta, .. } = row;
+fn row_line(row: &TraceRow) -> String {
+    let TraceRow { event, api, status, addr, requested, delta, .. } = row;
     format!("{event} {api} {status} {addr} {requested} {delta}")
 }
 
@@ -122,7 +122,7 @@ fn both() -> PathBuf {
 }
 
 /// Runs a program under both libraries, in the order of `memtrace run --phantom`.
-fn on_phantom(program: &Path) -> Ran {
+fn on_phantom(program: &Path) -> TracedRun {
     of_phantom(program, &[]).run()
 }
 
@@ -170,7 +170,7 @@ fn phantom_driver_serves_a_runtime_linked_into_a_library() {
     let ran = on_phantom(&both());
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
     let trace = ran.trace();
-    let source = |row: &&Rec| row.event != EventName::Sample && row.source == "libworks.so.12";
+    let source = |row: &&TraceRow| row.event != EventName::Sample && row.source == "libworks.so.12";
     let rows: Vec<_> = trace.rows.iter().filter(source).map(|row| (row.api.as_str(), row.delta)).collect();
     let taken = [
         ("cuMemAlloc", 3000),
@@ -195,7 +195,7 @@ fn graph_memory_is_in_device_samples_only_and_counted_once() {
     let ran = on_phantom(&compiled("calls/graphs.c", "graphs", &[&include, phantom.to_str().unwrap()]));
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
     let trace = ran.trace();
-    let (samples, calls): (Vec<&Rec>, Vec<&Rec>) =
+    let (samples, calls): (Vec<&TraceRow>, Vec<&TraceRow>) =
         trace.rows.iter().partition(|row| row.event == EventName::Sample);
     let rows: Vec<String> = calls.iter().map(|row| row_line(row)).collect();
     assert_eq!(rows, ran.stdout().lines().collect::<Vec<_>>());

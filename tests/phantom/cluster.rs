@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use memtrace_trace::EventName;
-use memtrace_trace::csv::RowReader;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::memory_events;
 use crate::common::compiled;
 use crate::common::torch::{Torch, is_deep, memtrace, on_every_torch, scripts, text, traces};
 
@@ -79,29 +79,7 @@ impl Cluster<'_> {
 
 /// Returns the rank of a trace, and its memory events without times and addresses.
 fn events(trace: &Path) -> (i32, Vec<String>) {
-    let mut reader = RowReader::open(trace).unwrap();
-    let (mut lines, mut rank) = (Vec::new(), -1);
-    while let Some(row) = reader.next_row().unwrap() {
-        rank = row.rank;
-        let memory =
-            !matches!(row.event, EventName::Op | EventName::Sample | EventName::Meta | EventName::End);
-        if memory {
-            lines.push(format!(
-                "{} {} {} {} {} {} {} {} {} {}",
-                row.event.as_str(),
-                row.device,
-                row.requested_bytes,
-                row.rounded_bytes,
-                row.delta_bytes,
-                row.allocated_bytes,
-                row.active_bytes,
-                row.reserved_bytes,
-                row.op,
-                row.module,
-            ));
-        }
-    }
-    (rank, lines)
+    memory_events(trace, false)
 }
 
 /// Returns the requests among events: size, op and module of each allocated block.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::common::torch::{self, Case, Rec, Run, Torch, memtrace, on_every_torch, text};
+use crate::common::torch::{self, Case, Run, Torch, TorchRow, memtrace, on_every_torch, text};
 
 const SCRIPT: &str = "detail/steps.py";
 const WITHOUT: &str = "(without detail)";
@@ -53,7 +53,7 @@ fn detail_by_schedule_replays_as_torch_and_is_off_between_its_steps(torch: &Torc
 fn by_step(run: &Run) -> BTreeMap<i64, Vec<String>> {
     let mut steps: BTreeMap<i64, Vec<String>> = BTreeMap::new();
     for row in run.rows() {
-        let Rec { event, api, op, module, phase, delta_bytes, requested_bytes, name, .. } = &row;
+        let TorchRow { event, api, op, module, phase, delta_bytes, requested_bytes, name, .. } = &row;
         if ["alloc", "op", "range_begin", "range_end", "tag"].contains(&event.as_str()) {
             let text = format!("{event} {api} {op} {module} {phase} {delta_bytes} {requested_bytes} {name}");
             steps.entry(row.step).or_default().push(text);
@@ -126,7 +126,7 @@ fn detail_follows_a_new_peak_and_an_oom_in_parts_and_in_a_forked_child() {
         let run = torch.trace_with(SCRIPT, &["rough"], &variables).expect_success();
         torch.check(memtrace().arg("check").arg(run.dir()));
         // The first part of a process is `NAME.csv`, the others are `NAME.partN.csv`: join them in order.
-        let mut rows: BTreeMap<String, Vec<(usize, Rec)>> = BTreeMap::new();
+        let mut rows: BTreeMap<String, Vec<(usize, TorchRow)>> = BTreeMap::new();
         for file in run.files() {
             let name = file.file_name().unwrap().to_str().unwrap().trim_end_matches(".csv").to_owned();
             let (process, part) = name.split_once(".part").unwrap_or((&name, "1"));
@@ -184,7 +184,7 @@ const LOOPS: &str = "detail/loops.py";
 
 /// Returns the highest allocated and reserved bytes of the rows of each of the first 44 steps, by the step of
 /// the rows.
-fn peaks(rows: &[Rec]) -> BTreeMap<i64, [i64; 2]> {
+fn peaks(rows: &[TorchRow]) -> BTreeMap<i64, [i64; 2]> {
     let mut steps: BTreeMap<i64, [i64; 2]> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.device == 0 && (0..44).contains(&row.step)) {
         // The step of a free is the step of its block.
@@ -232,7 +232,7 @@ fn brief_steps_have_the_peaks_and_the_totals_of_all_rows(torch: &Torch) {
             some.iter().filter(|row| row.event == "brief").map(|row| row.step).collect();
         assert!(brief.len() > 30, "{mode}: {} brief steps", brief.len());
         // Few blocks of a brief step have rows of their own.
-        let rows = |rows: &[Rec], step| rows.iter().filter(|row| row.step == step).count();
+        let rows = |rows: &[TorchRow], step| rows.iter().filter(|row| row.step == step).count();
         let mut counts: Vec<[usize; 2]> =
             brief.iter().map(|step| [rows(&some, *step), rows(&all, *step)]).collect();
         counts.sort_unstable();

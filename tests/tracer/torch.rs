@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 use crate::common::torch::{
-    CARD, Rec, Torch, exit_of, is_deep, memtrace, on_every_torch, preloads, read, scripts, text, traces,
+    CARD, Torch, TorchRow, exit_of, is_deep, memtrace, on_every_torch, preloads, read, scripts, text, traces,
 };
 
 on_every_torch![and_of_the_matrix:
@@ -108,7 +108,8 @@ fn thread_that_the_main_thread_waits_for_has_owners_and_steps(torch: &Torch) {
     let run = torch.trace("threads/joined.py", &["oom"]).expect_success();
     assert!(run.stdout().contains("out of memory"), "{}", run.stderr());
     let rows = read(&run.file());
-    let is_owned = |row: &Rec| row.event == "alloc" && row.module == "Sequential.2" && row.phase == "forward";
+    let is_owned =
+        |row: &TorchRow| row.event == "alloc" && row.module == "Sequential.2" && row.phase == "forward";
     assert!(rows.iter().any(is_owned));
 }
 
@@ -163,7 +164,7 @@ fn sample_of_the_devices_follows_the_first_graph(torch: &Torch) {
     let rows = run.rows();
     let after = rows.iter().position(|row| row.name == "after the graph").unwrap();
     let samples = rows[..after].iter().filter(|row| row.event == "sample" && row.device == 0);
-    let free = |row: &Rec| row.name.split(' ').find_map(|part| part.strip_prefix("free=")?.parse().ok());
+    let free = |row: &TorchRow| row.name.split(' ').find_map(|part| part.strip_prefix("free=")?.parse().ok());
     let free: Vec<i64> = samples.filter_map(free).collect();
     assert!(free[0] - free[free.len() - 1] >= 60 << 20, "{free:?}");
 }
@@ -214,7 +215,8 @@ fn trace_of_a_pluggable_allocator_has_its_blocks(torch: &Torch) {
     let run = torch.trace("allocators/pluggable.py", &["current"]).expect_success();
     torch.check(memtrace().arg("check").arg(run.file()));
     let rows = run.rows();
-    let blocks: Vec<&Rec> = rows.iter().filter(|row| row.event == "alloc" || row.event == "free").collect();
+    let blocks: Vec<&TorchRow> =
+        rows.iter().filter(|row| row.event == "alloc" || row.event == "free").collect();
     let sizes: Vec<i64> =
         blocks.iter().filter(|row| row.delta_bytes > 0).map(|row| row.delta_bytes).collect();
     assert_eq!(sizes, (1..=20).map(|i| 1000 * i).collect::<Vec<_>>());
@@ -249,7 +251,7 @@ fn ledger_of_the_host_tells_pinned_requests_from_rounding_and_cache(torch: &Torc
     assert_eq!(exit_of(&output), 0, "{}", text(&output.stderr));
     let rows = read(&traces(out.path())[0]);
     // Each of the eight blocks has 64 MiB for a request of 33.
-    let sizes = |row: &Rec| (row.requested_bytes, row.delta_bytes);
+    let sizes = |row: &TorchRow| (row.requested_bytes, row.delta_bytes);
     let taken: Vec<_> = rows.iter().filter(|row| row.event == "host_alloc").map(sizes).collect();
     assert_eq!(taken, [(33 * MIB, 64 * MIB); 8]);
     let at = format!("{}ns", rows.iter().find(|row| row.name == "flushed").unwrap().ts_ns);
@@ -315,7 +317,7 @@ fn trace_without_caching_has_the_exact_request(torch: &Torch) {
     {
         let run = torch.trace_with("processes/ends.py", &["normal"], &[(name, value)]).expect_success();
         let rows = run.rows();
-        let taken: Vec<&Rec> = rows.iter().filter(|row| row.event == "alloc").collect();
+        let taken: Vec<&TorchRow> = rows.iter().filter(|row| row.event == "alloc").collect();
         assert_eq!(taken.len(), 50, "{name}");
         for (index, row) in taken.iter().enumerate() {
             let asked = 1000 * (index as i64 + 1);
@@ -398,7 +400,7 @@ fn nvtx_ranges_give_phase_module_and_step(torch: &Torch) {
 
     // Blocks that autograd's own thread allocates must have the phase and the step of the backward range.
     let main_thread = rows.iter().find(|row| row.event == "mark").unwrap().tid;
-    let backward: Vec<&Rec> =
+    let backward: Vec<&TorchRow> =
         rows.iter().filter(|row| row.event == "alloc" && row.tid != main_thread).collect();
     assert!(!backward.is_empty(), "autograd allocated on no thread of its own");
     for row in backward {
@@ -439,7 +441,7 @@ fn ops_of_blocks_equal_the_profilers(torch: &Torch) {
 }
 
 /// Returns the phase, module, op and step of the block of `count` * 512 bytes.
-fn owner(rows: &[Rec], count: i64) -> (&str, &str, &str, i64) {
+fn owner(rows: &[TorchRow], count: i64) -> (&str, &str, &str, i64) {
     let row = rows
         .iter()
         .find(|row| row.event == "alloc" && row.delta_bytes == count * 512)
@@ -550,7 +552,7 @@ fn ranks_of_torchrun_have_traces_of_their_own(torch: &Torch) {
         // allocations for each of 32 channels, and two for the communicator. NCCL 2.28 adds allocations for
         // multicast, and NCCL 2.21 (torch 2.6) a shared buffer of 256 MiB.
         let (count, mib) = if torch.version == "2.6.0" { (147, 740) } else { (163, 518) };
-        let nccl: Vec<&Rec> = rows.iter().filter(|row| row.source == "libnccl.so.2").collect();
+        let nccl: Vec<&TorchRow> = rows.iter().filter(|row| row.source == "libnccl.so.2").collect();
         let taken: Vec<i64> = nccl.iter().map(|row| row.delta_bytes).filter(|bytes| *bytes > 0).collect();
         assert_eq!((taken.len(), taken.iter().sum::<i64>()), (count, mib << 20));
         assert_eq!(nccl.iter().map(|row| row.delta_bytes).sum::<i64>(), 0);
@@ -574,7 +576,7 @@ fn ipc_tensors_of_another_process_have_rows_and_no_bytes(torch: &Torch) {
     let mut seen = Vec::new();
     for file in run.files() {
         let rows = read(&file);
-        let opened: Vec<&Rec> =
+        let opened: Vec<&TorchRow> =
             rows.iter().filter(|row| row.event == "ext_alloc" && row.source == "libc10_cuda.so").collect();
         assert!(opened.iter().all(|row| (row.delta_bytes, row.requested_bytes) == (0, 0)), "{opened:?}");
         // The peaks of the process's own memory, without the opened tensors, must equal torch's figures.

@@ -11,7 +11,7 @@ use memtrace_trace::EventName;
 use memtrace_trace::text::NONE;
 
 use crate::common::pythons::pythons;
-use crate::common::{self, Rec, Trace, Traced, compiled, untraced};
+use crate::common::{self, Trace, TraceRow, Traced, compiled, untraced};
 
 const RUNTIME: &str = "libcudart.so.12";
 
@@ -39,8 +39,8 @@ fn file_name(source: &str) -> &str {
 }
 
 /// Formats a row as `calls.c` prints it: event, api, status, address, requested, delta.
-fn row_line(row: &Rec) -> String {
-    let Rec { event, api, status, addr, requested, delta, .. } = row;
+fn row_line(row: &TraceRow) -> String {
+    let TraceRow { event, api, status, addr, requested, delta, .. } = row;
     format!("{event} {api} {status} {addr} {requested} {delta}")
 }
 

@@ -18,7 +18,7 @@ use memtrace_trace::{EventName, Row};
 
 use crate::common::parts::parts_program;
 use crate::common::running::Running;
-use crate::common::{self, Ran, Traced};
+use crate::common::{self, Traced, TracedRun};
 
 fn traced(how: &str, rounds: &str) -> Traced {
     Traced::new(&parts_program("parts"), &[how, rounds])
@@ -108,7 +108,7 @@ fn part(path: &Path) -> Part {
     Part { meta, first_seq, rows, live }
 }
 
-fn parts(ran: &Ran) -> Vec<Part> {
+fn parts(ran: &TracedRun) -> Vec<Part> {
     let mut parts: Vec<Part> = ran
         .files()
         .iter()
@@ -468,7 +468,7 @@ fn rotate_secs_ends_a_part_by_time() {
 
 #[test]
 fn host_tensors_records_cpu_tensors() {
-    let of_cpu = |ran: &Ran| -> Vec<(EventName, i64)> {
+    let of_cpu = |ran: &TracedRun| -> Vec<(EventName, i64)> {
         let trace = ran.trace();
         let rows = trace.rows.iter().filter(|row| row.api == "cpu_allocator");
         rows.inspect(|row| assert_eq!(row.device, -2)).map(|row| (row.event, row.delta)).collect()
