@@ -125,33 +125,46 @@ fn fit_recipe_liger_needs_less_memory() {
     assert!(with < without / 2, "{with} {without}");
 }
 
-/// Returns the losses of three steps of a script's training in float32, with SGD.
-fn losses(torch: &Torch, folder: &TempDir, recipe: &str, model: &str, accumulation: &str) -> Vec<String> {
-    let file = format!("{recipe}-{accumulation}.py");
-    let optimizer = if recipe == "dpo" { "sgd" } else { "torch.optim.SGD" };
+/// Runs scripts one after another in one process, so that torch is imported once.
+const EACH: &str = "
+import runpy, sys, torch
+files, sys.argv = sys.argv[1:3], ['train.py', *sys.argv[3:]]
+for file in files:
+    torch.manual_seed(0)
+    print('script', file, flush=True)
+    runpy.run_path(file, run_name='__main__')
+";
+
+/// Returns the losses of three steps of a script's training in float32, with SGD, for the whole batch of 5 and
+/// for two parts of it.
+fn losses(torch: &Torch, recipe: &str, model: &str) -> [Vec<String>; 2] {
+    let folder = TempDir::new().unwrap();
     let size = if recipe == "vision" { "--size 224" } else { "--seq 32" };
     let own = match recipe {
         "pretrain" => "--phantom 8xt4 --ranks 0",
-        "dpo" => "--phantom t4 --set dtype=float32",
         _ => "--phantom t4 --set dtype=float32 --set autocast=off",
     };
     let arguments = format!(
-        "--recipe {recipe} --model {model} {size} {own} --set accumulation={accumulation} --set optimizer={optimizer} \
-         --set learning_rate=0.5 --values 5 --write {file}"
+        "--recipe {recipe} --model {model} {size} {own} --set accumulation=2 --set optimizer=torch.optim.SGD \
+         --set learning_rate=0.5 --values 5 --write parts.py"
     );
     let output = fit(torch, folder.path(), &tiny(), &arguments);
     assert!(output.status.success(), "{arguments}: {}", text(&output.stderr));
-    let code = "import runpy, sys, torch; torch.manual_seed(0); file = sys.argv.pop(1); sys.argv[0] = file; \
-                runpy.run_path(file, run_name='__main__')";
+    let parts = fs::read_to_string(folder.path().join("parts.py")).unwrap();
+    let whole = parts.replace("\nACCUMULATION = 2\n", "\nACCUMULATION = 1\n");
+    assert_ne!(whole, parts, "{recipe}");
+    fs::write(folder.path().join("whole.py"), whole).unwrap();
     let mut script = std::process::Command::new(&torch.python);
-    script.args(["-c", code, &file, "--random", "--model", model, "--steps", "3"]).current_dir(folder);
-    let output = script.env("HF_HUB_OFFLINE", "1").env("OMP_NUM_THREADS", "1").output().unwrap();
+    script.args(["-c", EACH, "whole.py", "parts.py", "--random", "--model", model, "--steps", "3"]);
+    script.current_dir(&folder).env("HF_HUB_OFFLINE", "1").env("OMP_NUM_THREADS", "1");
+    let output = script.output().unwrap();
     let told = text(&output.stdout);
-    let loss = |line: &str| {
-        line.split_once("loss").map(|(_, loss)| loss.trim_matches(&[' ', '\'', ':'][..]).to_owned())
+    let (whole, parts) = told.split_once("script parts.py").unwrap_or_default();
+    let of = |told: &str| -> Vec<String> {
+        told.lines().filter_map(|line| Some(line.split_once(": loss ")?.1.to_owned())).collect()
     };
-    let losses: Vec<String> = told.lines().filter_map(loss).collect();
-    assert!(losses.len() >= 3, "{recipe}: {told}{}", text(&output.stderr));
+    let losses = [of(whole), of(parts)];
+    assert!(losses.iter().all(|losses| losses.len() == 3), "{recipe}: {told}{}", text(&output.stderr));
     losses
 }
 
@@ -160,8 +173,7 @@ fn losses(torch: &Torch, folder: &TempDir, recipe: &str, model: &str, accumulati
 fn fit_recipe_accumulation_has_the_gradient_and_the_loss_of_the_whole_batch() {
     let Some(torch) = programs() else { return };
     for (recipe, model) in [("full", "."), ("pretrain", "."), ("vision", "vit_tiny_patch16_224")] {
-        let folder = TempDir::new().unwrap();
-        let [whole, parts] = ["1", "2"].map(|parts| losses(&torch, &folder, recipe, model, parts));
+        let [whole, parts] = losses(&torch, recipe, model);
         assert_eq!(whole, parts, "{recipe}");
         assert_ne!(whole[0], whole[2], "{recipe} trains");
     }
