@@ -233,7 +233,7 @@ fn the_reader_reads_everything_that_the_writer_writes() {
             let event = memtrace_trace::event::bytes::event_of(&bytes);
             if event.is_definition() {
                 let text = ["=1+1", "", "\u{9b}", "-1", "a,\"b\"", "\r\n"][random.next() as usize % 6];
-                encoder.definitions.define_text(random.next() as u32 % 9, text);
+                encoder.definitions_mut().define_text(random.next() as u32 % 9, text);
             } else {
                 encoder.encode(1, &event, &mut sink).unwrap();
             }

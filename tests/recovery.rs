@@ -270,7 +270,7 @@ fn repair_finishes_a_trace_that_was_moved_before_another_program_was_traced() {
     assert!(ending(trace).is_some_and(|text| text.starts_with("killed lost=0")), "{:?}", ending(trace));
     let is_allocation =
         |event| matches!(event, EventName::Alloc | EventName::ExtAlloc | EventName::HostAlloc);
-    assert_eq!(Trace::read(trace).rows.iter().filter(|row| is_allocation(row.1)).count() as i64, taken);
+    assert_eq!(Trace::read(trace).rows.iter().filter(|row| is_allocation(row.event)).count() as i64, taken);
     let _ = fs::remove_file(journal(trace).with_extension("names"));
     let _ = fs::remove_file(journal(trace));
 }

@@ -173,7 +173,7 @@ impl Request {
         let file = scratch.folder.join(if searched.is_some() { "recipe-{}.py" } else { "recipe.py" });
         let of_model = if recipe.library == "timm" { given.into() } else { folder.into_os_string() };
         let mut words: Vec<OsString> = vec![python.into(), file.into()];
-        words.extend(arguments(recipe, searched.as_ref()));
+        words.extend(script_arguments(recipe, searched.as_ref()));
         words.extend(["--model".into(), of_model]);
         let request =
             Request { recipe, model: shown.to_owned(), words, lengths, script, searched, _scratch: scratch };
@@ -380,7 +380,7 @@ fn checked(check: &mut Command, explain: impl FnOnce(&str) -> String) -> Result<
 }
 
 /// Returns the arguments of a recipe's script, with [`VALUE`] and [`LENGTH`] for the batch and the length.
-fn arguments(recipe: &Recipe, searched: Option<&Searched>) -> Vec<OsString> {
+fn script_arguments(recipe: &Recipe, searched: Option<&Searched>) -> Vec<OsString> {
     // `serve` is asked for one number at each length, and vLLM fills the card at any batch.
     let (batch, length) = match searched {
         Some(searched) => (Some(searched.batch.to_string()), LENGTH),
