@@ -334,7 +334,7 @@ impl RetainedSearches {
         pairs.max_by_key(|((_, before), (_, after))| after.bytes - before.bytes)
     }
 
-    /// Returns the last search at an OOM, which the report `oom` shows, or [`Self::telling`] if there is
+    /// Returns the last search at an OOM, which the report `oom` shows, or [`Self::to_report`] if there is
     /// none.
     #[must_use]
     pub fn at_oom(&self) -> Option<&RetainedSearch> {
@@ -342,7 +342,7 @@ impl RetainedSearches {
     }
 
     /// Returns the last search that a command requested, even if another search followed, or
-    /// [`Self::telling`] if no command requested one.
+    /// [`Self::to_report`] if no command requested one.
     #[must_use]
     pub fn asked_for(&self) -> Option<&RetainedSearch> {
         self.last_for("command")
