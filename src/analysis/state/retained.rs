@@ -437,7 +437,7 @@ mod tests {
             Holder::parse(value).and_then(|holder| holder.bytes_per_step())
         };
         assert_eq!((of(8, 7), of(4, 6), of(2, 0)), (Some(1 << 20), Some(1 << 20), None));
-        // A later search finds that the list is bounded: the earlier search is no longer the telling one.
+        // A later search finds that the list is bounded: the earlier search is no longer reported.
         searches.feed(&holder(3, "window", 360 << 20));
         searches.feed(r#"{"walk":3,"why":"call","step":122}"#);
         assert_eq!(searches.to_report().map(|search| search.number), Some(3));

@@ -81,13 +81,13 @@ impl Report for LeaksHolders {
         let mut answer = for_each_process(input, options, |index, trace, printer, footer| {
             let searches = RetainedSearches::read(trace, options)?;
             let found = findings(trace, options, flow_categories(trace, options)?, |_, _| {})?.found;
-            let telling =
+            let to_report =
                 if options.text("pid").is_empty() { searches.to_report() } else { searches.asked_for() };
-            let unnamed = Unnamed::new(&found, telling);
+            let unnamed = Unnamed::new(&found, to_report);
             footer.note_degraded(trace);
             if index < most {
                 process_heading(printer, input, index);
-                print(printer, &searches, telling, &unnamed, options);
+                print(printer, &searches, to_report, &unnamed, options);
             }
             Ok(json!({
                 "file": trace.path.display().to_string(),
@@ -159,13 +159,13 @@ impl Unnamed {
 fn print(
     printer: &mut Printer,
     searches: &RetainedSearches,
-    telling: Option<&RetainedSearch>,
+    to_report: Option<&RetainedSearch>,
     unnamed: &Unnamed,
     options: &Options,
 ) {
     let all = options.is_set("all");
     let shown: Vec<&RetainedSearch> =
-        if all { searches.all.iter().collect() } else { telling.into_iter().collect() };
+        if all { searches.all.iter().collect() } else { to_report.into_iter().collect() };
     if shown.is_empty() {
         printer.plain(
             "No search has run: the process searches at an OOM, when memory grows from step to step, when \
@@ -174,7 +174,7 @@ fn print(
     }
     for search in shown {
         // Only the most informative search is compared with the growth.
-        let unnamed = Some(unnamed).filter(|_| telling == Some(search));
+        let unnamed = Some(unnamed).filter(|_| to_report == Some(search));
         print_search(printer, search, unnamed, options, all);
     }
 }
