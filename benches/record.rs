@@ -245,9 +245,9 @@ fn rows_per_second<W: Write>(sink: W) -> f64 {
     let mut sink = Sink(RowWriter::new(sink));
     let mut encoder = Encoder::new(0, 0, std::process::id(), Rounding::default(), true);
     for (id, text) in ["aten::mm", "GPT.h.11.mlp.fc1", "forward"].iter().enumerate() {
-        encoder.definitions.define_text(id as u32 + 1, text);
+        encoder.definitions_mut().define_text(id as u32 + 1, text);
     }
-    encoder.definitions.define_context(1, Context { op: 1, module: 2, phase: 3, ..Context::default() });
+    encoder.definitions_mut().define_context(1, Context { op: 1, module: 2, phase: 3, ..Context::default() });
     let block = Block {
         address: 0,
         bytes: 0,
