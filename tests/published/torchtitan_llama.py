@@ -1,14 +1,19 @@
-"""torchtitan's benchmark of December 2024 and runs in its commit messages: Llama 3.1 8B, FSDP2, sequences of 8192.
+"""torchtitan, Llama 3.1 8B with FSDP2: its benchmark of December 2024, and runs in its commit messages.
 
 Runs one rank of a group whose peers do not exist: the memory of a rank does not depend on them. The modules
 are torchtitan's own, in the order of its `Trainer`; the values of the weights do not matter.
 
     torchtitan_llama.py RANKS SETTING [FLAG...]
 
-SETTING is eager, compile, float8 (compiled, with Float8 in the all-gather), plain (Float8 without that) or rowwise.
-FLAG is one (as run_train.sh: a batch of 1 instead of 2, expandable segments), uncompiled (Float8 without a compiler), always or never (resharding after
-the forward), norm (RMSNorm in Python, as until March 2025), chunked (the loss in eight parts), abs (checkpointing
-keeps absolute values, as until February 2025), late (the scales of Float8 are not computed before the all-gather).
+SETTING: eager, compile, float8 (compiled, Float8 in the all-gather), plain (Float8 without that), rowwise
+FLAG, any of:
+    one            as run_train.sh: a batch of 1 instead of 2, expandable segments
+    uncompiled     Float8 without a compiler
+    always, never  resharding after the forward
+    norm           RMSNorm in Python, as until March 2025
+    chunked        the loss in eight parts
+    abs            checkpointing keeps absolute values, as until February 2025
+    late           the scales of Float8 are not computed before the all-gather
 """
 
 import os

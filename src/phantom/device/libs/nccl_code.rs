@@ -87,8 +87,9 @@ fn read(function: *const c_void) -> Option<KernelCode> {
     if host_state().spec.cc != (9, 0) {
         return None;
     }
-    // SAFETY: zero is a value of each field; dladdr only reads the address and writes the structure.
+    // SAFETY: zero is a value of each field.
     let mut place: libc::Dl_info = unsafe { zeroed() };
+    // SAFETY: takes any address, and `place` is good for a write.
     if unsafe { libc::dladdr(function, &raw mut place) } == 0 || place.dli_fname.is_null() {
         return None;
     }
