@@ -107,6 +107,10 @@ pub fn formulas(text: &str) -> Option<u64> {
     number(text, FORMULAS)
 }
 
+/// The name among the guesses of a simulated run whose cuDNN cannot choose plans without a device (before 9.8).
+/// Its convolutions take no workspace there.
+pub const OLD_CUDNN: &str = "cudnnWorkspaces";
+
 /// The key for the number of bytes that the fullest card needed, including its CUDA context (`--past-oom`).
 pub const NEEDED_BYTES: &str = "needed_bytes";
 

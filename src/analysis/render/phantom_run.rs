@@ -27,7 +27,7 @@ pub struct PhantomRun {
     pub acted_at: BTreeSet<String>,
     /// The calls that were answered with a guess.
     pub guessed: BTreeSet<String>,
-    /// The calls that were refused.
+    /// The calls that were refused, such as `cuGetExportTable by libfoo.so` with the library that called.
     pub refused: BTreeSet<String>,
     /// The requested faults that happened.
     pub injected: BTreeSet<String>,
@@ -76,7 +76,7 @@ impl PhantomRun {
                     "pinned_not_resident" => self.pinned_not_resident += value.parse().unwrap_or(0),
                     "acted_at" => self.acted_at.extend(names),
                     "guessed" => self.guessed.extend(names),
-                    "refused" => self.refused.extend(names),
+                    "refused" => self.refused.extend(names.map(|name| name.replace('@', " by "))),
                     "injected" => self.injected.extend(names),
                     "not_injected" => self.not_injected.extend(names),
                     _ => {}
@@ -148,6 +148,14 @@ impl PhantomRun {
             }
             None => {}
         }
+        if !self.ranks.is_empty() {
+            text.push_str("; the memory of a card is without the contexts of the other ranks on it");
+        }
+        if self.guessed.contains(end_row::OLD_CUDNN) {
+            text.push_str(
+                "; this cuDNN is older than 9.8, so convolutions take no workspace: a large one needs gigabytes",
+            );
+        }
         if self.lost_host_values {
             text.push_str("; values of CPU tensors of 1 MiB or more were not kept");
         }
@@ -207,5 +215,21 @@ impl PhantomRun {
             "pinned_not_resident_bytes": self.pinned_not_resident,
             "host_values_kept": !self.lost_host_values,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_note_names_an_old_cudnn_and_the_contexts_that_are_missing() {
+        let mut run =
+            PhantomRun { cards: BTreeSet::from(["8xh100-80g".to_owned()]), ..PhantomRun::default() };
+        assert_eq!(run.note(), "simulated GPU 8xh100-80g: kernels did not run");
+        run.guessed.insert(end_row::OLD_CUDNN.to_owned());
+        assert!(run.note().contains("older than 9.8, so convolutions take no workspace"), "{}", run.note());
+        run.ranks.insert(8, BTreeSet::from([(0, "0".to_owned())]));
+        assert!(run.note().contains("without the contexts of the other ranks"), "{}", run.note());
     }
 }

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use memtrace_trace::Meta;
-use memtrace_trace::end_row::NEEDED_BYTES;
+use memtrace_trace::end_row::{NEEDED_BYTES, OLD_CUDNN};
 use memtrace_trace::meta::{Allocator, redact};
 use memtrace_trace::rounding::caching_enabled;
 use memtrace_util::process::Process;
@@ -119,7 +119,12 @@ fn about_phantom() -> String {
         names.collect::<Vec<_>>().join(";")
     };
     let bytes = about["invented_bytes"].as_u64().unwrap_or(0);
-    let (guessed, refused) = (names("guessed_calls"), names("refused_calls"));
+    let (mut guessed, refused) = (names("guessed_calls"), names("refused_calls"));
+    if about["assumptions"]["cudnn"] == "guess" {
+        guessed = format!("{OLD_CUDNN};{guessed}");
+    }
+    // Spaces separate the words of the end row. A call and its caller are separated by `@` there.
+    let refused = refused.replace(" by ", "@").replace(' ', "_");
     let mut text =
         format!("invented_reads={reads} invented_bytes={bytes} guessed={guessed} refused={refused}");
     if let Some(answers) = about["stand_in_answers"].as_u64() {

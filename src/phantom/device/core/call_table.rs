@@ -3,7 +3,11 @@
 //! The file of each family of calls has one `answers!` block. Each of its entries becomes an exported C
 //! function and a [`CallEntry`] of the file's `TABLE`; [`registry`](crate::table::registry) lists the tables.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::core::loaded_library::calling_library;
+use crate::core::lock::lock;
 
 /// The kind of an answer: how close it is to the answer of a real device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +40,8 @@ pub(crate) struct CallEntry {
     pub(crate) kind: AnswerKind,
     pub(crate) function: *const (),
     calls: AtomicU32,
+    /// The libraries that called an unsupported function.
+    callers: Mutex<Vec<String>>,
 }
 
 // SAFETY: the pointer is the address of a function, which never changes and is never written through.
@@ -44,7 +50,7 @@ unsafe impl Sync for CallEntry {}
 impl CallEntry {
     /// Creates the entry of a function that has not been called yet.
     pub(crate) const fn new(name: &'static str, kind: AnswerKind, function: *const ()) -> Self {
-        Self { name, kind, function, calls: AtomicU32::new(0) }
+        Self { name, kind, function, calls: AtomicU32::new(0), callers: Mutex::new(Vec::new()) }
     }
 
     /// Counts one call. Two concurrent calls may be counted as one, because a locked increment on every
@@ -67,11 +73,28 @@ impl CallEntry {
         let is_a_probe = self.name == "cuGetExportTable" || self.name.starts_with("nvml");
         if self.kind == AnswerKind::Unsupported && !is_a_probe {
             let name = self.name;
+            if let Some(caller) = calling_library() {
+                self.add_caller(&caller);
+            }
             let _ = writeln!(
                 std::io::stderr(),
                 "memtrace: the phantom device has no {name}: it fails with \"operation not supported\""
             );
         }
+    }
+
+    /// Adds the file name of a library to those that called this function.
+    pub(crate) fn add_caller(&self, library: &str) {
+        let mut callers = lock(&self.callers);
+        if !callers.iter().any(|known| known == library) {
+            callers.push(library.to_owned());
+        }
+    }
+
+    /// Returns the file names of the libraries that called this function, if it is unsupported: the first
+    /// caller, or for `cuGetExportTable` each library that fails without it.
+    pub(crate) fn callers(&self) -> Vec<String> {
+        lock(&self.callers).clone()
     }
 
     /// Returns the number of calls so far.

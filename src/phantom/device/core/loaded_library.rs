@@ -1,7 +1,7 @@
 //! Finds the loaded library to which an address belongs, and functions by name.
 
-use std::ffi::CStr;
-use std::ptr::null;
+use std::ffi::{CStr, c_int};
+use std::ptr::{null, null_mut};
 
 /// Returns the file of the library that contains an address.
 pub(crate) fn library_of(address: *mut libc::c_void) -> Option<String> {
@@ -13,6 +13,18 @@ pub(crate) fn library_of(address: *mut libc::c_void) -> Option<String> {
     }
     // SAFETY: not null, so the loader's name of a loaded library.
     Some(unsafe { CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned())
+}
+
+/// Returns the file name, without its folder, of the library that called this library; `None` if only this
+/// library and unknown code are on the stack.
+pub(crate) fn calling_library() -> Option<String> {
+    let mut frames = [null_mut(); 16];
+    // SAFETY: writes at most as many addresses as there is room for.
+    let found = unsafe { libc::backtrace(frames.as_mut_ptr(), frames.len() as c_int) };
+    let own = library_of(calling_library as *mut libc::c_void);
+    let mut callers = frames.iter().take(found.max(0) as usize).filter_map(|&frame| library_of(frame));
+    let caller = callers.find(|library| Some(library) != own.as_ref())?;
+    Some(caller.rsplit('/').next().unwrap_or(&caller).to_owned())
 }
 
 /// Finds a function of the driver in the way in which other libraries find it. So a tracer that was loaded

@@ -12,7 +12,7 @@ use crate::core::device::{context_handle, device_of_context};
 use crate::core::driver_version::driver_version;
 use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, OK, Out, Status, Word, codes, opaque_handle};
 use crate::core::host_state::{current_index, device, host_state, set_current};
-use crate::core::loaded_library::library_of;
+use crate::core::loaded_library::calling_library;
 use crate::core::lock::lock;
 use crate::cuda::device_attributes::{HIGHEST_PRIORITY, attribute, bus_id, limit_value, uuid};
 use crate::cuda::streams::synchronize_current_device;
@@ -164,13 +164,7 @@ fn is_known(file: &str) -> bool {
 /// work here.
 fn warn_about_static_runtime() {
     static WARNED: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    let mut frames = [std::ptr::null_mut(); 16];
-    // SAFETY: writes at most as many addresses as there is room for.
-    let found = unsafe { libc::backtrace(frames.as_mut_ptr(), frames.len() as c_int) };
-    let own = library_of(warn_about_static_runtime as *mut libc::c_void);
-    let callers = frames.iter().take(found.max(0) as usize).filter_map(|&frame| library_of(frame));
-    let Some(caller) = callers.into_iter().find(|library| Some(library) != own.as_ref()) else { return };
-    let file = caller.rsplit('/').next().unwrap_or(&caller).to_owned();
+    let Some(file) = calling_library() else { return };
     if is_known(&file) {
         return;
     }
@@ -180,6 +174,7 @@ fn warn_about_static_runtime() {
             "memtrace: {file} has a CUDA runtime linked into it and asks for undocumented tables of the driver, \
              which the phantom device does not have: its work on the device will fail"
         );
+        entries::cuGetExportTable.add_caller(&file);
         warned.push(file);
     }
 }

@@ -26,6 +26,12 @@ pub(crate) const ELF_MAGIC: &[u8] = b"\x7fELF";
 const SECTION_HEADER: usize = 64;
 /// The format of an attribute whose value consists of the stated number of bytes.
 const FORMAT_SIZED: u8 = 4;
+/// The type of the table of symbols, the flag of a section that is loaded, and the size of a symbol in bytes.
+const SYMBOLS: u64 = 2;
+const ALLOCATED: u64 = 2;
+const SYMBOL: usize = 24;
+/// The attribute with a kernel's symbol and the stack of its threads, in 32 bits each.
+const MIN_STACK_SIZE: u8 = 0x12;
 /// The attribute of a parameter.
 const KPARAM_INFO: u8 = 0x17;
 /// The attribute with the total size of the parameters, in 16 bits.
@@ -41,9 +47,13 @@ fn size_at(bytes: &[u8], at: usize) -> Option<usize> {
     number::<8>(bytes, at).and_then(|value| usize::try_from(value).ok())
 }
 
-/// A section: the offset of its name in the table of names, and its range in the file.
+/// A section: the offset of its name in the table of names, and its range in the file. A section without data in
+/// the file has a range, too.
 struct Section {
     name: usize,
+    kind: u64,
+    flags: u64,
+    address: usize,
     start: usize,
     end: usize,
 }
@@ -60,7 +70,14 @@ fn sections(elf: &[u8]) -> Option<(Vec<Section>, usize)> {
         let header = table.checked_add(index * entry)?;
         let start = size_at(elf, header.checked_add(0x18)?)?;
         let end = start.checked_add(size_at(elf, header + 0x20)?)?;
-        all.push(Section { name: number::<4>(elf, header)? as usize, start, end });
+        all.push(Section {
+            name: number::<4>(elf, header)? as usize,
+            kind: number::<4>(elf, header + 4)?,
+            flags: number::<8>(elf, header + 8)?,
+            address: size_at(elf, header + 0x10)?,
+            start,
+            end,
+        });
     }
     Some((all, names))
 }
@@ -80,6 +97,99 @@ pub(crate) fn elf_length(header: &[u8; 64], read: impl Fn(usize, usize) -> Optio
         size_at(&headers, index * entry + 0x18)?.checked_add(size_at(&headers, index * entry + 0x20)?)
     });
     parts.max().map(|parts| parts.max(end)).or(Some(end))
+}
+
+/// Returns the address and the length of a section of an ELF file. `header` has the first 64 bytes of the file,
+/// and `read` returns the bytes at an offset and with a length.
+pub(crate) fn address_of_section(
+    header: &[u8; 64],
+    read: impl Fn(usize, usize) -> Option<Vec<u8>>,
+    name: &[u8],
+) -> Option<(usize, usize)> {
+    let table = size_at(header, 0x28)?;
+    let (entry, count) = (number::<2>(header, 0x3a)? as usize, number::<2>(header, 0x3c)? as usize);
+    let headers = read(table, entry * count)?;
+    // A file whose section table is at its beginning.
+    let mut elf = header.to_vec();
+    elf[0x28..0x30].copy_from_slice(&64u64.to_le_bytes());
+    elf.extend(headers);
+    let (sections, names) = sections(&elf).filter(|_| header.starts_with(ELF_MAGIC))?;
+    let names = sections.get(names)?;
+    let names = read(names.start, names.end - names.start)?;
+    let found = sections.iter().find(|section| name_at(&names, section.name) == name)?;
+    Some((found.address, found.end - found.start))
+}
+
+/// Returns the zero-terminated text at an offset, or an empty one.
+fn name_at(texts: &[u8], at: usize) -> &[u8] {
+    let rest = texts.get(at..).unwrap_or_default();
+    rest.split(|&byte| byte == 0).next().unwrap_or_default()
+}
+
+/// What the code in a cubin takes on a card.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct CodeSize {
+    /// The bytes of code, constants and variables; shared memory is not in them.
+    pub(crate) bytes: u64,
+    /// The stack of a thread in each kernel, in bytes, by the kernel's name (`EIATTR_MIN_STACK_SIZE`).
+    pub(crate) stacks: Vec<(Box<[u8]>, u32)>,
+}
+
+impl std::ops::Add for CodeSize {
+    type Output = Self;
+
+    fn add(mut self, mut other: Self) -> Self {
+        self.bytes += other.bytes;
+        self.stacks.append(&mut other.stacks);
+        self
+    }
+}
+
+impl CodeSize {
+    /// Reads the sizes of a cubin. Returns no sizes if it cannot be read.
+    pub(crate) fn of_cubin(elf: &[u8]) -> Self {
+        let mut all = Self::default();
+        let Some((sections, names)) = sections(elf).filter(|_| elf.starts_with(ELF_MAGIC)) else {
+            return all;
+        };
+        let part = |section: &Section| elf.get(section.start..section.end).unwrap_or_default();
+        let Some(names) = sections.get(names).map(part) else { return all };
+        let is = |section: &Section, name: &[u8]| name_at(names, section.name) == name;
+        let symbols = sections.iter().find(|section| section.kind == SYMBOLS).map(part).unwrap_or_default();
+        let texts = sections.iter().find(|section| is(section, b".strtab")).map(part).unwrap_or_default();
+        for section in &sections {
+            if section.flags & ALLOCATED != 0 && !name_at(names, section.name).starts_with(b".nv.shared") {
+                all.bytes += (section.end - section.start) as u64;
+            }
+            if is(section, b".nv.info") {
+                for (symbol, stack) in min_stacks(part(section)) {
+                    let name = number::<4>(symbols, symbol as usize * SYMBOL).unwrap_or(0);
+                    all.stacks.push((name_at(texts, name as usize).into(), stack));
+                }
+            }
+        }
+        all
+    }
+}
+
+/// Returns the numbers of the symbols of kernels and the stack of a thread in each, from the attributes of a file.
+fn min_stacks(mut rest: &[u8]) -> Vec<(u32, u32)> {
+    let mut all = Vec::new();
+    while let Some((&[format, attribute, low, high], values)) = rest.split_first_chunk::<4>() {
+        let length = usize::from(u16::from_le_bytes([low, high]));
+        rest = values;
+        if format != FORMAT_SIZED {
+            continue;
+        }
+        let Some(values) = rest.get(..length) else { break };
+        rest = &rest[length..];
+        if attribute == MIN_STACK_SIZE
+            && let (Some(symbol), Some(stack)) = (number::<4>(values, 0), number::<4>(values, 4))
+        {
+            all.push((symbol as u32, stack as u32));
+        }
+    }
+    all
 }
 
 /// Returns the parameters of all kernels in a cubin.

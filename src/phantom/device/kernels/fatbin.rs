@@ -12,6 +12,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
+use std::os::unix::fs::FileExt;
 use std::sync::{LazyLock, Mutex};
 
 use crate::core::ffi::Handle;
@@ -211,6 +212,45 @@ pub(crate) unsafe fn image_parameters(image: usize) -> KernelParameters {
         }
         all
     }
+}
+
+/// Returns the offset from the library's base and the length of the section with fat binaries (`.nv_fatbin`) of
+/// a library's file.
+pub(crate) fn section_of_file(path: &str) -> Option<(usize, usize)> {
+    let file = std::fs::File::open(path).ok()?;
+    let read = |at: usize, length: usize| {
+        let mut bytes = vec![0; length];
+        file.read_exact_at(&mut bytes, at as u64).ok().map(|()| bytes)
+    };
+    cubin::address_of_section(&read(0, 64)?.try_into().ok()?, read, b".nv_fatbin")
+}
+
+/// Returns the compiled code for one architecture (90 for 9.0) in a sequence of fat binaries.
+///
+/// # Safety
+/// The range is loaded memory that stays loaded.
+pub(crate) unsafe fn cubins_in(start: usize, length: usize, architecture: u32) -> Vec<Cow<'static, [u8]>> {
+    let mut all = Vec::new();
+    let mut at = start.next_multiple_of(8);
+    while at + 16 <= start + length {
+        // SAFETY: the address is inside the range. Behind a magic number, `entries` stays inside the size that
+        // the header states.
+        unsafe {
+            if read::<u32>(at) != BINARY_MAGIC {
+                at += 8;
+                continue;
+            }
+            let size = (read::<u32>(at + 4) >> 16) as usize + read::<usize>(at + 8);
+            if size > start + length - at {
+                break;
+            }
+            let code = entries(at).into_iter();
+            let code = code.filter(|entry| entry.kind == CUBIN && entry.architecture == architecture);
+            all.extend(code.filter_map(|entry| entry.decompressed()));
+            at = (at + size).next_multiple_of(8);
+        }
+    }
+    all
 }
 
 /// Registers a binary.

@@ -10,6 +10,7 @@ pub(crate) mod handle_memory;
 pub(crate) mod library_calls;
 pub(crate) mod nccl;
 pub(crate) mod nccl_buffers;
+pub(crate) mod nccl_code;
 pub(crate) mod nccl_groups;
 pub(crate) mod nccl_memory;
 pub(crate) mod nvml;

@@ -4,7 +4,7 @@
 //! [`handle_memory`](crate::libs::handle_memory) has the memory of the other libraries' handles.
 
 use std::collections::HashSet;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_void};
 use std::mem::zeroed;
 use std::sync::{Mutex, OnceLock};
 
@@ -17,8 +17,9 @@ use crate::core::lock::lock;
 use crate::core::on_behalf::on_behalf_of;
 use crate::core::past_oom::Caller;
 use crate::core::vram::PAGE;
+use crate::libs::nccl_code::KernelCode;
 use crate::libs::nccl_groups::RankPlace;
-use crate::libs::nccl_memory::{HOPPER_CODE, HOPPER_FIRST_KERNEL, NcclMemory, hopper_message_kernel};
+use crate::libs::nccl_memory::NcclMemory;
 
 type MemCreate = unsafe extern "C" fn(*mut u64, usize, *const CUmemAllocationProp, u64) -> Status;
 type MemRelease = unsafe extern "C" fn(u64) -> Status;
@@ -82,25 +83,30 @@ impl LibraryMemory {
 /// The library to which the buffers are attributed.
 const LIBRARY: &CStr = c"libnccl.so.2";
 
+type GetVersion = unsafe extern "C" fn(Out<c_int>) -> Status;
+
+/// Returns the function `ncclGetVersion` of the program's NCCL, if the program has one.
+fn get_version() -> Option<GetVersion> {
+    // SAFETY: the signature of nccl.h. This library does not define the name.
+    unsafe { find_in_program::<GetVersion>(c"ncclGetVersion") }.or_else(|| {
+        // SAFETY: a C string. The library stays open if it is open already.
+        let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        // SAFETY: an open handle and a C string.
+        let found = (!library.is_null())
+            .then(|| unsafe { libc::dlsym(library, c"ncclGetVersion".as_ptr()) })
+            .filter(|found| !found.is_null());
+        // SAFETY: the signature of nccl.h.
+        found.map(|found| unsafe { std::mem::transmute::<*mut libc::c_void, GetVersion>(found) })
+    })
+}
+
 /// Returns the version of the program's NCCL, such as 22809. If the program has no NCCL, returns the newest
 /// version whose source we read.
 fn version() -> u32 {
-    type GetVersion = unsafe extern "C" fn(Out<c_int>) -> Status;
     static VERSION: OnceLock<u32> = OnceLock::new();
     *VERSION.get_or_init(|| {
-        // SAFETY: the signature of nccl.h. This library does not define the name.
-        let found = unsafe { find_in_program::<GetVersion>(c"ncclGetVersion") }.or_else(|| {
-            // SAFETY: a C string. The library stays open if it is open already.
-            let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-            // SAFETY: an open handle and a C string.
-            let found = (!library.is_null())
-                .then(|| unsafe { libc::dlsym(library, c"ncclGetVersion".as_ptr()) })
-                .filter(|found| !found.is_null());
-            // SAFETY: the signature of nccl.h.
-            found.map(|found| unsafe { std::mem::transmute::<*mut libc::c_void, GetVersion>(found) })
-        });
         let mut version: c_int = 0;
-        if let Some(get_version) = found {
+        if let Some(get_version) = get_version() {
             // SAFETY: the place is good for one write.
             unsafe { get_version(Out::of(&mut version)) };
         }
@@ -122,10 +128,12 @@ enum KernelMemory {
 impl KernelMemory {
     /// Returns the size of the part in bytes on a card of compute capability 9.0.
     fn bytes(self) -> u64 {
+        let code = KernelCode::of_program(get_version().map(|function| function as *const c_void));
+        let multiprocessors = host_state().spec.sms;
         match self {
-            Self::Code => HOPPER_CODE,
-            Self::FirstKernel => HOPPER_FIRST_KERNEL,
-            Self::Messages => hopper_message_kernel(host_state().spec.sms),
+            Self::Code => code.at_creation(),
+            Self::FirstKernel => code.at_first_kernel(multiprocessors),
+            Self::Messages => code.at_first_message(multiprocessors),
         }
     }
 }

@@ -6,10 +6,11 @@
 //!   buffers of three protocols, the sender a control page, each in whole 2 MiB. Between A100 cards the sender
 //!   has the buffer of the protocol *simple* (`p2pGetInfo`: read).
 //! - `initChannel` (`channel.cc`) and `devCommSetup` (`init.cc`): three allocations for each channel and two for
-//!   the communicator. Since v2.19 each of them is a `cuMemCreate`, so it takes 2 MiB (`ncclCuMemAlloc` in
+//!   the communicator, one before v2.23. Since v2.19 each of them is a `cuMemCreate`, so it takes 2 MiB (`ncclCuMemAlloc` in
 //!   `include/alloc.h`), where the card has GPUDirect RDMA.
 //! - `ncclTopoComputeP2pChannels` (`graph/paths.cc`): channels for send and receive are a power of two.
-//! - `ncclNvlsSetup` (`transport/nvls.cc`): the memory for multicast, from Hopper on.
+//! - `ncclNvlsSetup` (`transport/nvls.cc`): the memory for multicast, from Hopper on. Until v2.21 each channel of
+//!   collectives has a control page. The buffers are aligned to the unit of multicast (`nvlsGetProperties`).
 //! - `initTransportsRank` (`init.cc`): until v2.21, or with `NCCL_RUNTIME_CONNECT=0`, ring, tree, multicast and
 //!   the shared buffers of the network (`sharedBuffersInit` in `transport/net.cc`, even without a network) come
 //!   with the communicator; since v2.22 each comes with the first operation that uses it.
@@ -52,30 +53,10 @@ const MAX_BUFFER: usize = 1 << 32;
 const STEPS: usize = 8;
 const SHARED_STEPS: usize = 16;
 
-/// The size of NCCL's kernel code on a card of capability 9.0, in bytes. The code is loaded with the first
-/// communicator. [`HOPPER_FIRST_KERNEL`] is the additional memory of the first kernel: its stack, for each
-/// thread that the card can hold. No source documents these sizes. We derive them from `nvidia-smi` in the
-/// logs of <https://github.com/KellerJordan/modded-nanogpt> (NCCL 2.26 to 2.28, after a barrier). NCCL takes
-/// 560 MiB there for one rank and 896 MiB for each of eight, if 614 MiB of a process without NCCL are
-/// subtracted. Both sizes are what remains without the computed buffers.
-pub(crate) const HOPPER_CODE: u64 = 172 << 20;
-pub(crate) const HOPPER_FIRST_KERNEL: u64 = 206 << 20;
-
-/// The stack that the kernel of messages (`ncclDevKernel_SendRecv`) needs in addition to a collective's
-/// kernel, in bytes for each thread that the card can hold: 1904 against 1672 in NCCL 2.26.2, 1976 against
-/// 1736 in 2.28.9 (`ncclDevKernel_AllReduce_Sum_f32_RING_LL`). `cuobjdump -arch sm_90 -res-usage` shows these
-/// sizes in the library of NVIDIA's wheels. The driver then enlarges the local memory of all threads, and
-/// does not shrink it again (`CU_CTX_LMEM_RESIZE_TO_MAX` in CUDA's manual).
-const HOPPER_MESSAGE_STACK: u64 = 232;
-
-/// The maximum number of threads on a multiprocessor of capability 9.0 (CUDA C++ Programming
-/// Guide, compute capabilities).
-const HOPPER_THREADS: u64 = 2048;
-
-/// Returns the bytes of local memory that the first message adds on a card of capability 9.0.
-pub(crate) fn hopper_message_kernel(multiprocessors: u32) -> u64 {
-    (u64::from(multiprocessors) * HOPPER_THREADS * HOPPER_MESSAGE_STACK).next_multiple_of(PAGE as u64)
-}
+/// The unit of the multicast buffers (`cuMulticastGetGranularity`, recommended). NVIDIA documents no value. With
+/// 512 MiB the sum is within 8 MiB of what `nvidia-smi` shows for NCCL 2.21.5 on eight H100 cards (3451 to 3459
+/// MiB in the logs of <https://github.com/KellerJordan/modded-nanogpt>); without it, it is 376 MiB less.
+const MULTICAST_UNIT: usize = 512 * MIB;
 
 /// The maximum number of channels of a ring over several machines (`ncclTopoPostset`).
 const MOST_BETWEEN_MACHINES: usize = 16;
@@ -110,9 +91,10 @@ impl NcclMemory<'_> {
         }
         let all = channels.max(self.p2p_channels());
         // Without cuMem, these allocations are small and share one page.
-        let mut sizes = vec![PAGE; if self.has_cumem() { 3 * all + 2 } else { 1 }];
-        if self.has_multicast() {
-            let control = if self.has_cumem() { self.multicast_channels() + 1 } else { 0 };
+        let of_communicator = if self.version < 22300 { 1 } else { 2 };
+        let mut sizes = vec![PAGE; if self.has_cumem() { 3 * all + of_communicator } else { 1 }];
+        if self.has_multicast() && self.has_cumem() {
+            let control = if self.version < 22200 { channels } else { self.multicast_channels() + 1 };
             sizes.extend(vec![PAGE; control]);
         }
         if !self.connects_later() {
@@ -207,7 +189,7 @@ impl NcclMemory<'_> {
         } else {
             (self.multicast_channels(), buffer)
         };
-        vec![(channels * 2 * each * self.ranks).next_multiple_of(PAGE)]
+        vec![(channels * 2 * each * self.ranks).next_multiple_of(MULTICAST_UNIT)]
     }
 
     fn ring(&self) -> Vec<usize> {
@@ -303,6 +285,7 @@ impl NcclMemory<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::libs::nccl_code::{CODE_OF_2_27_5, KernelCode};
 
     fn unset(_: &str) -> Option<String> {
         None
@@ -338,8 +321,8 @@ mod tests {
     fn nccl_on_eight_h100_cards_takes_what_public_dumps_show() {
         let of = |ranks: usize| -> usize {
             let memory = rank_of(22705, ranks, 0, (9, 0));
-            let first = if ranks > 1 { HOPPER_FIRST_KERNEL } else { 0 };
-            let code = ((HOPPER_CODE + first) >> 20) as usize;
+            let first = if ranks > 1 { CODE_OF_2_27_5.at_first_kernel(132) } else { 0 };
+            let code = ((CODE_OF_2_27_5.at_creation() + first) >> 20) as usize;
             mib(&memory.at_creation()) + mib(&memory.at_first_operation()) + code
         };
         // Expected: the logs show 1174 MiB for one rank and 1510 MiB for each of eight. 614 MiB of these are
@@ -348,13 +331,27 @@ mod tests {
     }
 
     #[test]
+    fn nccl_2_21_on_eight_h100_cards_takes_what_public_logs_show() {
+        // Sizes of the code in the wheel of 2.21.5; 614 MiB are the context without NCCL.
+        let code = KernelCode { code: 86_572_650, stack: 1264, message_stack: 1480 };
+        let of = |rank: usize| {
+            let kernels = ((code.at_creation() + code.at_first_kernel(132)) >> 20) as usize;
+            614 + mib(&rank_of(22105, 8, rank, (9, 0)).at_creation()) + kernels
+        };
+        // Expected: `nvidia-smi` shows 3451 to 3459 MiB on the cards between the first and the last, and 3211
+        // to 3219 on the last one.
+        assert_eq!((of(3), of(7)), (3452, 3212));
+    }
+
+    #[test]
     fn nccl_before_and_after_an_all_to_all_takes_what_issue_1685_shows() {
         // Expected, outside PyTorch's allocator and including a context of 610 MiB: 1.06 GB before the
         // exchange, and within 5% of the 4.34 GB after it that the issue shows.
         let memory = rank_of(22602, 8, 0, (9, 0));
-        let before = mib(&memory.at_creation()) as u64 + (HOPPER_CODE >> 20) + 610;
+        let code = CODE_OF_2_27_5;
+        let before = mib(&memory.at_creation()) as u64 + (code.at_creation() >> 20) + 610;
         let messages = 7 * (mib(&memory.for_peer(true)) + mib(&memory.for_peer(false))) as u64;
-        let after = before + messages + ((HOPPER_FIRST_KERNEL + hopper_message_kernel(132)) >> 20);
+        let after = before + messages + ((code.at_first_kernel(132) + code.at_first_message(132)) >> 20);
         let gb = |mib: u64| (mib << 20) as f64 / 1e9;
         assert_eq!(format!("{:.2} {:.2}", gb(before), gb(after)), "1.06 4.16");
         assert!((4.34 / gb(after) - 1.0).abs() < 0.05);
@@ -406,8 +403,9 @@ mod tests {
     #[test]
     fn nccl_2_21_has_the_multicast_buffers_that_its_log_names() {
         // Expected: the log line "nvlsPerRankSize 150994944 nvlsTotalSize 1207959552" of NCCL with 24
-        // channels and eight ranks.
-        assert_eq!(rank_of(22105, 8, 3, (9, 0)).multicast_buffers(), vec![1_207_959_552]);
+        // channels and eight ranks, which NCCL aligns to the unit of multicast.
+        let aligned = 1_207_959_552_usize.next_multiple_of(MULTICAST_UNIT);
+        assert_eq!(rank_of(22105, 8, 3, (9, 0)).multicast_buffers(), vec![aligned]);
         let off = |name: &str| (name == "NCCL_NVLS_ENABLE").then(|| "0".to_owned());
         let without = NcclMemory { variable: &off, ..rank_of(22105, 8, 3, (9, 0)) };
         assert!(without.multicast_buffers().is_empty());

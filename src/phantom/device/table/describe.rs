@@ -98,7 +98,10 @@ fn description() -> String {
         let called = registry::entries().filter(|entry| entry.kind == kind && entry.calls() > 0);
         for (index, entry) in called.enumerate() {
             let comma = if index == 0 { "" } else { "," };
-            let _ = write!(text, "{comma}\"{}\":{}", entry.name, entry.calls());
+            let callers = entry.callers().join(",");
+            let by = if callers.is_empty() { "" } else { " by " };
+            let _ =
+                write!(text, "{comma}\"{}{by}{}\":{}", entry.name, without_escapes(&callers), entry.calls());
         }
         text.push('}');
     }
