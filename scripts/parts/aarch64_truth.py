@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "target/aarch64-truth"
 BUILT = ROOT / "target/release"
 CHECKERS = ROOT / "tests/scripts/checkers"
-# The tree and the built libraries in the root folder of qemu.
-QEMU_TREE = Path("/src")
+# The tree has the same path in the root folder of qemu: the journals of killed processes name the files of their traces.
+QEMU_TREE = ROOT
 QEMU_BUILT = Path("/target/aarch64-unknown-linux-gnu/release")
 OWNER = ("device", "delta_bytes", "requested_bytes", "op", "module", "phase", "step", "category")
 MOST_SHOWN = 5
