@@ -2,10 +2,10 @@
 
     aarch64_truth.py PYTHON PYTHON_OF_QEMU [RUN...]
 
-With torch: the checkers of `tests/scripts/checkers` compare each trace with torch's own figures. With x86-64: the same
-program runs on this machine, and its allocations must have the same owners. `scripts/aarch64 truth` calls this. PYTHON
-is an interpreter of this machine with the same version of PyTorch, and PYTHON_OF_QEMU that of the root folder. Exits
-with status 1 if a case differs.
+With torch: the checkers of `tests/scripts/checkers` compare each trace with torch's own figures. With
+x86-64: the same program runs on this machine, and its allocations must have the same owners.
+`scripts/aarch64 truth` calls this. PYTHON is an interpreter of this machine with the same version of
+PyTorch, and PYTHON_OF_QEMU that of the root folder. Exits with status 1 if a case differs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "target/aarch64-truth"
 BUILT = ROOT / "target/release"
 CHECKERS = ROOT / "tests/scripts/checkers"
-# The tree has the same path in the root folder of qemu: the journals of killed processes name the files of their traces.
+# The tree has the same path in the root folder of qemu, because a journal names the file of its trace.
 QEMU_TREE = ROOT
 QEMU_BUILT = Path("/target/aarch64-unknown-linux-gnu/release")
 OWNER = ("device", "delta_bytes", "requested_bytes", "op", "module", "phase", "step", "category")
@@ -65,8 +65,10 @@ def conf(text):
     return {"PYTORCH_CUDA_ALLOC_CONF": text}
 
 
-CASES = "exception outside_root shared roots late checkpoint_free custom_function double_backward accumulation \
-manual_sgd inference compiled"
+CASES = (
+    "exception outside_root shared roots late checkpoint_free custom_function double_backward accumulation "
+    "manual_sgd inference compiled"
+)
 SMALL_WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "0"}
 RUNS = [
     Run(
@@ -207,7 +209,7 @@ def repaired(folder):
 
 
 def owners(folder, run):
-    """Returns how often each owner occurs in the allocations of the programs with the same sequence in each run."""
+    """Returns how often each owner occurs, in the programs that allocate the same in each run."""
     found = collections.Counter()
     for name, traces in traces_by_program(folder, run).items():
         for trace in traces if name not in run.differs else []:

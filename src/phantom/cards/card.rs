@@ -106,9 +106,9 @@ impl Card {
     pub fn links(&self) -> Links {
         match self.id.split(['-', ':']).next() {
             _ if self.is_slice() || matches!(self.id, "h100-pcie" | "h100-nvl" | "h200-nvl") => Links::None,
-            Some("a100" | "a800" | "h100" | "h800" | "h20" | "h200" | "b200" | "b300" | "gb200" | "gb300") => {
-                Links::Switch
-            }
+            Some(
+                "a100" | "a800" | "h100" | "h800" | "h20" | "h200" | "b200" | "b300" | "gb200" | "gb300",
+            ) => Links::Switch,
             Some("v100") => Links::Direct,
             _ => Links::None,
         }
