@@ -4,7 +4,8 @@
 two environment variables:
 
 GPU_MEMTRACE_BUILT      a folder that already has the three built files, so that cargo is not called
-GPU_MEMTRACE_PLATFORM   the platform of the wheel's name, such as manylinux_2_28_x86_64
+GPU_MEMTRACE_PLATFORM   the platform of the wheel's name, such as manylinux_2_28_x86_64; it may be that of
+                        another machine if the files are built
 """
 
 import os
@@ -19,6 +20,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 COMMAND = "memtrace"
 LIBRARIES = ["libmemtrace.so", "libmemtrace_phantom.so"]
+MACHINES = ["x86_64", "aarch64"]
 
 
 class BuildHook(BuildHookInterface):
@@ -26,10 +28,12 @@ class BuildHook(BuildHookInterface):
 
     def initialize(self, version, build_data):
         """Adds the built files to a wheel; `version` is `editable` for `pip install -e`."""
-        if sys.platform != "linux" or platform.machine() != "x86_64":
+        machine = platform.machine()
+        if sys.platform != "linux" or machine not in MACHINES:
             raise RuntimeError(
-                f"memtrace runs on Linux on x86-64 only, and this is {sys.platform} on {platform.machine()}"
+                f"memtrace runs on Linux on x86-64 and aarch64 only, and this is {sys.platform} on {machine}"
             )
+        wheel_platform = os.environ.get("GPU_MEMTRACE_PLATFORM", f"linux_{machine}")
         prebuilt = os.environ.get("GPU_MEMTRACE_BUILT")
         built = Path(prebuilt) if prebuilt else self.build()
         missing = [name for name in [COMMAND, *LIBRARIES] if not (built / name).is_file()]
@@ -38,13 +42,15 @@ class BuildHook(BuildHookInterface):
         stripped = Path(tempfile.mkdtemp(prefix="gpu-memtrace-"))
         self.temporary = stripped
         for name in [COMMAND, *LIBRARIES]:
-            strip(built / name, stripped / name)
+            shutil.copy2(built / name, stripped / name)
+            if wheel_platform.endswith(machine):
+                strip(stripped / name)
         # The command is a native program: it starts without an interpreter, and finds its libraries itself.
         build_data["shared_scripts"] = {str(stripped / COMMAND): COMMAND}
         include = "force_include_editable" if version == "editable" else "force_include"
         build_data[include].update({str(stripped / name): f"memtrace/lib/{name}" for name in LIBRARIES})
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{os.environ.get('GPU_MEMTRACE_PLATFORM', 'linux_x86_64')}"
+        build_data["tag"] = f"py3-none-{wheel_platform}"
 
     def finalize(self, version, build_data, artifact_path):
         """Removes the stripped copies."""
@@ -72,9 +78,8 @@ class BuildHook(BuildHookInterface):
         return target / "release"
 
 
-def strip(source, target):
-    """Copies a file, without the symbols for debuggers if binutils is installed."""
-    shutil.copy2(source, target)
+def strip(file):
+    """Removes the symbols for debuggers if binutils is installed; it knows this machine's files only."""
     program = shutil.which("strip")
     if program is not None:
-        subprocess.run([program, str(target)], check=True)
+        subprocess.run([program, str(file)], check=True)

@@ -11,8 +11,8 @@ use memtrace_trace::config;
 use memtrace_trace::meta::{Device, Meta};
 use memtrace_trace::{Category, EventName, Row};
 
-use crate::common::commands;
 use crate::common::copied::copy_program;
+use crate::common::{LOADER, commands};
 
 fn memtrace(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
@@ -654,7 +654,7 @@ fn run_leaves_a_program_under_the_loader_of_musl_as_it_is_and_says_so() {
     let place = |name: &str| installed.folder.path().join(name);
     // The program's ELF interpreter has the name of musl's loader, but is a link to glibc's.
     fs::write(place("program.c"), "int main(void) { return 3; }").unwrap();
-    let loader = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-x86-64.so.2"];
+    let loader = [LOADER, "/lib/ld-linux-x86-64.so.2"];
     let loader = loader.into_iter().find(|path| Path::new(path).exists()).expect("glibc's loader");
     std::os::unix::fs::symlink(loader, place("ld-musl-x86_64.so.1")).unwrap();
     let named = format!("-Wl,--dynamic-linker={}", place("ld-musl-x86_64.so.1").display());

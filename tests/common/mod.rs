@@ -23,6 +23,10 @@ use memtrace_trace::csv::RowReader;
 use memtrace_trace::{EventName, Row};
 use tempfile::TempDir;
 
+/// The path of glibc's dynamic loader on this architecture.
+pub(crate) const LOADER: &str =
+    if cfg!(target_arch = "aarch64") { "/lib/ld-linux-aarch64.so.1" } else { "/lib64/ld-linux-x86-64.so.2" };
+
 /// Returns the path of a library of this workspace. Prefers the copy among the dependencies, which
 /// `cargo test` keeps up to date; the copy next to the command may be stale.
 ///

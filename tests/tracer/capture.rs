@@ -11,7 +11,7 @@ use memtrace_trace::EventName;
 use memtrace_trace::text::NONE;
 
 use crate::common::pythons::pythons;
-use crate::common::{self, Trace, TraceRow, Traced, compiled, untraced};
+use crate::common::{self, LOADER, Trace, TraceRow, Traced, compiled, untraced};
 
 const RUNTIME: &str = "libcudart.so.12";
 
@@ -236,7 +236,7 @@ fn exec_of_a_program_for_musl_starts_it_without_the_library() {
     // start here.
     let link = starter.with_file_name("ld-musl-x86_64.so.1");
     let _ = fs::remove_file(&link);
-    symlink("/lib64/ld-linux-x86-64.so.2", &link).unwrap();
+    symlink(LOADER, &link).unwrap();
     let named = format!("-Wl,--dynamic-linker={}", link.display());
     let foreign = compiled("processes/foreign.c", "foreign-musl", &[&named]);
     let ran = Traced::new(&starter, &[foreign.to_str().unwrap()]).run();

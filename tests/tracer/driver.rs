@@ -346,9 +346,8 @@ fn installed(path: &str, package: &str) -> Option<PathBuf> {
 /// jemalloc looks up symbols during its initialization; calling back into it at that time would hang.
 #[test]
 fn preload_beside_jemalloc_runs_and_traces() {
-    let Some(jemalloc) = installed("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2") else {
-        return;
-    };
+    let library = format!("/usr/lib/{}-linux-gnu/libjemalloc.so.2", std::env::consts::ARCH);
+    let Some(jemalloc) = installed(&library, "libjemalloc2") else { return };
     for order in orders(&jemalloc) {
         let ran = Traced::new(&both(), &[]).env("LD_PRELOAD", &order).run();
         assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""), "{order}");

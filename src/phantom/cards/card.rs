@@ -96,6 +96,7 @@ impl Card {
         match self.id {
             "gb10" => Some(Unified { system_mib: 5980, lists_processes: true }),
             "orin" => Some(Unified { system_mib: 2900, lists_processes: false }),
+            "thor" => Some(Unified { system_mib: 2900, lists_processes: true }),
             _ => None,
         }
     }
@@ -105,9 +106,9 @@ impl Card {
     pub fn links(&self) -> Links {
         match self.id.split(['-', ':']).next() {
             _ if self.is_slice() || matches!(self.id, "h100-pcie" | "h100-nvl" | "h200-nvl") => Links::None,
-            Some("a100" | "a800" | "h100" | "h800" | "h20" | "h200" | "b200" | "b300" | "gb200") => {
-                Links::Switch
-            }
+            Some(
+                "a100" | "a800" | "h100" | "h800" | "h20" | "h200" | "b200" | "b300" | "gb200" | "gb300",
+            ) => Links::Switch,
             Some("v100") => Links::Direct,
             _ => Links::None,
         }
@@ -141,14 +142,15 @@ impl Card {
 ///   (<https://github.com/ollama/ollama/issues/12283>, <https://github.com/sgl-project/sglang/pull/10075>), and the
 ///   documentation of `cuMemGetInfo` says "free according to the OS".
 /// - NVML does not support the memory of the device: <https://docs.nvidia.com/dgx/dgx-spark/known-issues.html>. It
-///   lists the processes of a GB10 with their bytes (<https://github.com/vllm-project/vllm/pull/55828>). On a Jetson it
-///   lists no processes, so that PyTorch fails an assertion where it would report an OOM
-///   (<https://github.com/pytorch/pytorch/issues/185240>, <https://github.com/pytorch/pytorch/pull/128661>).
+///   lists the processes of a GB10 with their bytes (<https://github.com/vllm-project/vllm/pull/55828>), and of a
+///   Thor (<https://github.com/rbonghi/jetson_stats/pull/852>). On an Orin it lists no processes, so that PyTorch fails
+///   an assertion where it would report an OOM (<https://github.com/pytorch/pytorch/issues/185240>,
+///   <https://github.com/pytorch/pytorch/pull/128661>).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unified {
     /// The memory that the system uses before any program starts, in MiB: `MemTotal` minus `MemAvailable` on
-    /// an idle machine. The value of the GB10 is 121.69 minus 115.85 GiB, from the first link. The value of
-    /// the Jetson is an estimate.
+    /// an idle machine. The value of the GB10 is 121.69 minus 115.85 GiB, from the first link. The values of
+    /// the Jetsons are estimates.
     pub system_mib: u64,
     /// True if NVML lists the processes on the device.
     pub lists_processes: bool,

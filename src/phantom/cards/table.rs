@@ -287,6 +287,9 @@ cards! {
     "gh200" "NVIDIA GH200 480GB", 96768 MiB
         from "OOM: 94.50 GiB; 94.88, https://github.com/Lightning-AI/litgpt/issues/1892",
         cc 9 0, 132 SMs, context {~612}, L2 61440, bus 6144, MHz 1980 2619;
+    "gh200-144g" "NVIDIA GH200 144G HBM3e", 145920 MiB
+        from "properties, torch 2.11: 153008209920 bytes; nvidia-smi: 146831 MiB, driver 580.173.02",
+        cc 9 0, 132 SMs, context {~612}, L2 61440, bus 6144, MHz 1980 3201;
     // Blackwell.
     "rtx5050" "NVIDIA GeForce RTX 5050", 7740 MiB
         from "our estimate: about 410 MiB less than nvidia-smi's 8151; 463 less than 16311 on the RTX 5060 Ti 16GB",
@@ -333,6 +336,12 @@ cards! {
     "gb200" "NVIDIA GB200", 188733 MiB
         from "OOM: 184.31 GiB",
         cc 10 0, 152 SMs, context {~700}, L2 129024, bus 8192, MHz 1965 3996;
+    "gb300" "NVIDIA GB300", 283136 MiB
+        from "OOM: 276.50 GiB; nvidia-smi: 284208 MiB, drivers 580.95 to 580.173",
+        cc 10 3, 152 SMs, context {~700}, L2 129024, bus 8192, MHz 1920 3996;
+    "thor" "NVIDIA Thor", 125748 MiB
+        from "llama.cpp's start: VRAM 125748 MiB, compute capability 11.0; L2: https://github.com/apache/tvm/pull/20259",
+        cc 11 0, 20 SMs, context {~200}, L2 32768, bus 256, MHz 1575 4266;
     "gb10" "NVIDIA GB10", 124610 MiB
         from "MemTotal 127600748 kB, https://github.com/XuehaiPan/nvitop/pull/208",
         cc 12 1, 48 SMs, context {~300}, L2 24576, bus 256, MHz 2418 8533;

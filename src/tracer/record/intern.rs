@@ -276,6 +276,27 @@ mod tests {
         assert_eq!(tables.context(Context::default()), (0, false));
     }
 
+    /// `scripts/miri` runs this test, which finds an ordering of the lock that is too weak.
+    #[test]
+    fn a_text_that_threads_intern_at_once_is_defined_once() {
+        use std::sync::Mutex;
+        let defined = Mutex::new(Vec::new());
+        let intern = || {
+            let name = |number| format!("at once {number}");
+            (0..10).map(|number| text_id(&name(number), |id, _| defined.lock().unwrap().push(id))).collect()
+        };
+        let ids: Vec<Vec<TextId>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3).map(|_| scope.spawn(intern)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(ids.iter().all(|of_thread| *of_thread == ids[0]), "{ids:?}");
+        let mut defined = defined.into_inner().unwrap();
+        let (mut expected, count) = (ids[0].clone(), defined.len());
+        defined.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!((defined, count), (expected, 10));
+    }
+
     #[test]
     fn the_intern_tables_are_bounded() {
         let mut tables = tables();

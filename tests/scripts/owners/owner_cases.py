@@ -12,6 +12,7 @@ import gc
 import json
 import mmap
 import os
+import platform
 import sys
 import threading
 import traceback
@@ -588,15 +589,21 @@ def compiled():
 
 
 def somebody_elses_calls():
-    """Three cases again while another tool redirects `_call_impl`: here, by an x86-64 jump."""
+    """Three cases again while another tool redirects `_call_impl`: here, by a jump."""
     global by_hooks, jump
     by_hooks = True
     call = nn.Module._call_impl
     words = (ctypes.c_size_t * (type(call).__basicsize__ // 8)).from_address(id(call))
     usual = ctypes.cast(ctypes.pythonapi._PyFunction_Vectorcall, ctypes.c_void_p).value
     jump = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    jump.write(b"\x48\xb8" + usual.to_bytes(8, "little") + b"\xff\xe0")
-    words[list(words).index(usual)] = ctypes.addressof(ctypes.c_char.from_buffer(jump))
+    target = usual.to_bytes(8, "little")
+    if platform.machine() == "aarch64":
+        jump.write(b"\x50\x00\x00\x58" + b"\x00\x02\x1f\xd6" + target)  # ldr x16, target; br x16
+    else:
+        jump.write(b"\x48\xb8" + target + b"\xff\xe0")  # mov rax, target; jmp rax
+    start = ctypes.addressof(ctypes.c_char.from_buffer(jump))
+    ctypes.CDLL("libgcc_s.so.1").__clear_cache(ctypes.c_void_p(start), ctypes.c_void_p(start + 16))
+    words[list(words).index(usual)] = start
     exception()
     checkpoint_free()
     compiled()

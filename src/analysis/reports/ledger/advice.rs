@@ -16,7 +16,18 @@ pub(super) const HOST: &str =
 pub(super) const OTHER_PROGRAMS: &str = "end other programs, or the desktop";
 pub(super) const PAGE_CACHE: &str =
     "free for allocations, but cudaMemGetInfo counts it as used, as do programs that size a cache by it";
-pub(super) const UNEXPLAINED: &str = "driver, ECC or a display; above 1 GiB, look for a leftover process";
+const UNEXPLAINED: &str = "driver, ECC or a display; above 1 GiB, look for a leftover process";
+/// For a card that is coherent with its host. In the driver's NUMA mode the kernel may place host memory on it:
+/// <https://developer.nvidia.com/blog/understanding-memory-management-on-hardware-coherent-platforms>.
+const UNEXPLAINED_COHERENT: &str = "driver, a leftover process, or host memory and page cache that the kernel \
+     placed on the card: numactl --membind keeps them off, and the driver's CDMM mode";
+/// Parts of the names of coherent cards.
+const COHERENT: [&str; 3] = ["GH200", "GB200", "GB300"];
+
+/// Returns what may hold the unexplained memory of a device with this name.
+pub(super) fn unexplained(device: &str) -> &'static str {
+    if COHERENT.iter().any(|card| device.contains(card)) { UNEXPLAINED_COHERENT } else { UNEXPLAINED }
+}
 
 /// For each prefix of a library's file: its common name, and the advice.
 const LIBRARIES: &[(&str, &str, &str)] = &[
@@ -76,6 +87,12 @@ pub(super) fn for_category(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unexplained_memory_of_a_coherent_card_may_be_the_hosts() {
+        assert!(unexplained("NVIDIA GH200 144G HBM3e").contains("host memory"));
+        assert!(!unexplained("NVIDIA B200").contains("host memory"));
+    }
 
     #[test]
     fn the_ledger_calls_libraries_by_their_common_names() {

@@ -466,7 +466,8 @@ impl LedgerState {
             return;
         }
         let group = if rest.context.is_some() && rest.others.is_some() { "unexplained" } else { "others" };
-        let advice = if group == "others" { advice::UNKNOWN_PROCESS } else { advice::UNEXPLAINED };
+        let name = trace.meta.device(self.ordinal).map_or("", |device| &device.name);
+        let advice = if group == "others" { advice::UNKNOWN_PROCESS } else { advice::unexplained(name) };
         self.line(group, rest.unexplained_name(), rest.unexplained.unwrap_or(0), 0, advice);
         if rest.context.is_none() {
             self.notes.push(
