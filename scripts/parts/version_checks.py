@@ -123,6 +123,7 @@ class Cell:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("MEMTRACE_", "PYTORCH_"))}
         return kept | {
             "MEMTRACE_TEST_CHECKPOINTS": str(out / "checkpoints"),
+            "OWNER_OUT": str(out),
             "PYTHONPATH": str(ROOT / "python"),
             "PYTHONHASHSEED": "0",
             "PYTHONDONTWRITEBYTECODE": "1",

@@ -146,6 +146,13 @@ fn error_name(status: Status) -> &'static CStr {
     }
 }
 
+/// The table in which CUPTI 13.2 looks for a driver's own version of each of its functions. It uses its own for
+/// those that the table is too short for. Without the table it asks for the text of the error, which is
+/// again one of these functions, until the stack is full.
+const CUPTI_FUNCTIONS: [u8; 16] = 0x7cb6_3f9b_9ca4_8e42_a484_beb6_6e6a_ed7f_u128.to_be_bytes();
+/// A table without functions: its first word is its size in bytes.
+static EMPTY_TABLE: usize = size_of::<usize>();
+
 /// Prefixes of the names of libraries that need no warning. They have a static runtime, too, but this library
 /// answers their functions before they use it.
 const KNOWN_LIBRARIES: [&str; 9] =
@@ -272,7 +279,11 @@ answers! {
     Success fn cuLogsUnregisterCallback(_handle: Word) { OK }
     /// The undocumented tables through which a static CUDA runtime accesses the driver are missing. Without
     /// them every call of that runtime fails.
-    Unsupported fn cuGetExportTable(out: Out<usize>, _id: Word) {
+    Unsupported fn cuGetExportTable(out: Out<usize>, id: In<[u8; 16]>) {
+        if id.get() == Some(CUPTI_FUNCTIONS) {
+            out.put((&raw const EMPTY_TABLE) as usize);
+            return OK;
+        }
         out.put(0);
         warn_about_static_runtime();
         INVALID_VALUE
