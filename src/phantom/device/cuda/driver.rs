@@ -10,7 +10,7 @@ use crate::core::call_rules::initialize;
 use crate::core::call_table::{answers, by_contract};
 use crate::core::device::{context_handle, device_of_context};
 use crate::core::driver_version::driver_version;
-use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, OK, Out, Status, Word, codes, opaque_handle};
+use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, In, OK, Out, Status, Word, codes, opaque_handle};
 use crate::core::host_state::{current_index, device, host_state, set_current};
 use crate::core::loaded_library::library_of;
 use crate::core::lock::lock;
