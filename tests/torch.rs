@@ -11,7 +11,8 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 use crate::common::torch::{
-    CARD, NEWEST, Rec, Torch, exit_of, is_deep, memtrace, on_every_torch, preloads, read, scripts, text, traces,
+    CARD, NEWEST, Rec, Torch, exit_of, is_deep, memtrace, on_every_torch, preloads, read, scripts, text,
+    traces,
 };
 
 on_every_torch![and_of_the_matrix:
@@ -156,8 +157,7 @@ fn trace_of_graphs_and_pools_agrees_with_torch_to_the_byte(torch: &Torch) {
 /// Uses pools, settings and snapshots of torch 2.12 to 2.15 (docs/versions.md). An older torch skips what it lacks.
 fn what_is_new_since_torch_2_11_agrees_with_torch_to_the_byte(torch: &Torch) {
     for conf in ["", "expandable_segments:True"] {
-        let run =
-            torch.trace_with("truth/newest.py", &[], &[("PYTORCH_ALLOC_CONF", conf)]).expect_success();
+        let run = torch.trace_with("truth/newest.py", &[], &[("PYTORCH_ALLOC_CONF", conf)]).expect_success();
         torch.verify_file(&run.file(), &run.checkpoints);
         torch.check(memtrace().arg("check").arg(run.file()));
         // The annotated snapshot must have the same bytes as torch counted.

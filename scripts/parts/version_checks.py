@@ -1,7 +1,7 @@
 """The checks of one cell of scripts/test-matrix: a torch on a Python.
 
-All cases of capabilities.py run in one traced process, which forks a child for each. The children leave a trace
-each, which is compared with what they printed, and with torch's own statistics.
+All cases of capabilities.py run in one traced process, which forks a child for each. Each child leaves a
+trace, which is compared with what the child printed, and with torch's own statistics.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ class Cell:
         out.mkdir()
         environment = self.environment(out) | {"MEMTRACE_STACKS": "python", "MEMTRACE_RETAINED": "60"}
         command = [BUILT / "memtrace", "run", "--quiet", "--phantom", CARD, "-o", out / "trace", "--"]
-        status, output = run([*command, self.interpreter, self.script("versions/capabilities.py"), *names], environment)
+        status, output = run(
+            [*command, self.interpreter, self.script("versions/capabilities.py"), *names], environment
+        )
         end = f"status {status}: {last_line(output)}"
         # A single case does not print its name, because it runs in the process itself.
         if len(names) == 1:
@@ -122,7 +124,11 @@ class Cell:
         return found, end
 
     def environment(self, out: Path) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("MEMTRACE_", "PYTORCH_"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("MEMTRACE_", "PYTORCH_"))
+        }
         return kept | {
             "MEMTRACE_TEST_CHECKPOINTS": str(out / "checkpoints"),
             "OWNER_OUT": str(out),
@@ -136,7 +142,9 @@ class Cell:
 
     def untraced(self, script: str, *arguments: str) -> tuple[int, str]:
         preload = {"LD_PRELOAD": str(BUILT / "libmemtrace_phantom.so"), "MEMTRACE_PHANTOM": CARD}
-        return run([self.interpreter, self.script(script), *arguments], self.environment(self.folder) | preload)
+        return run(
+            [self.interpreter, self.script(script), *arguments], self.environment(self.folder) | preload
+        )
 
     def fails_untraced(self, name: str) -> str:
         """Returns the last line of a case that fails without memtrace, too."""
@@ -148,7 +156,10 @@ class Cell:
 
     def check_totals(self, case: Case) -> None:
         verify = self.script("checkers/verify.py")
-        for command in ([sys.executable, verify, case.trace, case.checkpoints], [BUILT / "memtrace", "check", case.trace]):
+        for command in (
+            [sys.executable, verify, case.trace, case.checkpoints],
+            [BUILT / "memtrace", "check", case.trace],
+        ):
             status, output = run(command, None)
             if status:
                 raise Failed(last_line(output))
@@ -196,11 +207,15 @@ class Cell:
             raise Failed(f"without memtrace: {last_line(expected)}")
         out = self.folder / "observers"
         command = [BUILT / "memtrace", "run", "--quiet", "--phantom", CARD, "-o", out, "--", self.interpreter]
-        status, found = run([*command, self.script("observers/observers.py"), *tools], self.environment(self.folder))
+        status, found = run(
+            [*command, self.script("observers/observers.py"), *tools], self.environment(self.folder)
+        )
         if status:
             raise Failed(last_line(found))
         # Each child prints its process id, and a warning may name a process.
-        lines = [re.sub(r"^(== \S+) \d+$", r"\1", text, flags=re.M).splitlines() for text in (found, expected)]
+        lines = [
+            re.sub(r"^(== \S+) \d+$", r"\1", text, flags=re.M).splitlines() for text in (found, expected)
+        ]
         for ours, theirs in zip(*lines, strict=False):
             if ours != theirs:
                 raise Failed(f"with memtrace {ours!r}, without {theirs!r}")
@@ -212,7 +227,13 @@ def run(command: list, environment: dict | None) -> tuple[int, str]:
     """Runs a command. Returns its status, and stdout followed by stderr."""
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False, errors="replace"
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+            errors="replace",
         )
     except subprocess.TimeoutExpired:
         return 124, f"ended after {LIMIT} s"
@@ -227,7 +248,11 @@ def last_line(text: str) -> str:
 def blocks(case: Case, size: int) -> list[dict]:
     """Returns the rows of the blocks that were requested with a size."""
     with open(case.trace, newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if row["event"] == "alloc" and int(row["requested_bytes"]) == size]
+        return [
+            row
+            for row in csv.DictReader(file)
+            if row["event"] == "alloc" and int(row["requested_bytes"]) == size
+        ]
 
 
 def stack(trace: Path, number: int) -> list[str]:

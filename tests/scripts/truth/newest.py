@@ -1,5 +1,6 @@
-"""Compared with torch: what touches memory and is new in torch 2.12 to 2.15. An older torch skips what it lacks.
+"""Compared with torch: what is new in torch 2.12 to 2.15 and touches memory.
 
+An older torch skips what it lacks.
 Writes `snapshot.pickle` into OWNER_OUT, and prints torch's allocated bytes at that moment last.
 """
 
@@ -47,7 +48,10 @@ else:
     checkpoint("pool gone")
 
 # A request that torch refuses before it asks the driver. Settings that are not named get their defaults.
-settings = [os.environ.get("PYTORCH_ALLOC_CONF", ""), "throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.5"]
+settings = [
+    os.environ.get("PYTORCH_ALLOC_CONF", ""),
+    "throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.5",
+]
 try:
     torch._C._accelerator_setAllocatorSettings(",".join(filter(None, settings)))
 except (RuntimeError, ValueError, AttributeError):

@@ -1,7 +1,7 @@
 """One case for each capability that `scripts/test-matrix` checks: capabilities.py CASE...
 
-The cases run as forked.py says. A case prints what the trace must have, as JSON, or raises. `totals`, `threads`,
-`loader` and `compile` leave checkpoints for verify.py.
+The cases run as forked.py says. A case prints what the trace must have, as JSON, or raises. `totals`,
+`threads`, `loader` and `compile` leave checkpoints for verify.py.
 """
 
 import json

@@ -256,7 +256,9 @@ unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, re
 
 /// Records an OOM that torch's allocator does not report, if an allocation is in progress.
 fn note_unreported_out_of_memory() {
-    let (Some(session), requested @ 0..) = (session::session(), requested_sizes::in_progress()) else { return };
+    let (Some(session), requested @ 0..) = (session::session(), requested_sizes::in_progress()) else {
+        return;
+    };
     let size = session.rounding.round(requested.cast_unsigned()).cast_signed();
     let (allocated, reserved) = (event::UNREPORTED_TOTAL, event::UNREPORTED_TOTAL);
     note_out_of_memory(current_device(), size, allocated, reserved);
