@@ -62,6 +62,7 @@ mod torch_2_15_0 {
         trace_of_graphs_and_pools_agrees_with_torch_to_the_byte,
         trace_of_expandable_segments_agrees_with_torch_to_the_byte,
         what_is_new_since_torch_2_11_agrees_with_torch_to_the_byte,
+        profilers_debuggers_and_coverage_see_the_same_events_as_without_memtrace,
     ];
 }
 
