@@ -241,8 +241,10 @@ def run(command: list, environment: dict | None) -> tuple[int, str]:
 
 
 def last_line(text: str) -> str:
+    """Returns the line of an error, or else the last one."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "no message"
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (errors or lines or ["no message"])[-1][:200]
 
 
 def blocks(case: Case, size: int) -> list[dict]:
