@@ -15,6 +15,8 @@ pub(crate) use crate::common::installed::{cache, missing};
 pub(crate) const CARD: &str = "h100-80g";
 /// The versions of torch that `scripts/test` installs.
 pub(crate) const VERSIONS: [&str; 2] = ["2.11.0", "2.6.0"];
+/// The newest version, on which a few tests run (`scripts/test` installs it, too).
+pub(crate) const NEWEST: &str = "2.15.0";
 /// Prefixes of variables that change how memtrace or torch behaves; a test sets its own.
 const OUTSIDE_SETTINGS: [&str; 4] = ["MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_"];
 

@@ -11,7 +11,8 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 use crate::common::torch::{
-    CARD, Torch, TorchRow, exit_of, is_deep, memtrace, on_every_torch, preloads, read, scripts, text, traces,
+    CARD, NEWEST, Torch, TorchRow, exit_of, is_deep, memtrace, on_every_torch, preloads, read, scripts, text,
+    traces,
 };
 
 on_every_torch![and_of_the_matrix:
@@ -46,7 +47,24 @@ on_every_torch![and_of_the_matrix:
     state_of_torch_python_and_process_is_the_same_as_without_memtrace,
     collector_that_another_thread_turns_off_stays_off,
     thread_that_the_main_thread_waits_for_has_owners_and_steps,
+    what_is_new_since_torch_2_11_agrees_with_torch_to_the_byte,
 ];
+
+/// The newest PyTorch, on which `scripts/test` runs the tests of memtrace's hooks and of the allocator's rules. The
+/// other tests have figures of the versions above.
+mod torch_2_15_0 {
+    macro_rules! on_newest {
+        ($($name:ident),* $(,)?) => { $(#[test] fn $name() { super::Torch::run(super::NEWEST, super::$name); })* };
+    }
+    on_newest![
+        trace_of_a_gpt_agrees_with_torch_to_the_byte,
+        trace_of_odd_sizes_threads_and_ooms_agrees_with_torch_to_the_byte,
+        trace_of_graphs_and_pools_agrees_with_torch_to_the_byte,
+        trace_of_expandable_segments_agrees_with_torch_to_the_byte,
+        what_is_new_since_torch_2_11_agrees_with_torch_to_the_byte,
+        profilers_debuggers_and_coverage_see_the_same_events_as_without_memtrace,
+    ];
+}
 
 /// The arguments of `observers/observers.py`: the program and the tools.
 const OBSERVERS: [&str; 7] =
@@ -136,6 +154,21 @@ fn trace_of_graphs_and_pools_agrees_with_torch_to_the_byte(torch: &Torch) {
     // The trace must have pool ids, because without them the checker does not compare the pools.
     let meta = run.rows().into_iter().find(|row| row.event == "meta").unwrap();
     assert!(!meta.name.contains("pools are not distinguished"), "{}", meta.name);
+}
+
+/// Uses pools, settings and snapshots of torch 2.12 to 2.15 (docs/versions.md). An older torch skips what it lacks.
+fn what_is_new_since_torch_2_11_agrees_with_torch_to_the_byte(torch: &Torch) {
+    for conf in ["", "expandable_segments:True"] {
+        let run = torch.trace_with("truth/newest.py", &[], &[("PYTORCH_ALLOC_CONF", conf)]).expect_success();
+        torch.verify_file(&run.file(), &run.checkpoints);
+        torch.check(memtrace().arg("check").arg(run.file()));
+        // The annotated snapshot must have the same bytes as torch counted.
+        let snapshot = run.folder().join("snapshot.pickle");
+        let answer = crate::common::torch::json(&["summary"], &snapshot);
+        let device = &answer["processes"][0]["devices"][0];
+        let expected: i64 = run.stdout().lines().last().unwrap().parse().unwrap();
+        assert_eq!(device["at_end_allocated_bytes"], expected, "{answer:#}");
+    }
 }
 
 fn trace_with_allocator_settings_agrees_with_torch_to_the_byte(torch: &Torch) {

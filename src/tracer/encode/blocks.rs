@@ -52,7 +52,7 @@ impl Encoder {
     }
 
     /// Processes what the allocation of a block ends: an older block at its address, and the wait of the blocks
-    /// that an optimizer step left. Returns the block with its category.
+    /// that an optimizer step left. Returns the block with its category and private pool.
     #[inline]
     pub(crate) fn born<S: RowSink>(
         &mut self,
@@ -68,7 +68,10 @@ impl Encoder {
         // An address is handed out again only after the last stream has finished with its old block. If the
         // report of that was lost, the old block is completed here.
         self.complete(address);
-        Ok(Live { category: self.category_at_allocation(block.context, block.pool), ..*block })
+        // When the device is full, torch takes a block from a pool with `use_on_oom` without asking whether the
+        // allocation belongs to it.
+        let pool = if block.pool == 0 { self.memory.live.pool_at(address) } else { block.pool };
+        Ok(Live { category: self.category_at_allocation(block.context, pool), pool, ..*block })
     }
 
     /// Returns the requested bytes after rounding; the size of the block if the request is unknown.

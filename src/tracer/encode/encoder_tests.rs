@@ -20,6 +20,20 @@ impl RowSink for Rows {
     }
 }
 
+/// A sink that keeps the pools of blocks.
+#[derive(Default)]
+struct Pools(Vec<i64>);
+
+impl RowSink for Pools {
+    type Error = std::convert::Infallible;
+    fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error> {
+        if row.event == EventName::Alloc {
+            self.0.push(row.pool);
+        }
+        Ok(())
+    }
+}
+
 fn encoder() -> Encoder {
     Encoder::new(0, 0, 1, Rounding::default(), true)
 }
@@ -63,6 +77,33 @@ fn run(encoder: &mut Encoder, events: &[Event]) -> Rows {
         encoder.encode(1, event, &mut rows).unwrap();
     }
     rows
+}
+
+#[test]
+fn a_block_in_a_segment_of_a_private_pool_has_this_pool_even_if_its_report_has_none() {
+    const END: u64 = 2 << 20;
+    let in_pool = |pool| {
+        let call = Call { pool, ..call(64, 2 << 20, 0) };
+        let alloc = AllocCall { call, requested: 2 << 20, handle: 0 };
+        Payload::DeviceAlloc(alloc).pack(header(Api::CudaMalloc, 0, 0))
+    };
+    let free = Payload::DeviceFree(call(64, 0, 0)).pack(header(Api::CudaFree, 0, 0));
+    let events = [
+        in_pool(3),
+        block(64, 512, 512, 2 << 20),
+        block(64 + END - 512, 512, 1024, 2 << 20),
+        block(64 + END, 512, 1536, 2 << 20),
+        block(0, 64, 1600, 2 << 20),
+        free,
+        in_pool(0),
+        block(1024, 512, 2112, 2 << 20),
+    ];
+    let (mut encoder, mut pools) = (encoder(), Pools::default());
+    for event in &events {
+        encoder.encode(1, event, &mut pools).unwrap();
+    }
+    let Pools(pools) = pools;
+    assert_eq!(pools, [3, 3, 0, 0, 0]);
 }
 
 #[test]

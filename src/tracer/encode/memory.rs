@@ -1,7 +1,9 @@
 //! The encoder's live memory and totals.
 
+use std::collections::BTreeMap;
+
 use memtrace_trace::Event;
-use memtrace_trace::memory::{DeviceTotals, LiveMemory, MemoryState, Totals};
+use memtrace_trace::memory::{DeviceTotals, LiveMemory, MemoryKind, MemoryState, Totals};
 use rustc_hash::FxHashMap;
 
 use crate::keys::{CPU_TENSOR, address};
@@ -39,9 +41,21 @@ pub(crate) struct LiveByAddress {
     pub(crate) regions: FxHashMap<u64, Live>,
     /// Blocks that the program has freed while a stream still uses them.
     pub(crate) deferred: FxHashMap<u64, Live>,
+    /// The segments and mapped pieces of private pools: the end and the pool, by the first address.
+    private: BTreeMap<u64, (u64, u16)>,
 }
 
 impl LiveByAddress {
+    /// Returns the private pool of the segment that contains `address`; 0 for the default pool.
+    #[inline]
+    pub(crate) fn pool_at(&self, address: u64) -> u16 {
+        if self.private.is_empty() {
+            return 0;
+        }
+        let before = self.private.range(..=address).next_back();
+        before.filter(|(_, (end, _))| address < *end).map_or(0, |(_, (_, pool))| *pool)
+    }
+
     /// Returns the key of the block or CPU tensor at an address, whether torch reported it or a call
     /// allocated it, or `None` if neither is there.
     pub(crate) fn block_at(&self, address: u64) -> Option<(Key, Live)> {
@@ -74,7 +88,13 @@ impl LiveMemory for LiveByAddress {
     fn insert(&mut self, key: Key, live: Live) -> Option<Live> {
         match key {
             Key::Block(address) => self.blocks.insert(address, live),
-            Key::Region(key) => self.regions.insert(key, live),
+            Key::Region(key) => {
+                if live.pool > 0 && matches!(live.kind, MemoryKind::Segment | MemoryKind::Mapped) {
+                    let start = address(key);
+                    self.private.insert(start, (start.saturating_add_signed(live.bytes), live.pool));
+                }
+                self.regions.insert(key, live)
+            }
         }
     }
 
@@ -82,7 +102,13 @@ impl LiveMemory for LiveByAddress {
     fn remove(&mut self, key: Key, (): ()) -> Option<Live> {
         match key {
             Key::Block(address) => self.blocks.remove(&address),
-            Key::Region(key) => self.regions.remove(&key),
+            Key::Region(key) => {
+                let removed = self.regions.remove(&key);
+                if removed.is_some_and(|live| live.pool > 0) {
+                    self.private.remove(&address(key));
+                }
+                removed
+            }
         }
     }
 }

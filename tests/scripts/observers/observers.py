@@ -119,7 +119,8 @@ def debugger():
     session = pdb.Pdb(stdin=commands, stdout=reported, nosigint=True, readrc=False)
     session.use_rawinput = False
     session.runcall(work)
-    print(re.sub(r"x[0-9a-f]{8,}", "ADDRESS", relative(reported.getvalue())))
+    # `ctypes` of Python 3.14 returns an address as a number.
+    print(re.sub(r"x[0-9a-f]{8,}|\b\d{12,}\b", "ADDRESS", relative(reported.getvalue())))
 
 
 def monitoring():

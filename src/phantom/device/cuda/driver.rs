@@ -10,7 +10,7 @@ use crate::core::call_rules::initialize;
 use crate::core::call_table::{answers, by_contract};
 use crate::core::device::{context_handle, device_of_context};
 use crate::core::driver_version::driver_version;
-use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, OK, Out, Status, Word, codes, opaque_handle};
+use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, In, OK, Out, Status, Word, codes, opaque_handle};
 use crate::core::host_state::{current_index, device, host_state, set_current};
 use crate::core::loaded_library::calling_library;
 use crate::core::lock::lock;
@@ -146,6 +146,26 @@ fn error_name(status: Status) -> &'static CStr {
     }
 }
 
+/// The table in which CUPTI 13.2 looks for a driver's own version of each of its functions. It uses its own for
+/// those that the table is too short for. Without the table it asks for the text of the error, which is
+/// again one of these functions, until the stack is full.
+const CUPTI_FUNCTIONS: [u8; 16] = 0x7cb6_3f9b_9ca4_8e42_a484_beb6_6e6a_ed7f_u128.to_be_bytes();
+/// Returns true if CUPTI 13 is loaded. CUPTI 12 takes functions from the table without looking at its size.
+fn is_cupti_13_loaded() -> bool {
+    let name = c"libcupti.so.13";
+    // SAFETY: the name ends in 0; RTLD_NOLOAD loads and runs nothing.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return false;
+    }
+    // SAFETY: the handle is open, and the library stays loaded, because it was loaded before.
+    unsafe { libc::dlclose(handle) };
+    true
+}
+
+/// A table without functions: its first word is its size in bytes.
+static EMPTY_TABLE: usize = size_of::<usize>();
+
 /// Prefixes of the names of libraries that need no warning. They have a static runtime, too, but this library
 /// answers their functions before they use it.
 const KNOWN_LIBRARIES: [&str; 9] =
@@ -267,7 +287,11 @@ answers! {
     Success fn cuLogsUnregisterCallback(_handle: Word) { OK }
     /// The undocumented tables through which a static CUDA runtime accesses the driver are missing. Without
     /// them every call of that runtime fails.
-    Unsupported fn cuGetExportTable(out: Out<usize>, _id: Word) {
+    Unsupported fn cuGetExportTable(out: Out<usize>, id: In<[u8; 16]>) {
+        if id.get() == Some(CUPTI_FUNCTIONS) && is_cupti_13_loaded() {
+            out.put((&raw const EMPTY_TABLE) as usize);
+            return OK;
+        }
         out.put(0);
         warn_about_static_runtime();
         INVALID_VALUE

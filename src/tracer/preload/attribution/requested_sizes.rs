@@ -66,6 +66,11 @@ pub(crate) fn in_progress() -> i64 {
     thread::with(|state| state.requested.get()).unwrap_or(-1)
 }
 
+/// Forgets the thread's allocation in progress, which has failed.
+pub(crate) fn forget() {
+    thread::with(|state| state.requested.set(-1));
+}
+
 /// Returns true if `allocator` is an allocator of CUDA memory that torch uses or has used.
 #[inline]
 pub(crate) fn is_hooked(allocator: *const c_void) -> bool {

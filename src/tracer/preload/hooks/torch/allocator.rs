@@ -53,7 +53,7 @@ pub(super) fn install() {
     requested_sizes::install();
     pinned_sizes::install();
     // The look-ups must not happen in the first report; see `prepare_reports`.
-    let _ = (REPORT.get(), OUT_OF_MEMORY.get(), CHECK_FAIL.get());
+    let _ = (REPORT.get(), OUT_OF_MEMORY.get(), CHECK_FAIL.get(), OUT_OF_MEMORY_ERROR.get());
     torch::prepare_reports();
 }
 
@@ -242,11 +242,63 @@ fn note_out_of_memory(ordinal: i8, size: i64, allocated: usize, reserved: usize)
 #[unsafe(export_name = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE")]
 unsafe extern "C-unwind" fn report_out_of_memory(size: i64, allocated: usize, reserved: usize, device: u64) {
     if let Some(ordinal) = cuda_ordinal(device) {
-        shielded(|| note_out_of_memory(ordinal, size, allocated, reserved));
+        shielded(|| {
+            note_out_of_memory(ordinal, size, allocated, reserved);
+            // `out_of_memory_error` must not record it again.
+            requested_sizes::forget();
+        });
     }
     if let Some(real) = OUT_OF_MEMORY.get() {
         // SAFETY: the caller's arguments are passed on unchanged.
         unsafe { real(size, allocated, reserved, device) }
+    }
+}
+
+/// Records an OOM that torch's allocator does not report, if an allocation is in progress.
+fn note_unreported_out_of_memory() {
+    let (Some(session), requested @ 0..) = (session::session(), requested_sizes::in_progress()) else {
+        return;
+    };
+    let size = session.rounding.round(requested.cast_unsigned()).cast_signed();
+    let (allocated, reserved) = (event::UNREPORTED_TOTAL, event::UNREPORTED_TOTAL);
+    note_out_of_memory(current_device(), size, allocated, reserved);
+    requested_sizes::forget();
+}
+
+/// `c10::SourceLocation`, which is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SourceLocation {
+    function: *const c_char,
+    file: *const c_char,
+    line: u32,
+}
+
+/// The constructor of `c10::OutOfMemoryError`. Its third argument is a `std::string`, passed by its address.
+type OutOfMemoryError = unsafe extern "C-unwind" fn(*mut c_void, SourceLocation, *mut c_void);
+
+// SAFETY: the type is the constructor's in c10/util/Exception.h, 2.15. Older versions have no such function.
+static OUT_OF_MEMORY_ERROR: RealFn<OutOfMemoryError> = unsafe {
+    RealFn::new(
+        c"_ZN3c1016OutOfMemoryErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+        "libc10.so",
+    )
+};
+
+/// The hook of the constructor of torch's error. With `throw_on_cudamalloc_oom`, torch refuses an allocation
+/// before it asks the driver, and does not report the OOM. This hook then records it.
+#[unsafe(export_name = "_ZN3c1016OutOfMemoryErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE")]
+unsafe extern "C-unwind" fn out_of_memory_error(
+    this: *mut c_void,
+    location: SourceLocation,
+    message: *mut c_void,
+) {
+    shielded(note_unreported_out_of_memory);
+    match OUT_OF_MEMORY_ERROR.get() {
+        // SAFETY: the caller's arguments are passed on unchanged.
+        Some(real) => unsafe { real(this, location, message) },
+        // The caller would throw an object that was never made.
+        None => std::process::abort(),
     }
 }
 
@@ -263,14 +315,8 @@ unsafe extern "C-unwind" fn torch_check_fail(
     // SAFETY: by the function's contract, the message is null or a C string.
     let is_nvmls =
         !message.is_null() && unsafe { CStr::from_ptr(message) }.to_bytes().starts_with(NVML_FAILED);
-    let requested = if is_nvmls { requested_sizes::in_progress() } else { -1 };
-    if requested >= 0 {
-        shielded(|| {
-            let Some(session) = session::session() else { return };
-            let size = session.rounding.round(requested.cast_unsigned()).cast_signed();
-            let (allocated, reserved) = (event::UNREPORTED_TOTAL, event::UNREPORTED_TOTAL);
-            note_out_of_memory(current_device(), size, allocated, reserved);
-        });
+    if is_nvmls {
+        shielded(note_unreported_out_of_memory);
     }
     match CHECK_FAIL.get() {
         // SAFETY: the caller's arguments are passed on unchanged.

@@ -1,0 +1,270 @@
+"""The checks of one cell of scripts/test-matrix: a torch on a Python.
+
+All cases of capabilities.py run in one traced process, which forks a child for each. Each child leaves a
+trace, which is compared with what the child printed, and with torch's own statistics.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from parts.built import BUILT, ROOT
+
+SCRIPTS = ROOT / "tests/scripts"
+CARD = "h100-80g"
+# Seconds for all cases of a process, also on a busy machine.
+LIMIT = 1800
+# The checks in the order of the table, each with its heading there.
+CHECKS = {
+    "totals": "totals",
+    "modules": "modules",
+    "lines": "Python lines",
+    "retained": "holders",
+    "observers": "profilers",
+    "loader": "DataLoader",
+    "threads": "8 threads",
+    "compile": "torch.compile",
+}
+# Checks of what a free-threaded Python does not have. There the trace must say so.
+NOT_FREE_THREADED = {"lines": "no Python lines", "retained": "no search for holders"}
+TOOLS = ["training", "profile", "trace", "cprofile", "coverage", "debugger", "torch_profiler"]
+
+
+class Failed(Exception):
+    """A check does not hold; the text says what differs."""
+
+
+@dataclass
+class Case:
+    """What a case left: its output and its trace."""
+
+    text: str
+    trace: Path
+    checkpoints: Path
+
+    def values(self) -> list[dict]:
+        return [json.loads(line) for line in self.text.splitlines() if line.startswith("{")]
+
+
+class Cell:
+    """A torch on a Python. `names` are the checks that will run. `folder` is empty, and gets the traces."""
+
+    def __init__(self, torch: str, python: str, interpreter: Path, names: list[str], folder: Path):
+        self.torch, self.interpreter, self.names, self.folder = torch, interpreter, names, folder
+        self.is_free_threaded = python.endswith("t")
+        query = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
+        done = subprocess.run([interpreter, "-c", query], capture_output=True, text=True, check=True)
+        self.version = done.stdout.strip()
+
+    def check(self, name: str) -> tuple[str, str]:
+        """Runs one check. Returns its result (yes, no, failed, impossible) and the reason."""
+        try:
+            if name == "observers":
+                self.check_observers()
+                return "yes", ""
+            case = self.cases().get(name) or self.alone(name)
+            getattr(self, f"check_{name}")(case)
+        except Failed as failure:
+            if name != "observers" and (reason := self.fails_untraced(name)):
+                return "impossible", f"torch {self.torch}: {reason}"
+            return "failed", str(failure)
+        if self.is_free_threaded and name in NOT_FREE_THREADED:
+            return "no", NOT_FREE_THREADED[name]
+        return "yes", ""
+
+    @functools.cache  # noqa: B019
+    def cases(self) -> dict[str, Case]:
+        """Runs all cases in one traced process. After a case that fails, the others have no result."""
+        names = [name for name in self.names if name != "observers"]
+        if len(names) < 2:
+            return {}
+        return self.traced("all", names)[0]
+
+    def alone(self, name: str) -> Case:
+        """Runs a case in a traced process of its own."""
+        cases, output = self.traced(name, [name])
+        if name not in cases:
+            raise Failed(output)
+        return cases[name]
+
+    def traced(self, folder: str, names: list[str]) -> tuple[dict[str, Case], str]:
+        """Runs cases in one traced process. Returns those that ended well, and how the process ended."""
+        out = self.folder / folder
+        out.mkdir()
+        environment = self.environment(out) | {"MEMTRACE_STACKS": "python", "MEMTRACE_RETAINED": "60"}
+        command = [BUILT / "memtrace", "run", "--quiet", "--phantom", CARD, "-o", out / "trace", "--"]
+        status, output = run(
+            [*command, self.interpreter, self.script("versions/capabilities.py"), *names], environment
+        )
+        end = f"status {status}: {last_line(output)}"
+        # A single case does not print its name, because it runs in the process itself.
+        if len(names) == 1:
+            traces = sorted((out / "trace").glob("*.csv"), key=lambda path: int(path.suffixes[-2][1:]))
+            if status or not traces:
+                return {}, end
+            return {names[0]: Case(output, traces[0], out / "checkpoints")}, end
+        found = {}
+        for block in output.split("== ")[1:]:
+            head, _, text = block.partition("\n")
+            name, _, process = head.rpartition(" ")
+            traces = list((out / "trace").glob(f"*.{process}.csv"))
+            if name in names and traces:
+                found[name] = Case(text, traces[0], out / f"checkpoints.{name}")
+        # The last case may be the one that failed.
+        if status and found:
+            found.popitem()
+        return found, end
+
+    def environment(self, out: Path) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("MEMTRACE_", "PYTORCH_"))
+        }
+        return kept | {
+            "MEMTRACE_TEST_CHECKPOINTS": str(out / "checkpoints"),
+            "OWNER_OUT": str(out),
+            "PYTHONPATH": str(ROOT / "python"),
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def script(self, name: str) -> Path:
+        return SCRIPTS / name
+
+    def untraced(self, script: str, *arguments: str) -> tuple[int, str]:
+        preload = {"LD_PRELOAD": str(BUILT / "libmemtrace_phantom.so"), "MEMTRACE_PHANTOM": CARD}
+        return run(
+            [self.interpreter, self.script(script), *arguments], self.environment(self.folder) | preload
+        )
+
+    def fails_untraced(self, name: str) -> str:
+        """Returns the last line of a case that fails without memtrace, too."""
+        # The search for holders is memtrace's own.
+        if name == "retained":
+            return ""
+        status, output = self.untraced("versions/capabilities.py", name)
+        return last_line(output) if status else ""
+
+    def check_totals(self, case: Case) -> None:
+        verify = self.script("checkers/verify.py")
+        for command in (
+            [sys.executable, verify, case.trace, case.checkpoints],
+            [BUILT / "memtrace", "check", case.trace],
+        ):
+            status, output = run(command, None)
+            if status:
+                raise Failed(last_line(output))
+
+    check_loader = check_threads = check_compile = check_totals
+
+    def check_modules(self, case: Case) -> None:
+        (wanted,) = case.values()
+        found = {row["module"] for row in blocks(case, wanted["size"])}
+        if missing := [module for module in wanted["modules"] if module not in found]:
+            raise Failed(f"no block of {missing[0]}; there are {', '.join(sorted(found))}")
+
+    def check_lines(self, case: Case) -> None:
+        (wanted,) = case.values()
+        (block,) = blocks(case, wanted["size"])
+        lines = stack(case.trace, int(block["stack_id"]))
+        expected = [f"capabilities.py:{line} {name}" for name, line in wanted["lines"]]
+        if self.is_free_threaded:
+            self.says_what_is_missing(case, "lines")
+            expected = []
+        if lines != expected:
+            raise Failed(f"the lines {lines} are not {expected}")
+
+    def check_retained(self, case: Case) -> None:
+        (wanted,) = case.values()
+        holders = wanted["holders"]
+        if self.is_free_threaded:
+            self.says_what_is_missing(case, "retained")
+            if holders:
+                raise Failed(f"holders {holders}")
+        elif len(holders) != 1 or not holders[0].startswith("list `history` of retained()"):
+            raise Failed(f"holders {holders}")
+
+    def says_what_is_missing(self, case: Case, name: str) -> None:
+        with open(case.trace, newline="", encoding="utf-8") as file:
+            meta = next(row["name"] for row in csv.DictReader(file) if row["event"] == "meta")
+        if NOT_FREE_THREADED[name] not in meta:
+            raise Failed(f"the trace does not say: {NOT_FREE_THREADED[name]}")
+
+    def check_observers(self) -> None:
+        """Compares what profilers and debuggers print with memtrace and without it."""
+        tools = [*TOOLS, *(["monitoring"] if tuple(map(int, self.version.split(".")[:2])) >= (3, 12) else [])]
+        status, expected = self.untraced("observers/observers.py", *tools)
+        if status:
+            raise Failed(f"without memtrace: {last_line(expected)}")
+        out = self.folder / "observers"
+        command = [BUILT / "memtrace", "run", "--quiet", "--phantom", CARD, "-o", out, "--", self.interpreter]
+        status, found = run(
+            [*command, self.script("observers/observers.py"), *tools], self.environment(self.folder)
+        )
+        if status:
+            raise Failed(last_line(found))
+        # Each child prints its process id, and a warning may name a process.
+        lines = [
+            re.sub(r"^(== \S+) \d+$", r"\1", text, flags=re.M).splitlines() for text in (found, expected)
+        ]
+        for ours, theirs in zip(*lines, strict=False):
+            if ours != theirs:
+                raise Failed(f"with memtrace {ours!r}, without {theirs!r}")
+        if len(lines[0]) != len(lines[1]):
+            raise Failed(f"with memtrace {len(lines[0])} lines, without {len(lines[1])}")
+
+
+def run(command: list, environment: dict | None) -> tuple[int, str]:
+    """Runs a command. Returns its status, and stdout followed by stderr."""
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+            errors="replace",
+        )
+    except subprocess.TimeoutExpired:
+        return 124, f"ended after {LIMIT} s"
+    return done.returncode, done.stdout + (done.stderr if done.returncode else "")
+
+
+def last_line(text: str) -> str:
+    """Returns the line of an error, or else the last one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (errors or lines or ["no message"])[-1][:200]
+
+
+def blocks(case: Case, size: int) -> list[dict]:
+    """Returns the rows of the blocks that were requested with a size."""
+    with open(case.trace, newline="", encoding="utf-8") as file:
+        return [
+            row
+            for row in csv.DictReader(file)
+            if row["event"] == "alloc" and int(row["requested_bytes"]) == size
+        ]
+
+
+def stack(trace: Path, number: int) -> list[str]:
+    """Returns the Python lines of a stack, innermost first, without the folders of the files."""
+    with open(trace.with_suffix(".stacks"), newline="", encoding="utf-8") as file:
+        frames = {int(row["stack_id"]): row for row in csv.DictReader(file)}
+    lines = []
+    while number:
+        frame = frames[number]
+        if frame["kind"] == "python":
+            lines.append(frame["frame"].rsplit("/", 1)[-1])
+        number = int(frame["parent_id"])
+    return lines
