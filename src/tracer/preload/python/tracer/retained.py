@@ -7,8 +7,8 @@ name. The answer goes into the trace, one row per holder, and to the caller.
 
 At its end, the search drops every reference, so it keeps no object alive afterwards. Other Python threads
 continue during the search; objects that they release live until it ends. The search runs no code of the
-program, and its time is limited (MEMTRACE_RETAINED). While the program runs, searches that it did not ask for take
-at most 1% of its time so far.
+program, and its time is limited (MEMTRACE_RETAINED). While the program runs, searches that it did not ask for
+take at most 1% of its time so far.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SEARCHING = 0.75
 STRIDE = 1024
 # The number of targets that are named between two checks of the clock.
 LOOK = 16
-# The share of the run's time so far that the searches because memory grows take.
+# Searches that start because memory grows take at most this share of the run's time so far.
 GROWTH_SHARE = 0.01
 # A search that may take less time, in seconds, is left out: it would find little.
 LEAST_SECONDS = 0.1
