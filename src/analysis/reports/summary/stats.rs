@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use hdrhistogram::Histogram;
 use memtrace_trace::EventName;
 use memtrace_trace::columns::MAX_BYTES;
+use memtrace_trace::memory::Effect;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
@@ -19,7 +20,7 @@ use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::heading::process_heading;
 use crate::render::numbers::{bar, count, counted, duration, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::replay::Metric;
+use crate::state::replay::{Metric, is_gpu};
 use crate::state::replay_trace::replay_trace;
 
 /// `memtrace summary --stats`.
@@ -56,7 +57,8 @@ impl Report for Stats {
                 flow_categories(trace, options)?,
                 |row, replay| {
                     if replay.in_window() && options.device.is_none_or(|only| only == row.device) {
-                        numbers.feed(row);
+                        let counts_host = options.device.is_some();
+                        numbers.feed(row, counts_host || is_gpu(row.device));
                     }
                 },
             )?;
@@ -197,9 +199,12 @@ struct RunStats {
 }
 
 impl RunStats {
-    fn feed(&mut self, row: &Record) {
-        match row.event {
-            EventName::Alloc if row.alloc_id != 0 => {
+    /// Adds a row. `counts_blocks` is true if the blocks of the row's device count.
+    fn feed(&mut self, row: &Record, counts_blocks: bool) {
+        let effect = row.counted_effect(Metric::Allocated).filter(|_| counts_blocks);
+        match effect {
+            // A `live` row repeats a block of an earlier part, so the block's age is unknown.
+            Some(Effect::Alloc) if row.alloc_id != 0 && row.event != EventName::Live => {
                 self.blocks.add(row.delta_bytes);
                 self.total += row.delta_bytes;
                 if row.requested_bytes >= 0 {
@@ -214,7 +219,7 @@ impl RunStats {
                 self.during = (row.step, row.phase);
                 self.born.insert(row.alloc_id, Birth { ts_ns: row.ts_ns, during: self.during });
             }
-            EventName::Free => {
+            Some(Effect::Free) => {
                 if let Some(birth) = self.born.remove(&row.alloc_id) {
                     self.lifetimes.add(row.ts_ns - birth.ts_ns);
                     if birth.during == self.during {
@@ -223,6 +228,9 @@ impl RunStats {
                     }
                 }
             }
+            _ => {}
+        }
+        match row.event {
             EventName::Oom => self.ooms += 1,
             EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
             _ => {}
@@ -354,7 +362,46 @@ impl RunStats {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::Row;
+
     use super::*;
+    use crate::reports::{answer, find};
+    use crate::state::replay::CPU;
+    use crate::testing::TraceBuilder;
+
+    /// Returns the JSON of the process of a trace.
+    fn stats(trace: TraceBuilder) -> Value {
+        let folder = std::env::temp_dir().join(format!("memtrace-stats-{:?}", std::thread::current().id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("a.csv"), trace.finish()).unwrap();
+        let input = Input::open(&folder).unwrap();
+        let answer = answer(find("summary --stats").unwrap(), &[input], &Options::default()).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        answer.json["processes"][0].clone()
+    }
+
+    #[test]
+    fn summary_stats_count_cpu_tensors_if_the_trace_has_no_gpu() {
+        let host = |trace: &mut TraceBuilder| {
+            let row = Row { device: CPU, alloc_id: 2, requested_bytes: 4000, ..Row::default() };
+            let alloc = Row { event: EventName::HostAlloc, delta_bytes: 4096, ..row };
+            trace.change(alloc, [4096; 3]);
+            trace.change(Row { alloc_id: 3, ..alloc }, [4096; 3]);
+            trace.change(Row { event: EventName::HostFree, delta_bytes: -4096, ..row }, [-4096; 3]);
+        };
+        let mut trace = TraceBuilder::default();
+        host(&mut trace);
+        let json = stats(trace);
+        let found = (&json["block_bytes"]["count"], &json["lifetime_ns"]["p50"], &json["rounding_bytes"]);
+        assert_eq!(found, (&json!(2), &json!(2000), &json!(192)), "{json}");
+        // Beside a GPU, they do not count.
+        let mut trace = TraceBuilder::default();
+        host(&mut trace);
+        trace.alloc(512, Row::default());
+        let json = stats(trace);
+        let found = (&json["block_bytes"]["count"], &json["block_bytes"]["max"]);
+        assert_eq!(found, (&json!(1), &json!(512)), "{json}");
+    }
 
     #[test]
     fn summary_stats_quantiles_are_exact_for_few_values_and_close_for_many() {
