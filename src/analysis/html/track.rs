@@ -1,5 +1,6 @@
 //! One device of one process in the page, collected in the second reading of its trace.
 
+use memtrace_trace::memory::Effect;
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
@@ -8,7 +9,7 @@ use super::blocks::BlockSelection;
 use super::modules::ModuleCut;
 use super::pack::Pack;
 use super::strings::Strings;
-use crate::read::record::Record;
+use crate::read::record::{Record, is_counted};
 use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol};
 use crate::reports::GrowthCurve;
 use crate::state::block::is_unknown_form;
@@ -117,11 +118,12 @@ impl Track {
     /// Adds a row of this device, after the replay has processed it.
     pub(super) fn feed(&mut self, row: &Record, replay: &Replay) {
         let ts = replay.ts_ns;
+        match row.counted_effect(self.plan.metric) {
+            Some(Effect::Alloc) => self.alloc(row, replay),
+            Some(Effect::Free) => self.free(row, replay),
+            _ => {}
+        }
         match row.event {
-            EventName::Alloc | EventName::Live | EventName::ExtAlloc | EventName::HostAlloc => {
-                self.alloc(row, replay);
-            }
-            EventName::Free | EventName::ExtFree | EventName::HostFree => self.free(row, replay),
             EventName::Tag => self.tag(row, replay),
             EventName::Brief => {
                 self.add(row, replay, row.category, Symbol::WITHOUT_DETAIL, row.delta_bytes);
@@ -160,21 +162,11 @@ impl Track {
     }
 
     fn counts(&self, kind: MemoryKind) -> bool {
-        match kind {
-            MemoryKind::Block => true,
-            MemoryKind::External => self.plan.metric == Metric::Used,
-            MemoryKind::Host => !is_gpu(self.plan.ordinal),
-            MemoryKind::Segment | MemoryKind::Mapped => false,
-        }
+        is_counted(kind, self.plan.ordinal, self.plan.metric)
     }
 
     fn alloc(&mut self, row: &Record, replay: &Replay) {
-        let kind = match row.event {
-            EventName::ExtAlloc => MemoryKind::External,
-            EventName::HostAlloc => MemoryKind::Host,
-            _ => MemoryKind::Block,
-        };
-        if row.alloc_id == 0 || !self.counts(kind) {
+        if row.alloc_id == 0 {
             return;
         }
         let at = row.delta_bytes.max(1).ilog2() as usize;

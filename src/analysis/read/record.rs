@@ -1,6 +1,7 @@
 //! A row as the analysis stores it: its numbers, and symbols for its texts.
 
 use memtrace_trace::columns::{COLUMNS, Reading, Shape, index_of};
+use memtrace_trace::memory::{Effect, MemoryKind, Metric};
 use memtrace_trace::text::{NONE, UNKNOWN};
 use memtrace_trace::{Category, Event, EventName};
 
@@ -208,5 +209,30 @@ impl Record {
     pub fn allocates_tensor(&self) -> bool {
         self.event == EventName::Alloc
             || (self.event == EventName::HostAlloc && self.device == i32::from(Event::CPU))
+    }
+
+    /// Returns [`Effect::Alloc`] or [`Effect::Free`] if the row allocates or frees memory that counts as a block
+    /// of its device ([`is_counted`]), and `None` for every other row.
+    #[inline]
+    #[must_use]
+    pub fn counted_effect(&self, metric: Metric) -> Option<Effect> {
+        let (kind, effect) = MemoryKind::of(self.event)?;
+        let is_block =
+            matches!(effect, Effect::Alloc | Effect::Free) && is_counted(kind, self.device, metric);
+        is_block.then_some(effect)
+    }
+}
+
+/// Returns true if memory of `kind` counts as blocks of the device `ordinal`. Host memory counts on the host, and
+/// memory outside torch's allocator counts only if `metric` is the memory in use. Segments have no blocks.
+#[inline]
+#[must_use]
+pub const fn is_counted(kind: MemoryKind, ordinal: i32, metric: Metric) -> bool {
+    match kind {
+        MemoryKind::Block => true,
+        MemoryKind::External => matches!(metric, Metric::Used),
+        // GPUs have the ordinals from 0 on.
+        MemoryKind::Host => ordinal < 0,
+        MemoryKind::Segment | MemoryKind::Mapped => false,
     }
 }

@@ -202,7 +202,15 @@ impl Selectors {
             }
             Some(NamedMoment::Oom) if !content.oom => {
                 let others = MOMENTS.replace("oom, ", "");
-                fault("--at oom".to_owned(), "moments", format!("{others} (it has no out-of-memory error)"));
+                let why = content.other_oom.map_or_else(
+                    || "it has no out-of-memory error".to_owned(),
+                    |(device, step)| {
+                        let device = device_text(device);
+                        let step = if step < 0 { String::new() } else { format!(", step {step}") };
+                        format!("its first out-of-memory error is on device {device}{step}")
+                    },
+                );
+                fault("--at oom".to_owned(), "moments", format!("{others} ({why})"));
             }
             _ => {}
         }
@@ -282,6 +290,8 @@ struct Content {
     after_ns: Option<i64>,
     /// True if a request ran out of memory in the window, on a selected device.
     oom: bool,
+    /// The device and the step of the first out-of-memory error outside the window or the selected devices.
+    other_oom: Option<(i32, i64)>,
     /// True if the step of `--at` occurs in the window.
     at_step: bool,
     /// True if the mark of `--at` occurs in the window.
@@ -336,9 +346,16 @@ impl Content {
             self.in_time = true;
             self.steps_in_time.add(step);
         }
-        if window.has(now, step) {
+        let is_in_window = window.has(now, step);
+        if row.event == EventName::Oom {
+            if is_in_window && selectors.takes_device(row.device) {
+                self.oom = true;
+            } else {
+                self.other_oom.get_or_insert((row.device, step));
+            }
+        }
+        if is_in_window {
             self.in_window = true;
-            self.oom |= row.event == EventName::Oom && selectors.takes_device(row.device);
             self.at_step |= selectors.at == Some(NamedMoment::Step(step));
         }
     }
@@ -407,6 +424,7 @@ impl Content {
         self.before_ns = self.before_ns.max(other.before_ns);
         self.after_ns = [self.after_ns, other.after_ns].into_iter().flatten().min();
         self.oom |= other.oom;
+        self.other_oom = self.other_oom.or(other.other_oom);
         self.at_step |= other.at_step;
         self.at_mark |= other.at_mark;
         for (name, count) in other.marks {
@@ -425,5 +443,36 @@ mod tests {
         let at = Some(NamedMoment::Time(2_000_000_000));
         let selectors = Selectors { device: Some(1), takes_host: false, window, at };
         assert_eq!(selectors.given().join(" "), "--device 1 --step 3:5 --window 1500ms: --at 2s");
+    }
+
+    #[test]
+    fn an_oom_outside_the_selection_is_named() {
+        let message = |ooms: &[(i32, i64)], device: i32| {
+            let at = Some(NamedMoment::Oom);
+            let window = Window::default();
+            let selectors = Selectors { device: Some(device), takes_host: false, window, at };
+            let mut content = Content::default();
+            for (device, step) in [(0, 0), (1, 0)] {
+                content.feed(
+                    &Record { event: EventName::Alloc, device, step, ..Record::default() },
+                    step,
+                    &selectors,
+                );
+            }
+            for (device, step) in ooms.iter().copied() {
+                content.feed(
+                    &Record { event: EventName::Oom, device, step, ..Record::default() },
+                    step,
+                    &selectors,
+                );
+            }
+            (!content.has(&selectors)).then(|| selectors.faults(&content, Path::new("out")).join("\n"))
+        };
+        assert!(message(&[], 1).unwrap().contains("(it has no out-of-memory error)"));
+        let other = message(&[(0, 3), (0, 4)], 1).unwrap();
+        assert!(other.ends_with("(its first out-of-memory error is on device 0, step 3)"), "{other}");
+        let other = message(&[(0, -1)], 1).unwrap();
+        assert!(other.ends_with("(its first out-of-memory error is on device 0)"), "{other}");
+        assert_eq!(message(&[(0, 3), (1, 4)], 1), None);
     }
 }

@@ -230,12 +230,13 @@ fn shard(text: &str) -> Result<Change> {
 fn without(text: &str) -> Result<Change> {
     let keys = || ConditionKey::ALL.iter().map(|(name, _)| *name);
     let one = |part: &str| {
-        let (key, pattern) = part.trim().split_once('=').ok_or_else(|| {
+        let (key, pattern) = part.split_once('=').ok_or_else(|| {
             Error::usage(format!(
                 "--without {text}: expected conditions such as category=temporary,op=aten::_foreach*"
             ))
         })?;
-        let found = ConditionKey::ALL.iter().find(|(name, _)| *name == key.trim());
+        let (key, pattern) = (key.trim(), pattern.trim());
+        let found = ConditionKey::ALL.iter().find(|(name, _)| *name == key);
         let Some((_, key)) = found else {
             let near = nearest_names(keys(), key);
             return Err(Error::usage(format!("--without {text}: there is no {key}; there are {near}")));
@@ -247,7 +248,7 @@ fn without(text: &str) -> Result<Change> {
                 "--without {text}: no category is called {pattern}; there are {near}"
             )));
         }
-        Ok(Condition { key: *key, pattern: pattern.trim().to_owned() })
+        Ok(Condition { key: *key, pattern: pattern.to_owned() })
     };
     Ok(Change::Without(text.split(',').map(one).collect::<Result<_>>()?))
 }
@@ -431,6 +432,10 @@ mod tests {
 
     #[test]
     fn whatif_changes_say_the_option_that_asks_for_them() {
+        assert_eq!(
+            of("without", " category= temporary , op =aten::mm ").unwrap()[0].option(),
+            "--without 'category=temporary,op=aten::mm'"
+        );
         let change = of("without", "category=temporary,op=aten::_foreach*").unwrap();
         assert_eq!(change[0].option(), "--without 'category=temporary,op=aten::_foreach*'");
         assert_eq!(of("batch", "x1/2").unwrap()[0].option(), "--batch x1/2");

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use hdrhistogram::Histogram;
 use memtrace_trace::EventName;
 use memtrace_trace::columns::MAX_BYTES;
+use memtrace_trace::memory::Effect;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
@@ -19,7 +20,7 @@ use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::heading::process_heading;
 use crate::render::numbers::{bar, count, counted, duration, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::replay::Metric;
+use crate::state::replay::{Metric, is_gpu};
 use crate::state::replay_trace::replay_trace;
 
 /// `memtrace summary --stats`.
@@ -56,7 +57,9 @@ impl Report for Stats {
                 flow_categories(trace, options)?,
                 |row, replay| {
                     if replay.in_window() && options.device.is_none_or(|only| only == row.device) {
-                        numbers.feed(row);
+                        let counts_host = options.device.is_some();
+                        let now = (replay.step, replay.phase);
+                        numbers.feed(row, now, counts_host || is_gpu(row.device));
                     }
                 },
             )?;
@@ -184,8 +187,6 @@ struct RunStats {
     /// that are larger than the next lower power.
     sizes: BTreeMap<u32, (u64, i64)>,
     born: FxHashMap<i64, Birth>,
-    /// The step and phase of the last allocation. A free row has its block's step and phase instead.
-    during: (i64, Symbol),
     /// The number and bytes of blocks that were freed in the step and phase of their allocation.
     temporaries: (u64, i64),
     /// The difference between block size and requested size, in bytes, summed over the blocks whose requested
@@ -197,9 +198,13 @@ struct RunStats {
 }
 
 impl RunStats {
-    fn feed(&mut self, row: &Record) {
-        match row.event {
-            EventName::Alloc if row.alloc_id != 0 => {
+    /// Adds a row. `now` is the current step and phase; a free row has its block's step and phase instead.
+    /// `counts_blocks` is true if the blocks of the row's device count.
+    fn feed(&mut self, row: &Record, now: (i64, Symbol), counts_blocks: bool) {
+        let effect = row.counted_effect(Metric::Allocated).filter(|_| counts_blocks);
+        match effect {
+            // A `live` row repeats a block of an earlier part, so the block's age is unknown.
+            Some(Effect::Alloc) if row.alloc_id != 0 && row.event != EventName::Live => {
                 self.blocks.add(row.delta_bytes);
                 self.total += row.delta_bytes;
                 if row.requested_bytes >= 0 {
@@ -211,18 +216,20 @@ impl RunStats {
                 let (blocks, bytes) = self.sizes.entry(size).or_default();
                 *blocks += 1;
                 *bytes += row.delta_bytes;
-                self.during = (row.step, row.phase);
-                self.born.insert(row.alloc_id, Birth { ts_ns: row.ts_ns, during: self.during });
+                self.born.insert(row.alloc_id, Birth { ts_ns: row.ts_ns, during: now });
             }
-            EventName::Free => {
+            Some(Effect::Free) => {
                 if let Some(birth) = self.born.remove(&row.alloc_id) {
                     self.lifetimes.add(row.ts_ns - birth.ts_ns);
-                    if birth.during == self.during {
+                    if birth.during == now {
                         self.temporaries.0 += 1;
                         self.temporaries.1 -= row.delta_bytes;
                     }
                 }
             }
+            _ => {}
+        }
+        match row.event {
             EventName::Oom => self.ooms += 1,
             EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
             _ => {}
@@ -354,7 +361,64 @@ impl RunStats {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::Row;
+
     use super::*;
+    use crate::reports::{answer, find};
+    use crate::state::replay::CPU;
+    use crate::testing::TraceBuilder;
+
+    /// Returns the JSON of the process of a trace.
+    fn stats(trace: TraceBuilder) -> Value {
+        let folder = std::env::temp_dir().join(format!("memtrace-stats-{:?}", std::thread::current().id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("a.csv"), trace.finish()).unwrap();
+        let input = Input::open(&folder).unwrap();
+        let answer = answer(find("summary --stats").unwrap(), &[input], &Options::default()).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        answer.json["processes"][0].clone()
+    }
+
+    #[test]
+    fn a_block_that_is_freed_after_its_phase_is_no_temporary() {
+        let mut trace = TraceBuilder::default();
+        let row = |step, phase| Row { device: 0, step, phase, ..Row::default() };
+        // No allocation follows the step and phase of each free.
+        let kept = trace.alloc(512, row(0, "forward"));
+        let scratch = trace.alloc(1024, row(0, "forward"));
+        trace.free(scratch, 1024, row(0, "forward"));
+        trace.raw(Row { event: EventName::Op, ..row(0, "backward") });
+        trace.free(kept, 512, row(0, "forward"));
+        let json = stats(trace);
+        assert_eq!(
+            (&json["temporary_blocks"], &json["temporary_bytes"]),
+            (&json!(1), &json!(1024)),
+            "{json}"
+        );
+    }
+
+    #[test]
+    fn summary_stats_count_cpu_tensors_if_the_trace_has_no_gpu() {
+        let host = |trace: &mut TraceBuilder| {
+            let row = Row { device: CPU, alloc_id: 2, requested_bytes: 4000, ..Row::default() };
+            let alloc = Row { event: EventName::HostAlloc, delta_bytes: 4096, ..row };
+            trace.change(alloc, [4096; 3]);
+            trace.change(Row { alloc_id: 3, ..alloc }, [4096; 3]);
+            trace.change(Row { event: EventName::HostFree, delta_bytes: -4096, ..row }, [-4096; 3]);
+        };
+        let mut trace = TraceBuilder::default();
+        host(&mut trace);
+        let json = stats(trace);
+        let found = (&json["block_bytes"]["count"], &json["lifetime_ns"]["p50"], &json["rounding_bytes"]);
+        assert_eq!(found, (&json!(2), &json!(2000), &json!(192)), "{json}");
+        // Beside a GPU, they do not count.
+        let mut trace = TraceBuilder::default();
+        host(&mut trace);
+        trace.alloc(512, Row::default());
+        let json = stats(trace);
+        let found = (&json["block_bytes"]["count"], &json["block_bytes"]["max"]);
+        assert_eq!(found, (&json!(1), &json!(512)), "{json}");
+    }
 
     #[test]
     fn summary_stats_quantiles_are_exact_for_few_values_and_close_for_many() {

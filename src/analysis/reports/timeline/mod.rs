@@ -1,5 +1,6 @@
 //! `memtrace timeline`: memory over time as a curve in the terminal, with phases and steps below.
 
+use memtrace_trace::memory::Effect;
 use memtrace_trace::{Category, EventName};
 use serde_json::{Value, json};
 
@@ -228,20 +229,20 @@ impl SecondReading {
             total.set(ts, value);
             reserved.set(ts, device.totals.reserved);
             let known = |id| inferred.get(&id).copied();
-            let counts = |outside: bool| !outside || first.metric == Metric::Used;
-            match row.event {
-                EventName::Alloc | EventName::Live | EventName::ExtAlloc
-                    if counts(row.event == EventName::ExtAlloc) =>
-                {
+            match row.counted_effect(first.metric) {
+                Some(Effect::Alloc) => {
                     let category = known(row.alloc_id).unwrap_or(row.category);
                     stacked.add(ts, row.seq, &[category as usize], row.delta_bytes, value);
                 }
-                EventName::Free | EventName::ExtFree if counts(row.event == EventName::ExtFree) => {
+                Some(Effect::Free) => {
                     if let Some(block) = replay.freed() {
                         let category = known(block.id).unwrap_or(block.owner.category);
                         stacked.add(ts, row.seq, &[category as usize], -block.bytes, value);
                     }
                 }
+                _ => {}
+            }
+            match row.event {
                 EventName::Brief => {
                     stacked.add(ts, row.seq, &[row.category as usize], row.delta_bytes, value);
                 }
@@ -355,5 +356,40 @@ impl SecondReading {
             "steps": steps,
             "ooms_ns": self.ooms,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::Row;
+
+    use super::*;
+    use crate::reports::{answer, find};
+    use crate::state::replay::CPU;
+    use crate::testing::TraceBuilder;
+
+    #[test]
+    fn the_bands_of_a_trace_without_a_gpu_are_its_cpu_tensors() {
+        let mut trace = TraceBuilder::default();
+        let row = Row { device: CPU, category: Category::Gradient, ..Row::default() };
+        let alloc = Row { event: EventName::HostAlloc, alloc_id: 2, delta_bytes: 4096, ..row };
+        trace.change(alloc, [4096; 3]);
+        trace.change(Row { alloc_id: 3, delta_bytes: 512, ..alloc }, [512; 3]);
+        trace.change(Row { event: EventName::HostFree, delta_bytes: -4096, ..alloc }, [-4096; 3]);
+        let folder =
+            std::env::temp_dir().join(format!("memtrace-timeline-{:?}", std::thread::current().id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("a.csv"), trace.finish()).unwrap();
+        let input = Input::open(&folder).unwrap();
+        let mut options = Options::default();
+        options.values.insert(BY.name, "category".to_owned());
+        let json = answer(find("timeline").unwrap(), &[input], &options).unwrap().json;
+        std::fs::remove_dir_all(&folder).unwrap();
+        let bands = json["by_category_bytes"].as_object().unwrap();
+        assert_eq!(bands.len(), 1, "{bands:?}");
+        let bytes: Vec<i64> =
+            bands["gradient"].as_array().unwrap().iter().map(|bytes| bytes.as_i64().unwrap()).collect();
+        assert_eq!(bytes.iter().max(), Some(&4608), "{bytes:?}");
+        assert_eq!(bytes.last(), Some(&512), "{bytes:?}");
     }
 }

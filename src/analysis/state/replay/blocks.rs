@@ -1,9 +1,10 @@
 //! The blocks of a moment, with their recorded or inferred categories.
 
 use memtrace_trace::EventName;
-use memtrace_trace::memory::{MemoryKind, Metric};
+use memtrace_trace::memory::MemoryKind;
 
-use super::{Replay, is_gpu};
+use super::Replay;
+use crate::read::record::is_counted;
 use crate::state::block::{Block, is_unknown_form};
 use crate::state::categories::{self, InferenceState};
 
@@ -81,13 +82,7 @@ impl Replay {
     /// Returns true if blocks of `kind` count as blocks of the device `ordinal`. Memory outside torch's
     /// allocator counts only if the memory in use is tracked.
     pub(super) fn is_of(&self, kind: MemoryKind, ordinal: i32) -> bool {
-        match kind {
-            MemoryKind::Block => true,
-            MemoryKind::External => self.tracked == Metric::Used,
-            MemoryKind::Host => !is_gpu(ordinal),
-            // Segments have no block.
-            MemoryKind::Segment | MemoryKind::Mapped => false,
-        }
+        is_counted(kind, ordinal, self.tracked)
     }
 
     /// Returns the live blocks of a device: blocks of torch's allocator, CPU tensors, or

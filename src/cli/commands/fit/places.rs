@@ -3,6 +3,8 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
+use memtrace_cards::Spec;
+
 /// The placeholder for the value that is searched for.
 pub(super) const VALUE: &str = "{}";
 /// The placeholder for the number of GPUs if [`VALUE`] is the placeholder for another value.
@@ -94,6 +96,21 @@ pub(super) fn cards(list: &str) -> Vec<String> {
     distinct(cards)
 }
 
+/// Returns the number of GPUs of a card and the name of its preset: `8xh100-80g,mem=40g` is 8 and `h100-80g`. The
+/// name is empty if the user sets all properties. Returns `None` if the card is invalid.
+pub(super) fn count_and_preset(card: &str) -> Option<(u64, &'static str)> {
+    // With `--ranks`, the number before a card may exceed the number of GPUs of one machine.
+    let (count, spec) = match Spec::parse(card) {
+        Ok(spec) => (spec.count, spec),
+        Err(_) => match Spec::split_count(card) {
+            (Some(count), rest) => (count, Spec::parse(rest).ok()?),
+            (None, _) => return None,
+        },
+    };
+    let has_preset = !card.split(',').next().unwrap_or_default().contains('=');
+    Some((count.into(), if has_preset { spec.base.id } else { "" }))
+}
+
 /// Returns the entries of a list such as `512, 1024`, without repetitions.
 pub(super) fn entries(list: &str) -> Vec<String> {
     distinct(list.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect())
@@ -129,5 +146,21 @@ mod tests {
         assert_eq!(cards("l4, 2xa100-40g,mem=30g,,cc=8.0,l4"), ["l4", "2xa100-40g,mem=30g,cc=8.0"]);
         assert_eq!(cards("mem=4g,cc=8.0"), ["mem=4g,cc=8.0"]);
         assert_eq!(entries("1, 2,,2,3"), ["1", "2", "3"]);
+    }
+
+    #[test]
+    fn a_card_has_a_number_of_gpus_and_a_preset() {
+        for (card, expected) in [
+            ("rtx4090", Some((1, "rtx4090"))),
+            ("8XRTX4090,mem=20g", Some((8, "rtx4090"))),
+            ("h100-80g,count=8", Some((8, "h100-80g"))),
+            ("512xh100-80g", Some((512, "h100-80g"))),
+            ("mem=4g,count=2", Some((2, ""))),
+            ("{gpus}xh100-80g", None),
+            ("h100-80g,count=0", None),
+            ("99999999999xl4", None),
+        ] {
+            assert_eq!(count_and_preset(card), expected, "{card}");
+        }
     }
 }

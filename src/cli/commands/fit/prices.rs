@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Arg, ArgMatches, value_parser};
 
+use super::places;
+
 /// The size in bytes of the largest file that is read.
 const MOST_BYTES: u64 = 1 << 20;
 
@@ -70,18 +72,11 @@ impl Prices {
     }
 
     /// Returns the price of `gpus` GPUs of a card such as `h100-80g`, `2xh100-80g` or `h100-80g,mem=40g`. Without `gpus`,
-    /// the number is that of the card's name. Returns `None` if the file lacks the card.
+    /// the card has the number. Returns `None` if the file lacks the card.
     pub(super) fn of(&self, card: &str, gpus: Option<u64>) -> Option<f64> {
-        let card = card.split(',').next().unwrap_or_default().to_lowercase();
-        let (own, name) = match card.split_once('x') {
-            Some((count, name)) if !name.is_empty() => match count.parse::<u64>() {
-                Ok(count) => (count, name),
-                Err(_) => (1, card.as_str()),
-            },
-            _ => (1, card.as_str()),
-        };
-        let (_, price) = self.0.iter().find(|(known, _)| known == name)?;
-        Some(price * gpus.unwrap_or(own) as f64)
+        let (count, preset) = places::count_and_preset(card)?;
+        let (_, price) = self.0.iter().find(|(known, _)| preset.eq_ignore_ascii_case(known))?;
+        Some(price * gpus.unwrap_or(count) as f64)
     }
 }
 
@@ -98,6 +93,10 @@ mod tests {
         assert_eq!(prices.of("rtx4090", None), Some(0.35));
         assert_eq!(prices.of("8xh100-80g", None), Some(16.0));
         assert_eq!(prices.of("h100-80g", Some(4)), Some(8.0));
+        assert_eq!(prices.of("h100-80g,count=8", None), Some(16.0));
+        assert_eq!(prices.of("512XH100-80g", None), Some(1024.0));
+        // A card that has no preset has no price.
+        assert_eq!(prices.of("mem=80g", None), None);
         assert_eq!(prices.of("RTX4090,mem=20g", None), Some(0.35));
         assert_eq!(prices.of("l40s", None), None);
     }

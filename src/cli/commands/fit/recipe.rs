@@ -331,10 +331,11 @@ fn check_ranks(recipe: &Recipe, card: &str, has_ranks: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the numbers of GPUs of a list of cards such as `l4,2xh100-80g`; empty without a card.
+/// Returns the numbers of GPUs of a list of cards such as `l4,2xh100-80g`; empty without a card. An invalid card
+/// counts as one GPU here.
 fn counts(list: &str) -> Vec<u64> {
-    let count = |card: &String| card.split_once(['x', 'X']).and_then(|(count, _)| count.parse().ok());
-    places::cards(list).iter().map(|card| count(card).unwrap_or(1)).collect()
+    let count = |card: &String| places::count_and_preset(card).map_or(1, |(count, _)| count);
+    places::cards(list).iter().map(count).collect()
 }
 
 /// Checks that each card has the GPUs of the setting `gpus`, or of the `listed` values that are searched. `counts`
@@ -474,7 +475,7 @@ mod tests {
             let listed: Vec<String> = listed.iter().map(|value| (*value).to_owned()).collect();
             check_gpus(script, searched, &listed, &counts(cards)).err().map(|error| error.to_string())
         };
-        assert_eq!(counts("8xl4,h100-80g"), [8, 1]);
+        assert_eq!(counts("8xl4,h100-80g,h100-80g,count=4"), [8, 1, 4]);
         assert_eq!(
             refused(&server("2"), None, &[], "l4").unwrap(),
             "--set gpus=2: the card is one GPU: --phantom 2xh100-80g"

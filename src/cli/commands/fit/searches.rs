@@ -246,12 +246,15 @@ impl<'a> Searches<'a> {
         None
     }
 
-    /// Records the results for this row that follow from rows with other numbers of GPUs on the same card. A
+    /// Records the results for this row that follow from rows with other numbers of GPUs, on the same card and with
+    /// the same sequence length. A
     /// value that fits on fewer GPUs fits here, and a value that does not fit on more GPUs does not fit here.
     fn record_implied(&mut self, number: usize) {
         let (here, rest) = (&self.lanes[number], &self.lanes);
         let card = self.plan.card_of(here.row);
-        let others = rest.iter().filter(|lane| self.plan.card_of(lane.row) == card);
+        let others = rest
+            .iter()
+            .filter(|lane| self.plan.card_of(lane.row) == card && lane.row.length == here.row.length);
         let (mut fits, mut too_big) = (None, None);
         for lane in others {
             if lane.row.gpus < here.row.gpus {
@@ -363,6 +366,28 @@ impl<'a> Searches<'a> {
                     fs::remove_dir_all(&trial.files).ok();
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_follow_for_other_numbers_of_gpus_of_the_same_length_alone() {
+        let words = "fit --phantom {gpus}xh100-80g --gpus 8,16 --values 1,2,4 -- python t.py {gpus} {}";
+        let words = super::super::command().try_get_matches_from(words.split(' ')).unwrap();
+        for (length, expected) in [(2048, Some(1)), (8192, None)] {
+            let mut plan = Plan::new(&words, None, None).unwrap();
+            plan.rows[0].length = Some(2048);
+            plan.rows[1].length = Some(length);
+            let mut searches = Searches::new(&plan);
+            searches.lanes[0].search.record(1, true);
+            searches.record_implied(1);
+            assert_eq!(searches.lanes[1].search.fits, expected, "{length}");
+            let page = super::super::table::text(&plan, &searches.lanes);
+            assert!(page.lines().next().unwrap().contains("tokens"), "{page}");
         }
     }
 }

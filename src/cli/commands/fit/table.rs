@@ -141,13 +141,17 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     page.table(&table);
 }
 
-/// Prints a table with a row for each number of GPUs and a column for each value.
+/// Prints a table with a row for each card, number of GPUs and sequence length, and a column for each value.
 fn grid(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     let Some(values) = lanes.first().map(|lane| &lane.values) else { return };
     let heads: Vec<String> = (0..=values.last()).map(|index| values.text(index)).collect();
+    let by_length = lanes.iter().any(|lane| lane.row.length.is_some());
     let mut columns = vec![("card", Side::Left), ("GPUs", Side::Right)];
     if plan.has_prices() {
         columns.push(("price", Side::Right));
+    }
+    if by_length {
+        columns.push((plan.length_unit, Side::Right));
     }
     columns.extend(heads.iter().map(|head| (head.as_str(), Side::Right)));
     let mut table = Table::new(&columns);
@@ -156,6 +160,9 @@ fn grid(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
         let mut row: Vec<Cell> = vec![plan.card_of(lane.row).into(), Cell::new(gpus, Style::Strong)];
         if plan.has_prices() {
             row.push(price_text(price(plan, lane)).into());
+        }
+        if by_length {
+            row.push(lane.row.length.map(|length| length.to_string()).unwrap_or_default().into());
         }
         for index in 0..heads.len() {
             let (word, style) = match lane.trial(index).map(|trial| (&trial.outcome, trial)) {

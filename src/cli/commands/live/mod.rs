@@ -65,7 +65,8 @@ pub(crate) fn command() -> Command {
                 .long("interval")
                 .value_name("SECONDS")
                 .default_value("1")
-                .value_parser(value_parser!(f64))
+                .value_parser(interval)
+                .allow_negative_numbers(true)
                 .help("Seconds between refreshes"),
         )
         .arg(
@@ -95,6 +96,13 @@ pub(crate) fn command() -> Command {
     command
 }
 
+/// Parses the value of `--interval`, in seconds.
+fn interval(text: &str) -> std::result::Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    let seconds = seconds.ok_or("expected a number of seconds, from 0.1 to 3600")?;
+    Ok(Duration::from_secs_f64(seconds))
+}
+
 /// Shows a run once, or until `q` is pressed. With `--openmetrics`, writes the metrics at each interval
 /// instead, until a signal ends this command. Also handles `--detail` and `--nvidia-smi`.
 ///
@@ -110,7 +118,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let path = matches.get_one::<PathBuf>("trace").map_or(Path::new(DEFAULT_FOLDER), PathBuf::as_path);
     let text = |name: &str| matches.get_one::<String>(name).map_or("", String::as_str);
     let units: Unit = text("units").parse().map_err(|why: String| anyhow!(why))?;
-    let seconds: f64 = matches.get_one("interval").copied().unwrap_or(1.0);
     let stdout = std::io::stdout();
     let metrics = matches.get_one::<PathBuf>("openmetrics");
     let interactive = metrics.is_none() && !matches.get_flag("once") && terminal::width(&stdout).is_some();
@@ -122,7 +129,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         paused: false,
         help: false,
         notice: String::new(),
-        interval: Duration::from_secs_f64(seconds.clamp(0.1, 3600.0)),
+        interval: matches.get_one("interval").copied().unwrap_or(Duration::from_secs(1)),
     };
     let mut view =
         View { path, units, paint: terminal::use_colour(text("color"), &stdout), settings, previous: None };
@@ -272,4 +279,19 @@ fn answer(request: &mut Option<Request>) -> Option<String> {
     };
     *request = None;
     Some(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_is_a_number_of_seconds_within_its_range() {
+        assert_eq!(interval("0.1"), Ok(Duration::from_millis(100)));
+        assert_eq!(interval("3600"), Ok(Duration::from_secs(3600)));
+        for text in ["nan", "NaN", "inf", "-1", "0", "0.09", "3601", "1e999", "", "1s"] {
+            let error = command().try_get_matches_from(["live", "--interval", text]).expect_err(text);
+            assert!(error.to_string().contains("from 0.1 to 3600"), "{text}: {error}");
+        }
+    }
 }

@@ -62,12 +62,12 @@ impl Folders {
             real => real.ok(),
         };
         let Some(real) = real else { return Err(format!("{text}: no such file or folder")) };
-        let linked = || {
-            let entries = fs::read_dir(&real).into_iter().flatten().flatten();
-            let mut links = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_symlink()));
-            links.any(|link| !link.path().canonicalize().is_ok_and(|path| self.contains(&path)))
+        // If a folder has no trace, memtrace opens the newest of its subfolders that have one.
+        let leads_out = |folder: &Path| {
+            self.has_link_out(folder)
+                || entries(folder).any(|entry| has_trace(&entry.path()) && self.has_link_out(&entry.path()))
         };
-        if !self.contains(&real) || linked() {
+        if !self.contains(&real) || leads_out(&real) {
             let all: Vec<String> = self.0.iter().map(|folder| folder.display().to_string()).collect();
             return Err(format!(
                 "{text} is outside the folders that this server may read: {}",
@@ -75,6 +75,12 @@ impl Folders {
             ));
         }
         Ok(real)
+    }
+
+    /// Returns true if `folder` has a symbolic link whose target is outside the allowed folders or absent.
+    fn has_link_out(&self, folder: &Path) -> bool {
+        let mut links = entries(folder).filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_symlink()));
+        links.any(|link| !link.path().canonicalize().is_ok_and(|path| self.contains(&path)))
     }
 
     fn contains(&self, real: &Path) -> bool {
@@ -115,10 +121,20 @@ impl Folders {
     }
 }
 
+/// Returns the entries of `folder`; none if it is not a folder that can be read.
+fn entries(folder: &Path) -> impl Iterator<Item = fs::DirEntry> {
+    fs::read_dir(folder).into_iter().flatten().flatten()
+}
+
+/// Returns true if `folder` has a file or a link with the name of a trace.
+fn has_trace(folder: &Path) -> bool {
+    entries(folder).any(|entry| is_trace(&entry.file_name().to_string_lossy()))
+}
+
 /// Adds the runs in `folder` and, for `levels` more levels, below it. Symbolic links are not followed.
 fn find_runs(folder: &Path, levels: usize, left: &mut usize, runs: &mut Vec<Run>) {
     let mut run = Run { path: folder.to_owned(), changed: SystemTime::UNIX_EPOCH, bytes: 0, files: 0 };
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+    for entry in entries(folder) {
         if *left == 0 {
             break;
         }
@@ -162,7 +178,17 @@ mod tests {
         std::os::unix::fs::symlink(outside.path(), folder.path().join("out")).unwrap();
         let secret = outside.path().join("secret.csv");
         std::os::unix::fs::symlink(&secret, folder.path().join("linked/a.csv")).unwrap();
+        // A link one folder below the one that the agent names.
+        fs::create_dir_all(folder.path().join("runs/old")).unwrap();
+        fs::create_dir_all(folder.path().join("below/new")).unwrap();
+        fs::create_dir_all(folder.path().join("code/src")).unwrap();
+        fs::write(folder.path().join("runs/old/h.r0.1.csv"), "").unwrap();
+        std::os::unix::fs::symlink("h.r0.1.csv", folder.path().join("runs/old/h.r1.2.csv")).unwrap();
+        std::os::unix::fs::symlink(&secret, folder.path().join("below/new/h.r0.1.csv")).unwrap();
+        std::os::unix::fs::symlink(&secret, folder.path().join("code/src/data")).unwrap();
         let folders = Folders::new([folder.path()].into_iter()).unwrap();
+        folders.allowed("runs", false).unwrap();
+        folders.allowed("code", false).unwrap();
         assert_eq!(folders.allowed("run", false).unwrap(), folder.path().canonicalize().unwrap().join("run"));
         folders.allowed("run/page.html", true).unwrap();
         for (text, to_write) in [
@@ -172,6 +198,8 @@ mod tests {
             ("out/secret.csv", false),
             ("linked", false),
             ("linked/a.csv", false),
+            ("below", false),
+            ("below/new", false),
             ("run/page.html", false),
             ("../page.html", true),
             ("out/page.html", true),
