@@ -465,6 +465,9 @@ mod tests {
                 assert_eq!(script.contains(package), is_listed, "{} {package}", recipe.name);
             }
             assert!(script.contains(&format!("import {}\n", recipe.library)), "{}", recipe.name);
+            // Without data, a script that saves would train the real weights on noise.
+            let is_checked = script.contains(".data) == args.random:\n    parser.error(");
+            assert_eq!(script.contains("\"trained"), is_checked, "{}", recipe.name);
         }
     }
 

@@ -35,7 +35,8 @@ parser = argparse.ArgumentParser()
 for name, usual in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
     parser.add_argument(f"--{name}", type=type(usual), default=usual)
 parser.add_argument("--random", action="store_true")
-args = parser.parse_args()
+if bool((args := parser.parse_args()).data) == args.random:
+    parser.error("give either --data FILE or --random")
 device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)
 if device == "cuda" and DTYPE == "bfloat16" and torch.cuda.get_device_capability() < (8, 0):
     raise SystemExit("this card cannot train in bfloat16: choose DTYPE = float16 (--set dtype=float16)")

@@ -26,7 +26,8 @@ parser = argparse.ArgumentParser()
 for name, usual in {"model": MODEL, "batch": BATCH, "size": SIZE, "steps": 100, "data": ""}.items():
     parser.add_argument(f"--{name}", type=type(usual), default=usual)
 parser.add_argument("--random", action="store_true")
-args = parser.parse_args()
+if bool((args := parser.parse_args()).data) == args.random:
+    parser.error("give either --data FILE or --random")
 device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)
 facts = diffusers.UNet2DConditionModel.load_config(args.model, subfolder=SUBFOLDER)
 kind, is_flux, start = getattr(diffusers, facts["_class_name"]), "joint_attention_dim" in facts, device
@@ -77,8 +78,7 @@ if start == "meta" and args.random:
     unwritten = sum(on_host.nbytes for pairs in swapped.values() for _, on_host in pairs)
     print(f"unwritten weights on the host: {unwritten} bytes", flush=True)
 # []
-model.to(device)
-optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
+optimizer = pydoc.locate(OPTIMIZER)(model.to(device).parameters(), lr=LEARNING_RATE)
 config, side, tokens = model.config, args.size // 8, 512 if is_flux else 77
 if is_flux:
     shape, width, pooled = (side**2 // 4, 64), config.joint_attention_dim, config.pooled_projection_dim

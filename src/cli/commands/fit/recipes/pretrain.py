@@ -35,7 +35,8 @@ parser = argparse.ArgumentParser(epilog="N is the number of GPUs. --batch is the
 for name, usual in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
     parser.add_argument(f"--{name}", type=type(usual), default=usual)
 parser.add_argument("--random", action="store_true")
-args = parser.parse_args()
+if bool((args := parser.parse_args()).data) == args.random:
+    parser.error("give either --data FILE or --random")
 if "RANK" not in os.environ:
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="29511")
 device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
@@ -80,14 +81,13 @@ model, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, 
 if CHECKPOINTING:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 model.train()
-size = args.batch * args.seq
+size, rank, world = args.batch * args.seq, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 tokens = torch.randint(config.get_text_config().vocab_size, (size,), dtype=torch.int32)
 if args.data:
     tokens = torch.from_file(args.data, size=os.path.getsize(args.data) // 4, dtype=torch.int32)
 if len(tokens) < size:
     raise SystemExit(f"--data has {len(tokens)} tokens, fewer than {args.batch} rows of {args.seq}")
 rows = tokens[: len(tokens) // size * size].view(-1, args.batch, args.seq)
-rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 for step in range(args.steps):
     batch = rows[(step * world + rank) % len(rows)].long().to(device)
     parts, total = batch.chunk(ACCUMULATION), 0

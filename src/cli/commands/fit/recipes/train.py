@@ -42,7 +42,8 @@ parser = argparse.ArgumentParser()
 for name, usual in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
     parser.add_argument(f"--{name}", type=type(usual), default=usual)
 parser.add_argument("--random", action="store_true")
-args = parser.parse_args()
+if bool((args := parser.parse_args()).data) == args.random:
+    parser.error("give either --data FILE or --random")
 device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)
 auto, trust = transformers.AutoModelForCausalLM, TRUST_REMOTE_CODE
 if LIGER:
@@ -62,8 +63,7 @@ if args.random:
 else:
     model = auto.from_pretrained(args.model, trust_remote_code=trust, **options)
 # [qlora]
-if UPCAST:
-    model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False) if UPCAST else model
 # []
 if CHECKPOINTING:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
