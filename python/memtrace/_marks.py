@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 __all__ = [
@@ -34,13 +35,22 @@ __all__ = [
 ]
 
 
+def _returning(result: int) -> Callable[..., int]:
+    """Returns a function that takes any arguments, does nothing, and returns `result`."""
+    return lambda *_: result
+
+
 def _find_library() -> ctypes.CDLL | None:
-    """Returns the preloaded library with the types of its functions, or None if it is not loaded."""
+    """Returns the preloaded library with the types of its functions, or None if it is not loaded.
+
+    A library that is older than this package may lack functions. Their calls do nothing, and a warning says
+    so."""
     try:
         library = ctypes.CDLL(None)
         _ = library.memtrace_is_traced
     except (AttributeError, OSError):
         return None
+    missing = []
     for name, result, arguments in [
         ("is_traced", ctypes.c_int, []),
         ("pause", None, []),
@@ -53,8 +63,20 @@ def _find_library() -> ctypes.CDLL | None:
         ("detail", None, [ctypes.c_int]),
         ("flush", ctypes.c_int, []),
     ]:
-        function = getattr(library, "memtrace_" + name)
+        function = getattr(library, "memtrace_" + name, None)
+        if function is None:
+            missing.append("memtrace_" + name)
+            # A flush that did not happen fails.
+            setattr(library, "memtrace_" + name, _returning(int(name == "flush")))
+            continue
         function.restype, function.argtypes = result, arguments
+    if missing:
+        warnings.warn(
+            f"memtrace: the preloaded library is older than this package and lacks {', '.join(missing)}; "
+            "these calls do nothing",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return library
 
 
