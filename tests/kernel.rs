@@ -87,6 +87,7 @@ fn kernel_that_cannot_run_is_not_installed_and_says_why() {
     let home = TempDir::new().unwrap();
     let cases: &[(&[&str], &str)] = &[
         (&["install", "--phantom", "h100-80gb"], "no card is called `h100-80gb`"),
+        (&["install", "--phantom", "list"], "--phantom list names no card"),
         (&["install", "--name", "a/b"], "Invalid kernel name"),
         (&["install", "--prefix", "/proc/none"], "cannot be installed"),
         (&["install", "--prefix", "x", "--sys-prefix"], "not allowed with"),

@@ -39,7 +39,11 @@ def register(ipython: Any) -> None:
 
 def line_magic(line: str) -> Any:
     """Returns a report on the trace of this kernel, or on the trace that the line names."""
-    words = shlex.split(line) or ["summary"]
+    try:
+        words = shlex.split(line) or ["summary"]
+    except ValueError as error:
+        print(f"memtrace: the line cannot be split into words: {error}")
+        return None
     try:
         if words[0] != "help" and not any(map(_names_trace, words, words[1:])):
             words.append(own_trace())

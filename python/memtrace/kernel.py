@@ -60,6 +60,8 @@ def _arguments() -> argparse.Namespace:
 def _check_card(command: str, card: str) -> None:
     """Ends the program with a message if `memtrace run` rejects the card, because the
     kernel could not start."""
+    if card == "list":
+        _refuse("--phantom list names no card; memtrace run --phantom list lists the cards")
     with tempfile.TemporaryDirectory() as folder:
         tried = subprocess.run(
             [command, "run", "--quiet", "--phantom", card, "-o", folder, "--", "true"],
