@@ -224,6 +224,27 @@ fn trace_without_rows_begins_with_the_meta_row_of_its_journal() {
 }
 
 #[test]
+fn a_trace_with_a_long_end_row_is_complete() {
+    let killed = Killed::new("long end row").with_meta_row();
+    let words = format!("exit lost=0 guessed_calls={}", "cublasFunction|".repeat(400));
+    assert_eq!(words.len(), 6027);
+    let mut writer = RowWriter::without_header(Vec::new());
+    writer.write(&Row { seq: 2, event: EventName::End, name: &words, ..Row::default() }).unwrap();
+    writer.flush().unwrap();
+    let mut trace = fs::read(&killed.csv).unwrap();
+    trace.extend_from_slice(writer.get_ref());
+    fs::write(&killed.csv, &trace).unwrap();
+    // The process was killed before it removed its journal.
+    let at = Checkpoints { count: 1, parts: [1, 1], csv: [0; 2], ..Checkpoints::default() };
+    let killed = killed.with_journal(&at, [0, 0], vec![alloc(2000)]);
+    assert_eq!(repair(&killed.csv, None).unwrap(), Repaired::Complete);
+    assert_eq!(fs::read(&killed.csv).unwrap(), trace);
+    // The same row without its line end is not complete.
+    fs::write(&killed.csv, &trace[..trace.len() - 1]).unwrap();
+    assert!(matches!(repair(&killed.csv, None), Ok(Repaired::Finished { .. })));
+}
+
+#[test]
 fn rows_of_a_killed_repair_are_not_there_twice() {
     let events = || vec![alloc(2000), alloc(3000)];
     // Setup: the process was killed before its first checkpoint (`count` 0), or after one checkpoint (1).
