@@ -173,6 +173,7 @@ impl Spec {
             Some(_) => Self { name: "Phantom GPU".to_owned(), ..Self::default() },
             None => Self::default(),
         };
+        let mut pairs = Vec::new();
         for word in words {
             let Some((key, value)) = word.split_once('=') else {
                 return Err(match Self::preset(word) {
@@ -180,7 +181,12 @@ impl Spec {
                     Err(error) => error,
                 });
             };
-            spec.set(key.trim(), value.trim())?;
+            pairs.push((key.trim(), value.trim()));
+        }
+        // `mem` limits the values of the preset and must not limit values of the request, so it comes first.
+        pairs.sort_by_key(|(key, _)| *key != "mem");
+        for (key, value) in pairs {
+            spec.set(key, value)?;
         }
         if spec.base.is_slice() && spec.count > 1 {
             return Err(SpecError::SeveralSlices);
@@ -341,6 +347,19 @@ mod tests {
         assert_eq!((spec.memory, spec.cc, spec.sms, spec.count), (48 << 30, (8, 9), 142, 2));
         assert_eq!(spec.name, "My card");
         assert_eq!((spec.channels, Spec::parse("rtx4090,channels=4").unwrap().channels), (24, 4));
+    }
+
+    #[test]
+    fn the_order_of_the_keys_does_not_matter() {
+        for (one, other) in [
+            ("h100-80g,context=6g,mem=40g", "h100-80g,mem=40g,context=6g"),
+            ("gb10,others=7g,mem=40g", "gb10,mem=40g,others=7g"),
+            ("context=6g,mem=40g", "mem=40g,context=6g"),
+        ] {
+            assert_eq!(Spec::parse(one), Spec::parse(other), "{one}");
+        }
+        let spec = Spec::parse("h100-80g,context=6g,mem=40g").unwrap();
+        assert_eq!((spec.memory, spec.context), (40 << 30, 6 << 30));
     }
 
     #[test]
