@@ -72,10 +72,16 @@ impl Control {
         self.send(Command::Flush(done), patience) && polled(&answer, patience) == Some(true)
     }
 
-    /// Sends [`Command::Suspend`]. Returns true if the trace was ended.
+    /// Sends [`Command::Suspend`], and waits until the trace has ended or the writer thread stalls. Returns
+    /// true if the request was sent. Then [`Control::resume`] must follow, because a writer thread that
+    /// stalled may read the request later.
     pub(crate) fn suspend(&self) -> bool {
         let (done, answer) = bounded(1);
-        self.send(Command::Suspend(done), STALLED) && self.wait_until(|| !answer.is_empty())
+        let is_sent = self.send(Command::Suspend(done), STALLED);
+        if is_sent {
+            self.wait_until(|| !answer.is_empty());
+        }
+        is_sent
     }
 
     /// Sends [`Command::Resume`].
@@ -216,5 +222,15 @@ mod tests {
         });
         assert!(control.flush(Duration::from_secs(60)));
         writer.join().unwrap();
+    }
+
+    #[test]
+    fn a_suspension_that_is_not_answered_is_resumed() {
+        let control = Control::new();
+        // Nobody answers, and the request stays in the channel.
+        assert!(control.suspend());
+        control.resume();
+        assert!(matches!(control.commands().try_recv(), Ok(Command::Suspend(_))));
+        assert!(matches!(control.commands().try_recv(), Ok(Command::Resume)));
     }
 }

@@ -188,8 +188,9 @@ impl Recorder {
         std::process::id() == self.pid
     }
 
-    /// Ends the trace before an `exec`; [`Recorder::resume`] continues the trace if the `exec` fails. Returns
-    /// false if there is no trace, or if the writer thread makes no progress.
+    /// Ends the trace before an `exec`, unless the writer thread makes no progress. Returns true if
+    /// [`Recorder::resume`] must be called when the `exec` fails, and false if there is no trace or if the
+    /// writer thread takes no requests.
     pub fn suspend(&self) -> bool {
         self.is_of_this_process() && !self.queue.is_closed() && self.control.suspend()
     }

@@ -51,10 +51,11 @@ pub(crate) fn install() {
 /// Makes the call, or sets `errno` to `ENOSYS` and returns -1 if `call` is `None`. If the program to run
 /// exists, ends the trace before the call, and resumes the trace if the call returns.
 fn exec(exists: impl FnOnce() -> bool, call: Option<impl FnOnce() -> c_int>) -> c_int {
-    // SAFETY: the pointer is to this thread's own `errno`.
-    let errno = unsafe { &mut *libc::__errno_location() };
+    // SAFETY: the function has no preconditions.
+    let errno = unsafe { libc::__errno_location() };
     let Some(call) = call else {
-        *errno = libc::ENOSYS;
+        // SAFETY: the pointer is to this thread's own `errno`.
+        unsafe { *errno = libc::ENOSYS };
         return -1;
     };
     let suspended = shielded(|| {
@@ -62,11 +63,13 @@ fn exec(exists: impl FnOnce() -> bool, call: Option<impl FnOnce() -> c_int>) -> 
         (exists() && recorder.suspend()).then_some(recorder)
     });
     let status = call();
-    let error = *errno;
+    // SAFETY: as above. There is no reference to `errno` here, because the call changes it.
+    let error = unsafe { *errno };
     if let Some(recorder) = suspended.flatten() {
         shielded(|| recorder.resume());
     }
-    *errno = error;
+    // SAFETY: as above.
+    unsafe { *errno = error };
     status
 }
 
