@@ -29,8 +29,8 @@ NAMES_OF_MEMTRACE = (
     "_",
 )
 
-# Containers that memtrace freed before this point stay in Python's free lists, and the program's next ones come
-# from there without a count. A full collection empties these lists (docs/how-it-works.md).
+# Containers that memtrace freed before this point stay in Python's free lists, and the program's next ones
+# come from there without a count. A full collection empties these lists (docs/how-it-works.md).
 gc.collect()
 
 
