@@ -139,10 +139,12 @@ fn driver_calls_of_a_cudarc_program_have_one_row_each() {
         return uses_cudarc();
     }
     let program = std::env::current_exe().unwrap();
-    let ran =
-        of_phantom(&program, &["driver::driver_calls_of_a_cudarc_program_have_one_row_each", "--exact"])
-            .env(INSIDE, "1")
-            .run();
+    let ran = of_phantom(
+        &program,
+        &["tracer::driver::driver_calls_of_a_cudarc_program_have_one_row_each", "--exact"],
+    )
+    .env(INSIDE, "1")
+    .run();
     assert_eq!(ran.status(), 0, "{}{}", ran.stdout(), ran.stderr());
     let trace = ran.trace();
     let name = program.file_name().unwrap().to_str().unwrap();
