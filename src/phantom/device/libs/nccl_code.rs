@@ -26,8 +26,9 @@ use crate::kernels::fatbin;
 const HOPPER_THREADS: u64 = 2048;
 /// The bytes of stack for each thread that every context has (`CU_LIMIT_STACK_SIZE` in CUDA's manual).
 const DEFAULT_STACK: u64 = 1024;
-/// What the code takes less than twice its size, and what the first kernel takes beside its stack, in bytes.
+/// On the card, the code takes twice its size, less these bytes.
 const CODE_LESS: u64 = 21 << 20;
+/// The bytes that the first kernel takes in addition to its stack.
 const FIRST_KERNEL_MORE: u64 = 22 << 20;
 
 /// The kernels whose stacks count: a sum, which a barrier runs, and messages.
