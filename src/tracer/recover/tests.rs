@@ -227,7 +227,7 @@ fn trace_without_rows_begins_with_the_meta_row_of_its_journal() {
 fn a_trace_with_a_long_end_row_is_complete() {
     let killed = Killed::new("long end row").with_meta_row();
     let words = format!("exit lost=0 guessed_calls={}", "cublasFunction|".repeat(400));
-    assert_eq!(words.len(), 6027);
+    assert!(words.len() > 4096, "longer than the rows of other events");
     let mut writer = RowWriter::without_header(Vec::new());
     writer.write(&Row { seq: 2, event: EventName::End, name: &words, ..Row::default() }).unwrap();
     writer.flush().unwrap();
