@@ -9,12 +9,13 @@ use crate::options::{Flag, Options, parse_window};
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
+use crate::read::together::RowReader;
 use crate::state::block::{Block, is_unknown_form};
 use crate::state::categories::KnownCategories;
 use crate::state::last_oom::LastOom;
 use crate::state::marks::{self, MarkName};
 use crate::state::replay::{Metric, Replay, has_current_step, is_gpu};
-use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
+use crate::state::replay_trace::{Replayed, replay_together, replay_trace, replay_until};
 
 /// A moment of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,11 +107,10 @@ pub fn replay_to_moment(
     at: &NamedMoment,
     columns: Columns,
     options: &Options,
-    mut known: KnownCategories,
+    known: KnownCategories,
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Option<Replayed>> {
     let tracked = Metric::Allocated;
-    let (mut tagged, mut tag_symbols) = (Vec::new(), SymbolTable::default());
     let last = match at {
         NamedMoment::End | NamedMoment::Exit => {
             let window = &options.window;
@@ -144,9 +144,9 @@ pub fn replay_to_moment(
             replayed.fullest(*metric, options).map_or(0, |device| device.peak(*metric).seq)
         }
         NamedMoment::Oom => {
-            let (oom, judged, blocks, symbols) = last_oom(trace, options, &known)?;
-            (known, tagged, tag_symbols) = (judged, blocks, symbols);
-            oom
+            let (_, found) = find_oom(trace, options, &known, &SymbolTable::default(), &mut [])?;
+            let Some(oom) = found else { return Ok(None) };
+            return replay_to_oom(trace, &oom, columns, options, visit).map(Some);
         }
         NamedMoment::Mark(mark) => marks::find(trace, mark, options)?.map_or(0, |row| row.seq),
     };
@@ -166,31 +166,38 @@ pub fn replay_to_moment(
         found |= past && matches!(row.event, EventName::Alloc | EventName::Oom);
         stop
     };
-    let mut replayed = replay_until(trace, columns, options, tracked, known, stop, visit)?;
-    for block in tagged.iter_mut().filter(|block| !is_unknown_form(block.shape)) {
-        for form in [&mut block.dtype, &mut block.shape] {
-            *form = replayed.symbols.intern(&tag_symbols.get(*form));
-        }
-    }
-    replayed.replay.copy_tags(&tagged);
-    Ok(Some(replayed))
+    replay_until(trace, columns, options, tracked, known, stop, visit).map(Some)
 }
 
-/// Returns the `seq` of the last OOM (0 without an OOM), the categories for a replay up to it, and blocks
-/// with their tagged categories, whose symbols are in the last table:
+/// The last OOM of a trace, found in a reading of the whole trace.
+pub(crate) struct FoundOom {
+    seq: i64,
+    /// The categories for a replay up to the OOM: those of an earlier reading, if there was one, or those that the
+    /// rules infer for the blocks that were live at the OOM. In a trace with tags, no categories.
+    known: KnownCategories,
+    /// In a trace with tags: the blocks that were live at the OOM, with their last tags.
+    tagged: Vec<Block>,
+    /// The symbols of `tagged`.
+    symbols: SymbolTable,
+}
+
+/// Replays the whole trace and finds its last OOM. Each row also goes to `readers`; `symbols` gets the symbols of all
+/// rows.
 ///
-/// - If `known` has the categories of an earlier reading: `known`, and no blocks.
-/// - If the rules infer categories: the categories of the blocks that were live at the OOM, and no blocks.
-/// - Otherwise: no categories, and the blocks that were live at the OOM, with their last tags.
-fn last_oom(
+/// # Errors
+/// When the trace cannot be read.
+pub(crate) fn find_oom(
     trace: &TraceFile,
     options: &Options,
     known: &KnownCategories,
-) -> Result<(i64, KnownCategories, Vec<Block>, SymbolTable)> {
+    symbols: &SymbolTable,
+    readers: &mut [&mut dyn RowReader],
+) -> Result<(Replayed, Option<FoundOom>)> {
     let mut last: Option<LastOom> = None;
-    let tracked = Metric::Allocated;
+    let mut replay = Replay::new(symbols, options.window, Metric::Allocated);
+    replay.known = known.clone();
     let columns = Columns::of(&["dtype", "shape"]);
-    let replayed = replay_trace(trace, columns, options, tracked, known.clone(), |row, replay| {
+    let replayed = replay_together(trace, columns, options, replay, readers, |row, replay| {
         let wanted = is_gpu(row.device) && options.device.is_none_or(|only| only == row.device);
         if row.event == EventName::Oom && wanted && replay.in_window() {
             last = Some(LastOom::new(row));
@@ -198,20 +205,45 @@ fn last_oom(
             oom.feed(replay);
         }
     })?;
-    let Some(oom) = last else { return Ok((0, known.clone(), Vec::new(), replayed.symbols)) };
-    let replay = &replayed.replay;
-    if !known.is_none() {
-        return Ok((oom.seq, known.clone(), Vec::new(), replayed.symbols));
+    let Some(oom) = last else { return Ok((replayed, None)) };
+    let (replay, symbols) = (&replayed.replay, symbols.clone());
+    let mut found = FoundOom { seq: oom.seq, known: known.clone(), tagged: Vec::new(), symbols };
+    if known.is_none() {
+        let devices = replay.devices().iter().map(|device| device.ordinal);
+        let blocks: Vec<Block> = devices.flat_map(|ordinal| oom.blocks(replay, ordinal)).collect();
+        if replay.infers() {
+            found.known = KnownCategories::of_blocks(&blocks, replay.rule());
+        } else {
+            // The trace has tags, but perhaps only after the OOM, where the replay up to the OOM does not see
+            // them. The empty map disables the rules of inference in that replay.
+            (found.known, found.tagged) = (KnownCategories::of_blocks(&[], ""), blocks);
+        }
     }
-    let devices = replay.devices().iter().map(|device| device.ordinal);
-    let blocks: Vec<Block> = devices.flat_map(|ordinal| oom.blocks(replay, ordinal)).collect();
-    if !replay.infers() {
-        // The trace has tags, but perhaps only after the OOM, where the replay up to the OOM does not see
-        // them. The empty map disables the rules of inference in that replay.
-        return Ok((oom.seq, KnownCategories::of_blocks(&[], ""), blocks, replayed.symbols));
+    Ok((replayed, Some(found)))
+}
+
+/// Replays `trace` up to an OOM. For `columns` and `visit`, see [`replay_trace`].
+///
+/// # Errors
+/// When the trace cannot be read.
+pub(crate) fn replay_to_oom(
+    trace: &TraceFile,
+    oom: &FoundOom,
+    columns: Columns,
+    options: &Options,
+    visit: impl FnMut(&Record, &Replay),
+) -> Result<Replayed> {
+    let stop = |row: &Record, _: &Replay| row.seq > oom.seq;
+    let known = oom.known.clone();
+    let mut replayed = replay_until(trace, columns, options, Metric::Allocated, known, stop, visit)?;
+    let mut tagged = oom.tagged.clone();
+    for block in tagged.iter_mut().filter(|block| !is_unknown_form(block.shape)) {
+        for form in [&mut block.dtype, &mut block.shape] {
+            *form = replayed.symbols.intern(&oom.symbols.get(*form));
+        }
     }
-    let judged = KnownCategories::of_blocks(&blocks, replay.rule());
-    Ok((oom.seq, judged, Vec::new(), replayed.symbols))
+    replayed.replay.copy_tags(&tagged);
+    Ok(replayed)
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::{ReadSummary, TraceFile};
 use crate::read::symbols::SymbolTable;
+use crate::read::together::RowReader;
 use crate::state::categories::KnownCategories;
 use crate::state::replay::{self, Device, Metric, Moment, Replay, is_gpu};
 
@@ -128,6 +129,29 @@ pub fn replay_rows_knowing(
     let mut replay = Replay::new(&symbols, options.window, tracked);
     replay.known = known;
     run(trace, wanted, options, replay, symbols, |_, _| false, visit)
+}
+
+/// Continues `replay`, which is at its beginning, with the rows of `trace`. Each row goes to the replay, then to each of
+/// `readers`, then to `visit`, with the columns of the readers and `columns` in addition to those of the replay.
+///
+/// # Errors
+/// When the trace cannot be read.
+pub fn replay_together(
+    trace: &TraceFile,
+    columns: Columns,
+    options: &Options,
+    replay: Replay,
+    readers: &mut [&mut dyn RowReader],
+    mut visit: impl FnMut(&Record, &Replay),
+) -> Result<Replayed> {
+    let wanted = readers.iter().fold(replay::COLUMNS.and(columns), |all, reader| all.or(&reader.wanted()));
+    let symbols = replay.symbols.clone();
+    run(trace, wanted, options, replay, symbols, |_, _| false, |row, replay| {
+        for reader in &mut *readers {
+            reader.feed(row, &replay.symbols);
+        }
+        visit(row, replay);
+    })
 }
 
 /// Replays every column of `trace` and compares the totals of each row with the sum of the deltas.

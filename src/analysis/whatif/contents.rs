@@ -1,8 +1,6 @@
 //! What a trace has that changes may apply to: the called modules, the memory that their calls leave, the types of the
 //! models, and tags.
 
-use std::ops::ControlFlow;
-
 use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -14,6 +12,7 @@ use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
+use crate::read::together::{RowReader, read_together};
 use crate::selection::nearest_names;
 use crate::state::model_facts::{self, FactsOfModel, ModelFacts, root_of};
 use crate::state::module_layers::{ModuleClasses, RANGE_COLUMNS};
@@ -237,18 +236,24 @@ const CALL: Columns = RANGE_COLUMNS;
 fn contents(trace: &TraceFile, options: &Options) -> Result<(Contents, SymbolTable)> {
     let symbols = SymbolTable::default();
     let mut contents = Contents::new(trace);
-    let wanted = Wanted::all_events(Columns::of(&["event"]))
-        .plus(EventName::Alloc, TOTAL.and(Columns::of(&["category"])))
-        .plus(EventName::Free, TOTAL)
-        .plus(EventName::Live, TOTAL.and(Columns::of(&["category"])))
-        .plus(EventName::RangeBegin, CALL)
-        .plus(EventName::RangeEnd, CALL)
-        .plus(EventName::Mark, model_facts::COLUMNS);
-    trace.read(wanted, options.lenient, &symbols, |row| {
-        contents.feed(row, &symbols);
-        ControlFlow::Continue(())
-    })?;
+    read_together(trace, options, &symbols, &mut [&mut contents])?;
     Ok((contents, symbols))
+}
+
+impl RowReader for Contents {
+    fn wanted(&self) -> Wanted {
+        Wanted::all_events(Columns::of(&["event"]))
+            .plus(EventName::Alloc, TOTAL.and(Columns::of(&["category"])))
+            .plus(EventName::Free, TOTAL)
+            .plus(EventName::Live, TOTAL.and(Columns::of(&["category"])))
+            .plus(EventName::RangeBegin, CALL)
+            .plus(EventName::RangeEnd, CALL)
+            .plus(EventName::Mark, model_facts::COLUMNS)
+    }
+
+    fn feed(&mut self, row: &Record, symbols: &SymbolTable) {
+        Contents::feed(self, row, symbols);
+    }
 }
 
 /// Returns an error if the trace lacks the data for a change or has nothing that the change applies to.

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::profile::flow_categories;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::{NO_MODULE, Symbol};
+use crate::read::symbols::{NO_MODULE, Symbol, SymbolTable};
 use crate::render::numbers::counted;
 use crate::reports::frag::{Fragmentation, fragmentation};
 use crate::reports::growth::DeviceParts;
@@ -65,11 +65,14 @@ impl Export for Digest {
         };
         let mut steps = Steps::default();
         let flow = flow_categories(trace, job.options)?;
+        let symbols = SymbolTable::default();
+        let mut host = HostMemory::new(&symbols);
         let Reading { whole: replayed, found, levels, .. } =
-            findings(trace, job.options, flow.clone(), |row, replay| steps.feed(row, replay, job.options))?;
+            findings(trace, job.options, flow.clone(), &symbols, &mut [&mut host], |row, replay| {
+                steps.feed(row, replay, job.options);
+            })?;
         let at_peak = NamedMoment::Peak(Metric::Reserved);
         let held = fragmentation(trace, &at_peak, job.options, flow)?.map_or_else(Vec::new, |(_, held)| held);
-        let host = HostMemory::read(trace, job.options)?;
         let mut rows = vec![with_host(process(&replayed, &found), &host)];
         let parts = DeviceParts::all(&levels, &trace.meta, job.options);
         let no_parts = DeviceParts::default();

@@ -44,6 +44,17 @@ impl Advised {
     /// of several changes.
     pub(in crate::reports) fn new(trace: &TraceFile, options: &Options, in_sets: bool) -> Result<Advised> {
         let (changes, tags) = whatif::candidates_for(trace, options)?;
+        Advised::of_changes(trace, options, changes, tags, in_sets)
+    }
+
+    /// Same as [`Self::new`], for the changes to try and whether the trace has tags, from an earlier reading.
+    pub(in crate::reports) fn of_changes(
+        trace: &TraceFile,
+        options: &Options,
+        changes: Vec<Change>,
+        tags: bool,
+        in_sets: bool,
+    ) -> Result<Advised> {
         let sets = whatif::sets(&changes, if in_sets { MOST_CHANGES } else { 1 });
         let lists: Vec<Vec<Change>> =
             sets.iter().map(|set| set.iter().map(|index| changes[*index].clone()).collect()).collect();

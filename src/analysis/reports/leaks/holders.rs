@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
+use crate::read::symbols::SymbolTable;
 use crate::render::heading::process_heading;
 use crate::render::numbers::counted;
 use crate::render::printer::{Cell, Printer, Style};
@@ -79,8 +80,9 @@ impl Report for LeaksHolders {
         let input = &inputs[0];
         let most = options.top.unwrap_or(MOST_RANKS);
         let mut answer = for_each_process(input, options, |index, trace, printer, footer| {
-            let searches = RetainedSearches::read(trace, options)?;
-            let found = findings(trace, options, flow_categories(trace, options)?, |_, _| {})?.found;
+            let mut searches = RetainedSearches::default();
+            let (known, symbols) = (flow_categories(trace, options)?, SymbolTable::default());
+            let found = findings(trace, options, known, &symbols, &mut [&mut searches], |_, _| {})?.found;
             let to_report =
                 if options.text("pid").is_empty() { searches.to_report() } else { searches.asked_for() };
             let unnamed = Unnamed::new(&found, to_report);

@@ -24,7 +24,7 @@ use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol, SymbolTable};
-use crate::read::together::read_together;
+use crate::read::together::RowReader;
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::{count, counted};
@@ -37,7 +37,7 @@ use crate::state::host_memory::HostMemory;
 use crate::state::levels::Levels;
 use crate::state::moment::ends_script;
 use crate::state::replay::{MemoryKind, Metric, Replay};
-use crate::state::replay_trace::{Replayed, replay_trace, replay_until};
+use crate::state::replay_trace::{Replayed, replay_together, replay_until};
 use crate::state::retained::{RetainedSearch, RetainedSearches};
 use crate::state::stacks::Stacks;
 use crate::state::step_inputs::LargestInput;
@@ -101,8 +101,10 @@ fn of_process(
     options: &Options,
 ) -> Result<(Value, bool)> {
     let known = flow_categories(trace, options)?;
+    let symbols = SymbolTable::default();
+    let (mut searches, mut host) = (RetainedSearches::default(), HostMemory::new(&symbols));
     let Reading { whole, before_last, levels, found, holders } =
-        findings(trace, options, known.clone(), |_, _| {})?;
+        findings(trace, options, known.clone(), &symbols, &mut [&mut searches, &mut host], |_, _| {})?;
     footer.add(trace, &whole, whole.fullest(Metric::Allocated, options).map(|d| d.ordinal));
     let mut grown: Vec<Growth> = levels
         .devices
@@ -134,9 +136,6 @@ fn of_process(
     let is_flat = grown.iter().all(|growth| growth.cause().is_none());
     let is_replaced = grown.iter().any(Growth::is_replaced);
     // The objects that hold the memory are printed before the owners that allocated it.
-    let symbols = SymbolTable::default();
-    let (mut searches, mut host) = (RetainedSearches::default(), HostMemory::new(&symbols));
-    read_together(trace, options, &symbols, &mut [&mut searches, &mut host])?;
     print_retained(printer, searches.to_report(), options);
     if grown.iter().any(Growth::keeps_more) {
         print_larger_holder(&searches, is_replaced, printer, options);
@@ -198,7 +197,8 @@ pub(crate) struct Reading {
     pub(crate) holders: Holders,
 }
 
-/// Reads a trace to find growing memory. Calls `visit` for each row after the replay has processed the row.
+/// Reads a trace to find growing memory. Each row also goes to `readers`, and to `visit` after the replay has
+/// processed the row. `symbols` gets the symbols of all rows.
 ///
 /// # Errors
 /// If the trace cannot be read.
@@ -206,13 +206,17 @@ pub(crate) fn findings(
     trace: &TraceFile,
     options: &Options,
     known: KnownCategories,
+    symbols: &SymbolTable,
+    readers: &mut [&mut dyn RowReader],
     mut visit: impl FnMut(&Record, &Replay),
 ) -> Result<Reading> {
     // The first replay covers the whole trace. It finds the last step, and the blocks that are live at the end.
     let mut levels = Levels::new(options.device);
     let mut held = None;
     let tracked = Metric::Allocated;
-    let whole = replay_trace(trace, Columns::of(&[]), options, tracked, known.clone(), |row, replay| {
+    let mut replay = Replay::new(symbols, options.window, tracked);
+    replay.known = known.clone();
+    let whole = replay_together(trace, Columns::of(&[]), options, replay, readers, |row, replay| {
         levels.feed(row, replay);
         if held.is_none() && ends_script(row, replay) {
             held = Some(HeldAtEnd::new(replay, true, options));

@@ -288,7 +288,7 @@ fn state_to_come(at: &TraceToOom<'_>, live: &[Block], evidence: &Evidence) -> Op
     let parameters: i64 = live.iter().filter(is_own).map(|block| block.bytes).sum();
     let trained = of_model.trained.unwrap_or(parameters).min(parameters);
     // After several backwards without any optimizer, the program probably has none.
-    Some(at.found.state_of(&root, trained))
+    Some(at.whole.found.state_of(&root, trained))
         .filter(|found| found.class.is_some() || at.seen.cycles.ended < FEWEST_CYCLES)
 }
 

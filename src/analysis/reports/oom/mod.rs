@@ -1,6 +1,6 @@
 //! `memtrace oom`: the reason why a request ran out of memory, the evidence, and the remedies.
 //!
-//! [`trace_to_oom`] reads a trace up to its last OOM, [`gather`] turns it into [`evidence`] by topic, and the
+//! [`whole_trace`] reads a trace and finds its last OOM, [`trace_to_oom`] reads it up to there, [`gather`] turns it into [`evidence`] by topic, and the
 //! [`findings`] judge the evidence. [`findings`] says how to add one. [`case`] prints the result.
 
 mod advised_changes;
@@ -27,6 +27,7 @@ mod step_groups;
 #[cfg(test)]
 mod test_evidence;
 mod trace_to_oom;
+mod whole_trace;
 
 use serde_json::{Value, json};
 
@@ -45,9 +46,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::upper_first;
 use crate::render::printer::{Cell, Printer, Style};
-use crate::state::detail::DetailedSteps;
 use crate::state::group::{Key, sorted};
-use crate::state::host_memory::HostMemory;
 use crate::state::replay::Block;
 use crate::state::replay_trace::Replayed;
 use crate::state::retained::{RetainedSearch, RetainedSearches};
@@ -56,6 +55,7 @@ use finding::{GROWS, KEPT, OomCase};
 use kept_reasons::{Kept, Words, words};
 use server_limit::Refused;
 use trace_to_oom::TraceToOom;
+use whole_trace::WholeTrace;
 
 /// The maximum number of changes of `memtrace advise` that are shown.
 const MOST_ADVISED: usize = 5;
@@ -86,8 +86,10 @@ impl Report for Oom {
         let mut printer = options.printer();
         let mut footer = Footer::new(input);
         let mut cases = Vec::new();
-        for trace in &input.traces {
-            let Some(at) = TraceToOom::read(trace, options)? else { continue };
+        let wholes: Vec<WholeTrace> =
+            input.traces.iter().map(|trace| WholeTrace::read(trace, options)).collect::<Result<_>>()?;
+        for (trace, whole) in input.traces.iter().zip(&wholes) {
+            let Some(at) = TraceToOom::read(trace, whole, options)? else { continue };
             let (row, replayed) = (&at.row, &at.replayed);
             let mut case = OomCase::new(&at);
             let others = case.evidence.device.others;
@@ -114,15 +116,14 @@ impl Report for Oom {
             if let Some(why) = &why_not {
                 printer.plain(format!("memtrace advise finds nothing for this peak: {why}"));
             }
-            let detail = DetailedSteps::read(trace, options)?;
-            if let Some(text) = detail.about(row.step, &trace.meta) {
+            if let Some(text) = whole.detail.about(row.step, &trace.meta) {
                 printer.plain(text);
             }
             holders(&mut printer, replayed, row.device, options);
             print_retained(&mut printer, search, options);
             footer.note_inference(replayed);
             footer.add_reading(trace, replayed);
-            footer.note_detail(trace, &detail);
+            footer.note_detail(trace, &whole.detail);
             footer.add_share(replayed, row.device);
             let advised: Vec<String> =
                 advised.iter().map(|advice| case.advised_line(advice, options.units)).collect();
@@ -137,9 +138,8 @@ impl Report for Oom {
         // When the host's memory runs out, no request fails, but the kernel kills a process. So the report
         // lists killed processes, too.
         let mut killed = Vec::new();
-        for trace in &input.traces {
-            let memory = HostMemory::read(trace, options)?;
-            let Some(verdict) = Killed::of(trace, &memory, &input.traces, options)? else { continue };
+        for (trace, whole) in input.traces.iter().zip(&wholes) {
+            let Some(verdict) = Killed::of(trace, &whole.host, &input.traces, options)? else { continue };
             if cases.is_empty() && killed.is_empty() {
                 heading(&mut printer, input, &trace.meta);
             }
@@ -159,8 +159,8 @@ impl Report for Oom {
         }
         let mut refused = Vec::new();
         if cases.is_empty() {
-            for trace in &input.traces {
-                let Some(server) = Refused::of(trace, options)? else { continue };
+            for (trace, whole) in input.traces.iter().zip(&wholes) {
+                let Some(server) = Refused::of(trace, whole.server, options)? else { continue };
                 if killed.is_empty() && refused.is_empty() {
                     heading(&mut printer, input, &trace.meta);
                 }
@@ -214,7 +214,8 @@ impl KeptMemory {
         options: &Options,
     ) -> Result<Option<KeptMemory>> {
         if ended_in_oom {
-            let Some(at) = TraceToOom::read(trace, options)? else { return Ok(None) };
+            let whole = WholeTrace::read(trace, options)?;
+            let Some(at) = TraceToOom::read(trace, &whole, options)? else { return Ok(None) };
             let case = OomCase::new(&at);
             return Ok(case.is_kept().then(|| KeptMemory {
                 verdict: case.verdict(),
@@ -271,7 +272,8 @@ impl KeptMemory {
 /// # Errors
 /// When the trace cannot be read.
 pub fn oom_for_page(trace: &TraceFile, options: &Options) -> Result<Value> {
-    let Some(at) = TraceToOom::read(trace, options)? else { return Ok(Value::Null) };
+    let whole = WholeTrace::read(trace, options)?;
+    let Some(at) = TraceToOom::read(trace, &whole, options)? else { return Ok(Value::Null) };
     let case = OomCase::new(&at);
     let advised = helps(&case, options).0;
     let mut tries = case.all_tries(&advised, options.units);
@@ -289,7 +291,8 @@ fn helps(case: &OomCase<'_>, options: &Options) -> (Vec<FirstAdvice>, Option<Str
     if !case.is_need() {
         return (Vec::new(), None);
     }
-    match Advised::new(case.at.trace, options, false) {
+    let TraceToOom { trace, whole, .. } = case.at;
+    match Advised::of_changes(trace, options, whole.changes.clone(), whole.has_tags, false) {
         Ok(advised) => {
             let first = advised.first(MOST_ADVISED);
             (first.into_iter().filter_map(|advice| case.suited(advice)).collect(), None)

@@ -15,7 +15,7 @@ use crate::options::Options;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
-use crate::read::together::{RowReader, read_together};
+use crate::read::together::RowReader;
 use crate::render::printer::{Cell, Printer, Style};
 use crate::state::replay::Metric;
 use crate::state::replay_trace::replay_trace;
@@ -121,16 +121,17 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// Returns the server that ended without a KV cache; `None` if it got a cache or the card is unknown.
+    /// Returns the server that ended without a KV cache; `None` if it got a cache or the card is unknown. `server` is
+    /// the share that the trace records.
     ///
     /// # Errors
     /// When the trace cannot be read.
-    pub(super) fn of(trace: &TraceFile, options: &Options) -> Result<Option<Refused>> {
-        let mut marks = ServerMarks::default();
-        read_together(trace, options, &SymbolTable::default(), &mut [&mut marks])?;
-        let Some(ServerPart { part, blocks: 0 }) = marks.part() else {
-            return Ok(None);
-        };
+    pub(super) fn of(
+        trace: &TraceFile,
+        server: Option<ServerPart>,
+        options: &Options,
+    ) -> Result<Option<Refused>> {
+        let Some(ServerPart { part, blocks: 0 }) = server else { return Ok(None) };
         let mut free = None;
         let columns = Columns::of(&["device_free_bytes"]);
         let replayed =

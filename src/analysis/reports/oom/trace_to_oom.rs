@@ -1,23 +1,20 @@
 //! A trace, read up to its last OOM.
 
 use super::super::ledger;
-use super::found_at_oom::FoundAtOom;
 use super::rows_before::RowsBefore;
-use super::server_limit::{ServerMarks, ServerPart};
 use super::step_groups;
+use super::whole_trace::WholeTrace;
 use crate::error::Result;
 use crate::options::Options;
-use crate::profile::flow_categories;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
-use crate::read::together::read_together;
 use crate::state::layout::{self, Layout};
 use crate::state::levels::Levels;
 use crate::state::model_facts::is_module;
-use crate::state::moment::{NamedMoment, replay_to_moment};
+use crate::state::moment::replay_to_oom;
 use crate::state::replay_trace::Replayed;
-use crate::state::retained::{RetainedSearch, RetainedSearches};
+use crate::state::retained::RetainedSearch;
 
 /// The ops that copy a tensor from the CPU to the GPU.
 const COPIES: [&str; 2] = ["aten::empty_strided", "aten::_to_copy"];
@@ -32,16 +29,18 @@ pub(super) struct TraceToOom<'a> {
     pub(super) layout: Layout,
     pub(super) levels: Levels,
     pub(super) seen: RowsBefore,
-    /// The optimizers and models that were found after the OOM.
-    pub(super) found: FoundAtOom,
-    /// The share of the card to which a server (vLLM) limits itself, if the trace records it.
-    pub(super) server: Option<ServerPart>,
-    searches: RetainedSearches,
+    /// The first reading of the trace.
+    pub(super) whole: &'a WholeTrace,
 }
 
 impl<'a> TraceToOom<'a> {
-    /// Returns `None` if the trace has no OOM.
-    pub(super) fn read(trace: &'a TraceFile, options: &Options) -> Result<Option<Self>> {
+    /// Replays `trace` up to its last OOM. Returns `None` if `whole`, the first reading of the trace, found no OOM.
+    pub(super) fn read(
+        trace: &'a TraceFile,
+        whole: &'a WholeTrace,
+        options: &Options,
+    ) -> Result<Option<Self>> {
+        let Some(oom) = &whole.oom else { return Ok(None) };
         let mut layout = Layout::default();
         let mut seen = RowsBefore::default();
         let mut levels = Levels::new(options.device);
@@ -53,39 +52,23 @@ impl<'a> TraceToOom<'a> {
             "shape",
             "stack_id",
         ]));
-        let replayed = replay_to_moment(
-            trace,
-            &NamedMoment::Oom,
-            columns,
-            options,
-            flow_categories(trace, options)?,
-            |row, replay| {
-                layout.feed(row);
-                levels.feed(row, replay);
-                seen.feed(row, replay, trace);
-            },
-        )?;
-        let (Some(replayed), Some(row)) = (replayed, seen.oom) else { return Ok(None) };
+        let replayed = replay_to_oom(trace, oom, columns, options, |row, replay| {
+            layout.feed(row);
+            levels.feed(row, replay);
+            seen.feed(row, replay, trace);
+        })?;
+        let Some(row) = seen.oom else { return Ok(None) };
         if seen.shares_host(row.device)
             && let Some(host) = ledger::host_at(trace, options, &row)?
         {
             seen.host_grew(row.device, host);
         }
-        let (mut searches, mut server) = (RetainedSearches::default(), ServerMarks::default());
-        let mut found = FoundAtOom::default();
-        read_together(
-            trace,
-            options,
-            &SymbolTable::default(),
-            &mut [&mut searches, &mut server, &mut found],
-        )?;
-        let server = server.part();
-        Ok(Some(TraceToOom { trace, row, replayed, layout, levels, seen, found, server, searches }))
+        Ok(Some(TraceToOom { trace, row, replayed, layout, levels, seen, whole }))
     }
 
     /// Returns the search for kept memory at the OOM, if there was one.
     pub(super) fn search(&self) -> Option<&RetainedSearch> {
-        self.searches.at_oom()
+        self.whole.searches.at_oom()
     }
 
     pub(super) fn symbols(&self) -> &SymbolTable {
@@ -139,6 +122,6 @@ impl<'a> TraceToOom<'a> {
     /// Returns the model whose parameters the program moves to the GPU, and the bytes that are still on the
     /// CPU.
     pub(super) fn being_moved(&self) -> Option<(&str, i64)> {
-        self.found.being_moved().filter(|_| self.is_copy() && self.row.step < 0)
+        self.whole.found.being_moved().filter(|_| self.is_copy() && self.row.step < 0)
     }
 }

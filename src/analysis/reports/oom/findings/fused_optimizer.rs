@@ -8,7 +8,7 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
     let to_come = &case.evidence.to_come;
     // Other optimizers, such as Muon, have no fused step. While Adam still allocates state, its temporary
     // results are to come.
-    let is_to_come = to_come.bytes > 0 && case.at.found.has_foreach_adam();
+    let is_to_come = to_come.bytes > 0 && case.at.whole.found.has_foreach_adam();
     if !case.is_in_foreach && !is_to_come {
         return None;
     }

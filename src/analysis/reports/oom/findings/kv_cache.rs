@@ -10,7 +10,7 @@ use crate::state::block::is_unknown_form;
 
 /// A server sets its pool aside, and a forward in training keeps its keys and values for the backward.
 pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
-    if case.at.server.is_some() || case.evidence.forwards.has_autograd {
+    if case.at.whole.server.is_some() || case.evidence.forwards.has_autograd {
         return None;
     }
     let blocks = case.at.replayed.replay.live_on(case.at.row.device, false);
