@@ -187,12 +187,11 @@ impl Encoder {
         let size = BlockSize { bytes, requested, rounded: self.rounded(requested, bytes) };
         let reported = Live::reported(header, size, pool);
         let born = self.born(tid, header, address, &reported, sink)?;
-        self.brief.deferred.remove(&address);
-        // The report of the free of an unlisted block at this address was lost.
-        self.anomalies.missed_frees += u64::from(self.brief.remove(address).is_some());
         self.brief.born += 1;
         let live = Live { alloc_id: self.brief.born, form: form.into(), ..born };
-        self.brief.add(address, Unlisted { live, tid, window: self.brief.windows });
+        let before = self.brief.add(address, Unlisted { live, tid, window: self.brief.windows });
+        // The report of the free of an unlisted block at this address was lost.
+        self.anomalies.missed_frees += u64::from(before);
         let sums = self.brief.sums(header.device);
         sums.allocations += 1;
         sums.bytes = sums.bytes.wrapping_add(bytes);

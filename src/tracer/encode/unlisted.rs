@@ -66,10 +66,17 @@ impl UnlistedBlocks {
         sums.map_or(0, |sums| sums.unlisted.wrapping_sub(sums.written))
     }
 
-    pub(crate) fn add(&mut self, address: u64, unlisted: Unlisted) {
+    /// Adds a block. Returns true if it replaces an unlisted block at this address.
+    pub(crate) fn add(&mut self, address: u64, unlisted: Unlisted) -> bool {
+        if !self.deferred.is_empty() {
+            self.deferred.remove(&address);
+        }
         let sums = self.sums(unlisted.live.device);
         sums.unlisted = sums.unlisted.wrapping_add(unlisted.live.bytes);
-        self.blocks.insert(address, unlisted);
+        let Some(before) = self.blocks.insert(address, unlisted) else { return false };
+        let sums = self.sums(before.live.device);
+        sums.unlisted = sums.unlisted.wrapping_sub(before.live.bytes);
+        true
     }
 
     #[inline]

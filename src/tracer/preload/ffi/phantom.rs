@@ -114,10 +114,11 @@ pub(crate) fn describe() -> serde_json::Value {
 /// may hold the loader's lock when the process ends.
 pub(crate) fn describe_at_end() -> serde_json::Value {
     let Some(write) = DESCRIBE.cached() else { return serde_json::Value::Null };
-    let mut text = vec![0u8; 16 << 10];
+    let mut text = Vec::<u8>::with_capacity(16 << 10);
     // SAFETY: the passed length is the buffer's. The library was preloaded, so it stays loaded.
-    let length = unsafe { write(text.as_mut_ptr().cast(), text.len()) };
-    text.truncate(length);
+    let length = unsafe { write(text.as_mut_ptr().cast(), text.capacity()) };
+    // SAFETY: the library has written the text, and at most the length of the buffer.
+    unsafe { text.set_len(length.min(text.capacity())) };
     let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
     serde_json::from_slice(&text[..end]).unwrap_or(serde_json::Value::Null)
 }

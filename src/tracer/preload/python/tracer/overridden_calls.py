@@ -3,6 +3,8 @@ as GPyTorch's classes."""
 
 from __future__ import annotations
 
+import sys
+
 from .subclasses import with_subclasses
 from .torch_api import Module
 
@@ -15,6 +17,12 @@ _hook = None
 # The ids of the classes that were checked. An id is rarely reused, because classes of
 # modules are rarely freed.
 _seen: set[int] = set()
+# The number of imported modules and of classes that derive from `Module` directly, at the last check. A program may
+# have thousands of module classes, and the check runs after each backward, so classes are searched only if one of
+# these numbers has changed, and after every EVERY backwards.
+_numbers: tuple[int, int] = (0, 0)
+_checks = 0
+EVERY = 100
 
 
 def hook_overridden_calls(hook) -> None:
@@ -27,8 +35,14 @@ def hook_overridden_calls(hook) -> None:
 
 def hook_new_overridden_calls() -> None:
     """Checks the classes that were created since the last call."""
+    global _numbers, _checks
     if _hook is None:
         return
+    _checks += 1
+    numbers = (len(sys.modules), len(type.__subclasses__(Module)))
+    if numbers == _numbers and _checks % EVERY:
+        return
+    _numbers = numbers
     for kind in with_subclasses(Module):
         if kind is Module or id(kind) in _seen:
             continue
