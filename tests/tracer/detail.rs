@@ -17,6 +17,20 @@ on_every_torch![
     brief_steps_and_a_sigkill_leave_a_trace_that_replays_as_torch,
 ];
 
+/// The newest PyTorch.
+mod torch_2_15_0 {
+    use super::{Torch, torch::NEWEST};
+
+    macro_rules! on_newest {
+        ($($name:ident),* $(,)?) => { $(#[test] fn $name() { Torch::run(NEWEST, super::$name); })* };
+    }
+    on_newest![
+        detail_by_schedule_replays_as_torch_and_is_off_between_its_steps,
+        brief_steps_have_the_peaks_and_the_totals_of_all_rows,
+        brief_steps_and_a_sigkill_leave_a_trace_that_replays_as_torch,
+    ];
+}
+
 /// Returns a line for each step: `1` or `0` for whether torch has callbacks for ops, for backward functions,
 /// and for user scopes.
 fn callbacks(run: &Run) -> Vec<String> {

@@ -98,8 +98,11 @@ impl Encoder {
         ages: bool,
         sink: &mut S,
     ) -> Result<(), S::Error> {
+        // The step of the latest report. A tag has no step of its own.
+        let mut step = None;
         for (index, (tid, event)) in events.iter().enumerate() {
             if let Some((header, block)) = event.unpack_block() {
+                step = Some(header.step);
                 self.brief_block(*tid, &header, &block, sink)?;
                 let peak = plan.peaks.get(header.device.max(0) as usize).copied().flatten();
                 if peak.is_some_and(|(at, _)| at == index) && self.brief.hidden(header.device) != 0 {
@@ -121,7 +124,9 @@ impl Encoder {
                         Some(unlisted) if category == Category::Workspace => {
                             unlisted.live.category = category;
                         }
-                        _ => {
+                        unlisted => {
+                            let born = unlisted.map_or(-1, |unlisted| unlisted.live.step);
+                            let header = Header { step: step.unwrap_or(born), ..header };
                             self.list_unlisted(&header, &|at, _| at == address, false, sink)?;
                             self.encode(*tid, event, sink)?;
                         }

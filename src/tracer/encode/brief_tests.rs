@@ -23,13 +23,15 @@ struct Program {
     clock_ns: u64,
     /// The context of the next reports.
     context: u32,
+    /// The step of the next reports.
+    step: i32,
     window: Vec<(u32, Event)>,
 }
 
 impl Program {
     fn new() -> Program {
         let encoder = Encoder::new(0, 0, 1, Rounding::default(), true);
-        Program { encoder, allocated: 0, clock_ns: 0, context: 0, window: Vec::new() }
+        Program { encoder, allocated: 0, clock_ns: 0, context: 0, step: 0, window: Vec::new() }
     }
 
     fn report(&mut self, address: u64, bytes: i64, deferred: bool) -> &mut Program {
@@ -39,7 +41,7 @@ impl Program {
         let block =
             Block { address, bytes, allocated, reserved, requested: bytes.abs(), pool: 0, deferred, form: 0 };
         let header = Header::new(self.clock_ns, Api::CachingAllocator, 0);
-        let event = Payload::Block(block).pack(Header { context: self.context, ..header });
+        let event = Payload::Block(block).pack(Header { context: self.context, step: self.step, ..header });
         self.window.push((1, event));
         self
     }
@@ -120,6 +122,42 @@ fn tagged_blocks_get_rows() {
         (Sum, 0, 512, 512),
     ];
     assert_eq!(program.end().unwrap(), rows);
+}
+
+/// A tag has no step, but the rows that it causes are rows of the window's step.
+#[test]
+fn rows_that_a_tag_causes_have_the_step_of_the_window() {
+    let mut program = Program::new();
+    program.alloc(1, 8192).free(1, 8192);
+    assert_eq!(program.end(), None);
+    program.step = 7;
+    // The tag names a block of this window, and a block of an earlier window in a window without reports.
+    for reports in [true, false] {
+        if reports {
+            program.alloc(2, 512).alloc(3, 512);
+        }
+        let (address, category) = (2 + u64::from(!reports), Category::Gradient);
+        let claim = memtrace_trace::Claim::Strong;
+        let tag = Payload::Tag { address, category, module: 0, name: 0, form: 0, claim };
+        program.window.push((1, tag.pack(Header::new(9, Api::Python, 0))));
+        let mut rows = Steps::default();
+        let window = std::mem::take(&mut program.window);
+        let plan = program.encoder.plan_brief(&window).unwrap();
+        let Ok(()) = program.encoder.encode_brief(&window, &plan, true, &mut rows);
+        assert!(rows.0.len() >= 4 && rows.0.iter().all(|step| *step == 7), "{:?}", rows.0);
+    }
+}
+
+/// A sink that keeps the step of each row.
+#[derive(Default)]
+struct Steps(Vec<i64>);
+
+impl RowSink for Steps {
+    type Error = std::convert::Infallible;
+    fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error> {
+        self.0.push(row.step);
+        Ok(())
+    }
 }
 
 #[test]
