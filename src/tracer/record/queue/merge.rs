@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memtrace_trace::event::Block;
+use memtrace_trace::Event;
 use memtrace_trace::event::bytes::{bytes_of, text_slots};
+use memtrace_trace::event::tied::first_of_tied;
 use memtrace_trace::journal::Written;
-use memtrace_trace::{Event, Payload};
 use rustc_hash::FxHashMap;
 
 use super::chunk_pool::{ChunkPool, ChunkReader};
@@ -171,6 +171,7 @@ impl Merge {
         let Merge { sources, overflow_emitted, .. } = self;
         let mut sources: Vec<&mut Source> = sources.values_mut().collect();
         sources.retain_mut(|source| source.peek().is_some());
+        sources.sort_unstable_by_key(|source| source.shared.id);
         loop {
             // Find the two oldest heads. Events are taken from the first lane until its clock reaches the
             // clock of the second head.
@@ -192,7 +193,14 @@ impl Merge {
             if given >= most {
                 return Ok(Drained::Most);
             }
-            let index = if clock == second { by_totals(&sources, clock).unwrap_or(index) } else { index };
+            let tied = || {
+                let heads = sources
+                    .iter()
+                    .enumerate()
+                    .filter_map(|(index, source)| Some((index, source.head.as_ref()?)));
+                first_of_tied(heads.filter(|(_, head)| head.clock_ns == clock))
+            };
+            let index = if clock == second { tied().unwrap_or(index) } else { index };
             let source = &mut sources[index];
             let tid = source.tid;
             while let Some(event) = source.peek() {
@@ -202,8 +210,8 @@ impl Merge {
                 *overflow_emitted += u64::from(source.head_is_overflow);
                 source.next();
                 given += 1;
-                // If the clocks are equal, only one event is emitted at a time, because `by_totals` decides
-                // which event is next.
+                // If the clocks are equal, only one event is emitted at a time, because `first_of_tied`
+                // decides which event is next.
                 let go_on = |event: &Event| event.clock_ns < second && event.clock_ns <= watermark;
                 if given >= most || !source.peek().is_some_and(go_on) {
                     break;
@@ -281,29 +289,6 @@ impl Merge {
         pool.percent_free() < SHORT_PERCENT
             && (full() * 100 >= SHORT_PERCENT * pool.chunks() || overflow() * 2 > MAX_OVERFLOW)
     }
-}
-
-/// Returns the index of the source whose block report comes first among several with the same clock. This is
-/// a report whose total before its change is not the total after the change of another report on the same
-/// device.
-fn by_totals(sources: &[&mut Source], clock: u64) -> Option<usize> {
-    let heads: Vec<(usize, i8, Block)> = sources
-        .iter()
-        .enumerate()
-        .filter_map(|(index, source)| match source.head?.unpack()? {
-            (header, Payload::Block(block)) if header.clock_ns == clock => {
-                Some((index, header.device, block))
-            }
-            _ => None,
-        })
-        .collect();
-    let first = heads.iter().find(|(index, device, block)| {
-        let before = (block.allocated as i64).wrapping_sub(block.bytes);
-        !heads.iter().any(|(other, after_device, after)| {
-            other != index && after_device == device && after.allocated as i64 == before
-        })
-    });
-    first.map(|(index, ..)| *index)
 }
 
 impl Source {
