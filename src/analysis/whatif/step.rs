@@ -173,7 +173,7 @@ pub(super) struct Allocation {
 
 /// A call of an outermost op, or of a module.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Call {
+pub(super) struct StepCall {
     /// The op, or the module.
     pub(super) name: Symbol,
     /// The enclosing module.
@@ -189,10 +189,10 @@ pub(super) struct Call {
 pub(super) struct Step {
     pub(super) lives: Vec<Life>,
     pub(super) allocations: Vec<Allocation>,
-    pub(super) ops: Vec<Call>,
+    pub(super) ops: Vec<StepCall>,
     /// For each op: the range of the allocations that belong to it and not to an enclosing op.
     own: Vec<(u32, u32)>,
-    pub(super) modules: Vec<Call>,
+    pub(super) modules: Vec<StepCall>,
     /// The blocks that were freed, in order: indices of `lives`.
     pub(super) frees: Vec<u32>,
     /// The allocation before which the optimizer's step begins; `None` if no optimizer runs.
@@ -226,7 +226,7 @@ impl Step {
     }
 
     /// Returns the op call with this index; `None` for [`NO_CALL`].
-    pub(super) fn op(&self, call: u32) -> Option<&Call> {
+    pub(super) fn op(&self, call: u32) -> Option<&StepCall> {
         self.ops.get(call as usize)
     }
 
@@ -259,7 +259,7 @@ pub(super) struct StepRecorder {
     allocating: Claims,
     freeing: Claims,
     /// The module calls that are open, by thread, and their number.
-    open: FxHashMap<i32, Vec<Call>>,
+    open: FxHashMap<i32, Vec<StepCall>>,
     open_calls: usize,
 }
 
@@ -363,7 +363,7 @@ impl StepRecorder {
             EventName::Op => self.op(row),
             EventName::RangeBegin if row.api == self.module_api => {
                 let from = self.now.end();
-                let call = Call { name: row.name, module: row.module, phase, from, to: from };
+                let call = StepCall { name: row.name, module: row.module, phase, from, to: from };
                 self.open.entry(row.tid).or_default().push(call);
                 self.open_calls += 1;
             }
@@ -373,7 +373,7 @@ impl StepRecorder {
                 while let Some(call) = open.pop() {
                     self.open_calls -= 1;
                     let is_same = call.name == row.name;
-                    self.now.modules.push(Call { to: self.now.end(), ..call });
+                    self.now.modules.push(StepCall { to: self.now.end(), ..call });
                     if is_same {
                         break;
                     }
@@ -459,6 +459,6 @@ impl StepRecorder {
         let (call, to) = (self.now.ops.len() as u32, self.now.end());
         let from = self.allocating.claim(start, call);
         self.freeing.claim(start, call);
-        self.now.ops.push(Call { name: row.op, module: row.module, phase: row.phase, from, to });
+        self.now.ops.push(StepCall { name: row.op, module: row.module, phase: row.phase, from, to });
     }
 }

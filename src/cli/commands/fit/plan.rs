@@ -326,7 +326,7 @@ impl Plan {
     /// Returns the price of the GPUs of a row: of `gpus` GPUs, if that is the result of its search. Returns `None` if the
     /// price of the card is unknown.
     pub(super) fn price_of(&self, row: &Row, gpus: Option<u64>) -> Option<f64> {
-        self.prices.as_ref()?.of(self.card_of(row), gpus.or(row.gpus))
+        self.prices.as_ref()?.price(self.card_of(row), gpus.or(row.gpus))
     }
 
     /// Returns the card of a row as the user gave it, but without the placeholder for the number of GPUs;

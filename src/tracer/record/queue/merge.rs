@@ -52,7 +52,7 @@ struct Source {
     head: Option<Event>,
     head_is_overflow: bool,
     /// The place of the first held event; see [`Merge::hold`].
-    held: Option<Place>,
+    held: Option<LanePosition>,
     /// The clock of the last event; the clocks of a lane never decrease.
     last_ns: u64,
     /// Chunks that were read to the end, to be recycled.
@@ -61,7 +61,7 @@ struct Source {
 
 /// A place in a lane.
 #[derive(Clone, Copy)]
-struct Place {
+struct LanePosition {
     /// The number of chunks in [`Source::done`] before the place.
     done: usize,
     /// The chunk with the place, and the index of the slot.
@@ -243,12 +243,12 @@ impl Merge {
     pub(crate) fn release(&mut self, queue: &'static EventQueue, written: Written, part: u32) {
         let is_holding = self.held.is_some();
         let consumed = self.sources.values().flat_map(|source| {
-            let Place { done, next } = source.written(is_holding);
+            let LanePosition { done, next } = source.written(is_holding);
             source.done[..done].iter().map(|chunk| (*chunk, chunk.committed())).chain(next)
         });
         queue.pool().checkpoint(written, part, self.held.unwrap_or(self.overflow_emitted), consumed);
         for source in self.sources.values_mut() {
-            let Place { done, .. } = source.written(is_holding);
+            let LanePosition { done, .. } = source.written(is_holding);
             for chunk in source.done.drain(..done) {
                 queue.pool().recycle(chunk);
             }
@@ -309,16 +309,16 @@ impl Source {
     }
 
     /// Returns the place after the last emitted event.
-    fn place(&self) -> Place {
+    fn place(&self) -> LanePosition {
         let next = self.chunks.front().map(|queued| (queued.chunk, self.slot));
-        Place { done: self.done.len(), next }
+        LanePosition { done: self.done.len(), next }
     }
 
     /// Returns the place up to which the files have the events. A lane that is newer than the hold has none.
-    fn written(&self, is_holding: bool) -> Place {
+    fn written(&self, is_holding: bool) -> LanePosition {
         match self.held {
             Some(held) => held,
-            None if is_holding => Place { done: 0, next: None },
+            None if is_holding => LanePosition { done: 0, next: None },
             None => self.place(),
         }
     }
