@@ -202,6 +202,21 @@ fn export_replaces_only_an_earlier_export() {
         assert!(output.status.success(), "{}", text(&output.stderr));
         std::fs::write(folder.path().join("set/rank=0/.x.parquet.7.partial"), "PAR1").unwrap();
     }
+    // A trace with a damaged row: the export fails, and the files of the last export stay.
+    let names = || {
+        let files = (0..4).map(|rank| folder.path().join(format!("set/rank={rank}/host.r{rank}.1.parquet")));
+        files.filter(|file| file.exists()).count()
+    };
+    let mut rows = String::new();
+    let file = std::fs::File::open(&trace).unwrap();
+    std::io::Read::read_to_string(&mut flate2::read::GzDecoder::new(file), &mut rows).unwrap();
+    let damaged = folder.path().join("damaged.r0.1.csv");
+    let middle = rows[rows.len() / 2..].find('\n').unwrap() + rows.len() / 2 + 1;
+    std::fs::write(&damaged, format!("{}x,y\n{}", &rows[..middle], &rows[middle..])).unwrap();
+    assert_eq!(names(), 4);
+    let output = memtrace(folder.path(), &[&"export", &"--to", &"parquet", &damaged, &"-o", &"set"]);
+    assert!(!output.status.success(), "{}", text(&output.stdout));
+    assert_eq!(names(), 4);
     let foreign = folder.path().join("set/rank=0/notes.txt");
     std::fs::write(&foreign, "").unwrap();
     let output = memtrace(folder.path(), &[&"export", &"--to", &"parquet", &trace, &"-o", &"set"]);

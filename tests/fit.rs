@@ -428,7 +428,7 @@ fn fit_repeats_alone_a_run_that_failed_while_another_was_active() {
     let fit = Fit::on("h100-80g,a100-40g", &program);
     assert_eq!(fit.status(), 0, "{}{}", fit.text(), fit.stderr());
     assert!(
-        fit.stderr().contains("failed while another run was active; it runs again, alone"),
+        fit.stderr().contains("failed while another trial was active; it runs again, alone"),
         "{}",
         fit.stderr()
     );

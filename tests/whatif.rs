@@ -526,6 +526,32 @@ fn advise_frees_no_layer_whose_backward_has_begun_and_only_what_can_be_computed_
 }
 
 #[test]
+fn advise_closes_no_call_of_another_thread() {
+    let mut trace = TraceBuilder::default();
+    let call = |trace: &mut TraceBuilder, event, tid, name| {
+        trace.raw(Row { event, tid, api: "module", name, module: name, phase: "forward", ..Row::default() });
+    };
+    // A second thread calls another module from the start until within the second layer.
+    call(&mut trace, EventName::RangeBegin, 2, "Other");
+    for module in ["Net.stem", "Net.h.0", "Net.h.1"] {
+        call(&mut trace, EventName::RangeBegin, 1, module);
+        if module == "Net.h.1" {
+            call(&mut trace, EventName::RangeEnd, 2, "Other");
+        }
+        let row = Row { tid: 1, module, phase: "forward", ..Row::default() };
+        for op in ["aten::mm", "aten::relu"] {
+            trace.alloc(64 * MIB, Row { op, category: Category::Activation, ..row });
+            trace.raw(Row { event: EventName::Op, op, device: 0, latency_ns: 1500, api: "op", ..row });
+        }
+        call(&mut trace, EventName::RangeEnd, 1, module);
+    }
+    let oom = Row { event: EventName::Oom, device: 0, tid: 1, phase: "forward", ..Row::default() };
+    trace.change(Row { requested_bytes: 1 << 31, rounded_bytes: 1 << 31, ..oom }, [0; 3]);
+    let (_folder, path) = written(&trace.finish());
+    assert_eq!(answer(&["--checkpoint", "Net.h.*"], &path)["saved_bytes"], 128 * MIB);
+}
+
+#[test]
 fn advise_answers_for_lists_of_modules_in_lists_and_any_name() {
     for (modules, pattern) in [
         // Paths as in lucidrains' transformers: ModuleList([ModuleList([attention, feed_forward]), ...]).

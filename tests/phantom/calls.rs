@@ -34,6 +34,18 @@ fn phantom_driver_calls_fail_until_the_driver_is_initialized() {
 }
 
 #[test]
+fn phantom_reports_ecc_only_for_cards_that_have_it_and_counts_errors_only_where_it_is_on() {
+    // 3 is NVML_ERROR_NOT_SUPPORTED.
+    for (card, told_by_card) in [
+        ("t4", "cuda 1 mode 0: 1 1 errors 0: 0\n"),
+        ("a6000", "cuda 0 mode 0: 0 0 errors 3: 7\n"),
+        ("rtx3090", "cuda 0 mode 3: -1 -1 errors 3: 7\n"),
+    ] {
+        assert_eq!(told("ecc", card, &[]), told_by_card, "{card}");
+    }
+}
+
+#[test]
 fn phantom_gives_a_runtime_of_cuda_11_the_look_up_of_four_arguments() {
     let expected =
         "for 11.3: 0 found 0 own 1\ncalled: 0 1\nunknown: 500 0\nfor 12.0: 0 own 1\ncalled: 0 1 found 0\n";

@@ -143,6 +143,24 @@ fn memtrace_phantom_machine_names_the_machine_and_nvidia_smi_shows_one_without_p
 }
 
 #[test]
+fn nvidia_smi_shows_ecc_as_the_card_has_it() {
+    let fields = "--query-gpu=ecc.mode.current,ecc.errors.uncorrected.volatile.total";
+    for (card, on_screen, row, mode) in [
+        ("l4", "0", "Enabled, 0", "Enabled"),
+        ("rtx6000-ada", "Off", "Disabled, [N/A]", "Disabled"),
+        ("rtx4080", "N/A", "[N/A], [N/A]", "N/A"),
+    ] {
+        let machine = [("MEMTRACE_PHANTOM_MACHINE", "test-ecc"), ("MEMTRACE_PHANTOM", card)];
+        let screen = text(&nvidia_smi(&[], &machine).stdout);
+        assert!(screen.contains(&format!(" Off | {on_screen:>20} |\n")), "{card}: {screen}");
+        let query = nvidia_smi(&[fields, "--format=csv,noheader"], &machine);
+        assert_eq!(text(&query.stdout), format!("{row}\n"), "{card}");
+        let log = text(&nvidia_smi(&["-q", "-d", "ECC"], &machine).stdout);
+        assert!(log.contains(&format!("{:<50}: {mode}\n", "        Current")), "{card}: {log}");
+    }
+}
+
+#[test]
 fn a_card_without_memory_of_its_own_shares_the_memory_of_the_machine() {
     let Some(torch) = Torch::installed("2.11.0") else { return };
     for (card, lists_processes) in [("gb10", true), ("orin", false)] {

@@ -134,28 +134,60 @@ impl Out {
     ///
     /// # Errors
     /// The first failure of any write.
-    pub fn finish(mut self) -> Result<u64> {
-        let result = match self.failed.take() {
-            Some(error) => Err(error),
-            None => self.close(),
-        };
-        result.map_err(|source| memtrace_trace::Error::Io { path: self.path.clone(), source }.into())
+    pub fn finish(self) -> Result<u64> {
+        self.complete()?.publish()
     }
 
-    fn close(&mut self) -> io::Result<u64> {
-        let file = match &mut self.sink {
-            Sink::Plain(file) => file,
-            Sink::Packed(file) => {
-                file.try_finish()?;
-                file.get_mut()
-            }
-            Sink::Stdout(stdout) => return stdout.flush().map(|()| 0),
-        };
-        file.flush()?;
-        if let Some(Replacement { partial, target }) = &self.replacement {
-            fs::rename(partial, target)?;
+    /// Completes the output under its temporary name. An earlier file stays until [`Complete::publish`].
+    ///
+    /// # Errors
+    /// The first failure of any write.
+    pub(super) fn complete(self) -> Result<Complete> {
+        let Out { path, replacement, sink, failed } = self;
+        match failed.map_or_else(|| close(sink), Err) {
+            Ok(bytes) => Ok(Complete { path, replacement, bytes }),
+            Err(source) => Err(memtrace_trace::Error::Io { path, source }.into()),
         }
-        Ok(file.get_ref().metadata()?.len())
+    }
+}
+
+/// Closes the output. Returns its size in bytes, or 0 for a pipe or device.
+fn close(mut sink: Sink) -> io::Result<u64> {
+    let file = match &mut sink {
+        Sink::Plain(file) => file,
+        Sink::Packed(file) => {
+            file.try_finish()?;
+            file.get_mut()
+        }
+        Sink::Stdout(stdout) => return stdout.flush().map(|()| 0),
+    };
+    file.flush()?;
+    Ok(file.get_ref().metadata()?.len())
+}
+
+/// A complete output that may not have its final name yet. It is removed on drop if it does not.
+pub(super) struct Complete {
+    path: PathBuf,
+    replacement: Option<Replacement>,
+    bytes: u64,
+}
+
+impl Complete {
+    /// Returns the path that was passed to [`Out::create`].
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives the output its final name. Returns the size of the file in bytes, or 0 for a pipe or device.
+    ///
+    /// # Errors
+    /// When the file cannot be renamed.
+    pub(super) fn publish(self) -> Result<u64> {
+        if let Some(Replacement { partial, target }) = &self.replacement {
+            let failed = |source| memtrace_trace::Error::Io { path: self.path.clone(), source };
+            fs::rename(partial, target).map_err(failed)?;
+        }
+        Ok(self.bytes)
     }
 }
 

@@ -4,6 +4,7 @@
 //! no column for the rank, because these tools read the rank from the path (Hive partitioning). The metadata
 //! of each file also has the JSON of the meta row, under `memtrace`.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::{ColumnPath, Type};
 
 use super::export::{Export, Job, OutputKind, trace_stem};
-use super::out::Out;
+use super::out::{Complete, Out};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::profile::flow_categories;
@@ -61,18 +62,28 @@ impl Export for Parquet {
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
-        clear(job.place)?;
+        let old = old_files(job.place)?;
+        let mut files = Vec::new();
         for trace in &job.input.traces {
             let name = format!("{}.parquet", trace_stem(&trace.path));
             let path = job.place.join(format!("{PARTITION}={}", trace.meta.rank)).join(name);
-            self.file(job, trace, &path)?;
+            files.push(self.file(job, trace, &path)?);
+        }
+        // The new export replaces the old one only when it is complete.
+        let replaced: HashSet<_> = files.iter().map(|(file, _)| file.path().to_owned()).collect();
+        remove(job.place, old.into_iter().filter(|old| !replaced.contains(old)))?;
+        for (file, rows) in files {
+            let path = file.path().to_owned();
+            let bytes = file.publish()?;
+            job.written.push((path, bytes, counted(rows, "row")));
         }
         Ok(())
     }
 }
 
 impl Parquet {
-    fn file(&self, job: &mut Job<'_>, trace: &TraceFile, path: &Path) -> Result<()> {
+    /// Writes the file of a trace under a temporary name. Returns it with the number of its rows.
+    fn file(&self, job: &mut Job<'_>, trace: &TraceFile, path: &Path) -> Result<(Complete, u64)> {
         let failed = |error: ParquetError| -> Error {
             memtrace_trace::Error::Io { path: path.to_owned(), source: std::io::Error::other(error) }.into()
         };
@@ -97,21 +108,22 @@ impl Parquet {
         }
         let rows = file.rows;
         let out = file.finish(&replayed.symbols).map_err(failed)?;
-        job.finish_file(out, counted(rows, "row"))
+        Ok((out.complete()?, rows))
     }
 }
 
-/// Removes an earlier export from the folder. Returns an error if the folder contains any other file.
-fn clear(folder: &Path) -> Result<()> {
+/// Returns the files of an earlier export in the folder. Returns an error if the folder contains any other
+/// file.
+fn old_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let io = |source| Error::from(memtrace_trace::Error::Io { path: folder.to_owned(), source });
     if !folder.exists() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let children = |folder: &Path| -> Result<Vec<PathBuf>> {
         let entries = std::fs::read_dir(folder).map_err(io)?;
         entries.map(|entry| entry.map(|entry| entry.path()).map_err(io)).collect()
     };
-    let (mut old, mut emptied) = (Vec::new(), Vec::new());
+    let mut old = Vec::new();
     for child in children(folder)? {
         let name = child.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // A symbolic link may lead to files that memtrace did not write.
@@ -125,13 +137,17 @@ fn clear(folder: &Path) -> Result<()> {
             )));
         }
         old.extend(files);
-        emptied.push(child);
     }
-    for file in old {
-        std::fs::remove_file(file).map_err(io)?;
-    }
-    for folder in emptied {
-        std::fs::remove_dir(folder).map_err(io)?;
+    Ok(old)
+}
+
+/// Removes files of an earlier export, and the folders that this empties.
+fn remove(folder: &Path, files: impl Iterator<Item = PathBuf>) -> Result<()> {
+    let io = |source| Error::from(memtrace_trace::Error::Io { path: folder.to_owned(), source });
+    for file in files {
+        std::fs::remove_file(&file).map_err(io)?;
+        // This fails if the folder has a file of the new export.
+        file.parent().map(std::fs::remove_dir);
     }
     Ok(())
 }

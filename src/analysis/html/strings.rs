@@ -15,7 +15,7 @@ pub(super) struct Strings {
 impl Strings {
     /// Returns the index of a symbol's text as reports print it, or of `missing` if the symbol is
     /// [`Symbol::NONE`].
-    pub(super) fn of(&mut self, symbol: Symbol, missing: &str, symbols: &SymbolTable) -> i64 {
+    pub(super) fn index_of(&mut self, symbol: Symbol, missing: &str, symbols: &SymbolTable) -> i64 {
         let name = symbols.or(symbol, missing);
         let next = self.names.len() as i64;
         *self.places.entry(name).or_insert_with_key(|name| {

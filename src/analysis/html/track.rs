@@ -227,7 +227,8 @@ impl Track {
         self.progress.steps.end_with(replayed.replay.last_step());
         let steps = &self.progress.steps.steps;
         let (sizes, largest) = (self.levels.input_sizes(), self.levels.largest_input(&replayed.symbols));
-        let text = |phase: Symbol, strings: &mut Strings| strings.of(phase, NO_PHASE, &replayed.symbols);
+        let text =
+            |phase: Symbol, strings: &mut Strings| strings.index_of(phase, NO_PHASE, &replayed.symbols);
         let phases: Vec<(i64, i64)> =
             self.progress.phases.starts.iter().map(|(ts, phase)| (*ts, text(*phase, strings))).collect();
         let grid = self.plan.grid;
@@ -326,7 +327,7 @@ fn blocks(
     let kept = &selection.kept;
     let mut symbol = FxHashMap::default();
     let mut text = |of: Symbol, missing: &'static str| {
-        *symbol.entry((of, missing)).or_insert_with(|| strings.of(of, missing, &replayed.symbols))
+        *symbol.entry((of, missing)).or_insert_with(|| strings.index_of(of, missing, &replayed.symbols))
     };
     let form = |form: Symbol| if is_unknown_form(form) { Symbol::NONE } else { form };
     let names: Vec<[i64; 5]> = kept

@@ -146,12 +146,20 @@ pub fn replay_together(
 ) -> Result<Replayed> {
     let wanted = readers.iter().fold(replay::COLUMNS.and(columns), |all, reader| all.or(&reader.wanted()));
     let symbols = replay.symbols.clone();
-    run(trace, wanted, options, replay, symbols, |_, _| false, |row, replay| {
-        for reader in &mut *readers {
-            reader.feed(row, &replay.symbols);
-        }
-        visit(row, replay);
-    })
+    run(
+        trace,
+        wanted,
+        options,
+        replay,
+        symbols,
+        |_, _| false,
+        |row, replay| {
+            for reader in &mut *readers {
+                reader.feed(row, &replay.symbols);
+            }
+            visit(row, replay);
+        },
+    )
 }
 
 /// Replays every column of `trace` and compares the totals of each row with the sum of the deltas.

@@ -11,7 +11,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::curve::Curve;
 use super::sizes::SizeRules;
-use super::step::{Allocation, Call, Life, NO_CALL, Step};
+use super::step::{Allocation, Life, NO_CALL, Step, StepCall};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
@@ -359,11 +359,11 @@ impl<'a> Types<'a> {
 
     /// Handles a loss, whose softmax has the type of the logits. The sum over the softmax uses a float32 copy
     /// of it, which lives until the loss's backward function. Returns true if the logits are in 16 bits.
-    fn cross_entropy(&mut self, op: &Call, lives: &[u32], size: i64) -> bool {
+    fn cross_entropy(&mut self, op: &StepCall, lives: &[u32], size: i64) -> bool {
         let is_half = self.input(op.from, size, false).is_some_and(|logits| self.is_half(logits));
         let softmax = lives.iter().map(|index| self.life(*index)).find(|life| life.requested == size);
         if let (true, Some(softmax)) = (is_half, softmax) {
-            let is_its = |other: &&Call| {
+            let is_its = |other: &&StepCall| {
                 other.from >= op.to
                     && other.phase == self.phases.backward
                     && self.symbols.get(other.name).contains("NllLoss")
@@ -375,7 +375,7 @@ impl<'a> Types<'a> {
         is_half
     }
 
-    fn owner(&self, op: &Call, lives: &[u32]) -> Owner {
+    fn owner(&self, op: &StepCall, lives: &[u32]) -> Owner {
         let step = lives.first().map_or(-1, |index| self.life(*index).owner.step);
         Owner { op: op.name, module: op.module, phase: op.phase, category: Category::Temporary, step }
     }
@@ -416,7 +416,7 @@ impl<'a> Types<'a> {
 
     /// Casts the weights of a product, once per module and step. The copies live until the module's last
     /// product in the backward ends or, without one, until the end of the forward.
-    fn cast_weights(&mut self, op: &Call) {
+    fn cast_weights(&mut self, op: &StepCall) {
         if !self.has_cast_weights.insert(op.module) {
             return;
         }
@@ -433,7 +433,7 @@ impl<'a> Types<'a> {
 
     /// Adds the 16-bit copy of a product's float32 input. If the product saves its input for the backward, it
     /// now saves the copy, so the input itself is freed after the product.
-    fn cast_input(&mut self, op: &Call) {
+    fn cast_input(&mut self, op: &StepCall) {
         let Some(size) = self.input_of.get(&op.module).copied() else { return };
         let saved = self.input(op.from, size, true);
         let Some(input) = saved.or_else(|| self.input(op.from, size, false)) else { return };
@@ -456,7 +456,7 @@ impl<'a> Types<'a> {
     }
 
     /// Returns true if the result of an op that follows the type of its inputs is in 16 bits.
-    fn follows(&mut self, op: &Call, size: i64, of_several: bool) -> bool {
+    fn follows(&mut self, op: &StepCall, size: i64, of_several: bool) -> bool {
         let Some(input) = self.input(op.from, size, false).or(self.last) else { return false };
         if !of_several || !self.is_half(input) {
             return self.is_half(input);
@@ -481,7 +481,7 @@ impl<'a> Types<'a> {
         other.is_none_or(|other| self.is_half(other))
     }
 
-    fn is_half_in_backward(&mut self, op: &Call, result_type: ResultType, index: u32) -> bool {
+    fn is_half_in_backward(&mut self, op: &StepCall, result_type: ResultType, index: u32) -> bool {
         let life = self.life(index);
         let half = self.rules.rounded(life.requested / 2);
         let spike = Spike { before: life.birth + 1, bytes: half, owner: life.owner };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::step::{Call, Step};
+use super::step::{Step, StepCall};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::categories::Phases;
 
@@ -13,18 +13,26 @@ pub(super) const MOST_LEVELS: usize = 64;
 
 /// Returns the calls of `modules` outside the backward, in order. A call inside another one is left out,
 /// because the outer call includes it.
-pub(super) fn outer_calls<'a>(step: &'a Step, modules: &FxHashSet<Symbol>, phases: &Phases) -> Vec<&'a Call> {
+pub(super) fn outer_calls<'a>(
+    step: &'a Step,
+    modules: &FxHashSet<Symbol>,
+    phases: &Phases,
+) -> Vec<&'a StepCall> {
     outermost(step, |call| modules.contains(&call.name) && call.phase != phases.backward)
 }
 
 /// Returns the calls of `modules` in the backward, in order. These are second forwards, which a checkpoint
 /// runs.
-pub(super) fn calls_again<'a>(step: &'a Step, modules: &FxHashSet<Symbol>, phases: &Phases) -> Vec<&'a Call> {
+pub(super) fn calls_again<'a>(
+    step: &'a Step,
+    modules: &FxHashSet<Symbol>,
+    phases: &Phases,
+) -> Vec<&'a StepCall> {
     outermost(step, |call| modules.contains(&call.name) && call.phase == phases.backward)
 }
 
-fn outermost(step: &Step, is_chosen: impl Fn(&Call) -> bool) -> Vec<&Call> {
-    let mut calls: Vec<&Call> =
+fn outermost(step: &Step, is_chosen: impl Fn(&StepCall) -> bool) -> Vec<&StepCall> {
+    let mut calls: Vec<&StepCall> =
         step.modules.iter().filter(|call| is_chosen(call) && call.from < call.to).collect();
     calls.sort_by_key(|call| (call.from, std::cmp::Reverse(call.to)));
     let mut end = 0;
@@ -40,19 +48,19 @@ fn outermost(step: &Step, is_chosen: impl Fn(&Call) -> bool) -> Vec<&Call> {
 pub(super) struct ModulesAbove<'a> {
     symbols: &'a SymbolTable,
     called: FxHashMap<Arc<str>, Symbol>,
-    /// The results of [`ModulesAbove::of`] so far.
+    /// The results of [`ModulesAbove::around`] so far.
     known: FxHashMap<Symbol, Vec<Symbol>>,
 }
 
 impl<'a> ModulesAbove<'a> {
-    pub(super) fn new(calls: &[&Call], symbols: &'a SymbolTable) -> ModulesAbove<'a> {
+    pub(super) fn new(calls: &[&StepCall], symbols: &'a SymbolTable) -> ModulesAbove<'a> {
         let called = calls.iter().map(|call| (symbols.get(call.name), call.name)).collect();
         ModulesAbove { symbols, called, known: FxHashMap::default() }
     }
 
     /// Returns the called modules that enclose `module`, outermost first, and `module` itself if it is one of
     /// them.
-    pub(super) fn of(&mut self, module: Symbol) -> &[Symbol] {
+    pub(super) fn around(&mut self, module: Symbol) -> &[Symbol] {
         self.known.entry(module).or_insert_with(|| {
             let path = self.symbols.get(module);
             let ends = path.match_indices('.').map(|(end, _)| end).take(MOST_LEVELS).chain([path.len()]);

@@ -13,7 +13,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::calls::{ModulesAbove, calls_again, outer_calls};
 use super::curve::{Curve, highest};
-use super::step::{ALIVE, Call, Life, NO_CALL, Step};
+use super::step::{ALIVE, Life, NO_CALL, Step, StepCall};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
@@ -87,7 +87,7 @@ impl<'a> Recomputed<'a> {
     fn find_first_saved(&mut self) {
         for life in self.step.lives.iter().filter(|life| !life.is_older) {
             let Some(op) = self.backward_of(life) else { continue };
-            for module in self.above.of(op.module) {
+            for module in self.above.around(op.module) {
                 let first = self.first_saved.entry(*module).or_insert(life.birth);
                 *first = life.birth.min(*first);
             }
@@ -96,7 +96,7 @@ impl<'a> Recomputed<'a> {
 
     /// Finds the calls whose backward had begun when the step ran out of memory. It may have freed no block yet,
     /// but with a checkpoint, its second forward has run.
-    fn find_begun_at_oom(&mut self, calls: &[&Call]) {
+    fn find_begun_at_oom(&mut self, calls: &[&StepCall]) {
         let Some(oom) = self.oom else { return };
         let mut ends: FxHashMap<Symbol, u32> = FxHashMap::default();
         for call in calls {
@@ -109,7 +109,7 @@ impl<'a> Recomputed<'a> {
             if phase != self.phases.backward || from > oom {
                 continue;
             }
-            for name in self.above.of(module) {
+            for name in self.above.around(module) {
                 if let Some(end) = ends.get(name).copied().filter(|end| *end <= from) {
                     let begun = self.begun_at_oom.entry(*name).or_insert((end, from));
                     begun.1 = begun.1.min(from);
@@ -119,18 +119,18 @@ impl<'a> Recomputed<'a> {
     }
 
     /// Returns the backward function that freed a block, if a backward function did.
-    fn backward_of(&self, life: &Life) -> Option<&'a Call> {
+    fn backward_of(&self, life: &Life) -> Option<&'a StepCall> {
         let op = self.step.op(life.freed_by)?;
         (life.death != ALIVE && op.phase == self.phases.backward).then_some(op)
     }
 
-    fn is_freed_inside(&mut self, life: &Life, call: &Call) -> bool {
-        self.backward_of(life).is_some_and(|op| self.above.of(op.module).contains(&call.name))
+    fn is_freed_inside(&mut self, life: &Life, call: &StepCall) -> bool {
+        self.backward_of(life).is_some_and(|op| self.above.around(op.module).contains(&call.name))
     }
 
     /// Returns true if the forward of `call` left the block for a backward that never came: the step ran out
     /// of memory after the forward, and no op freed the block.
-    fn is_left_at_oom(&self, life: &Life, call: &Call) -> bool {
+    fn is_left_at_oom(&self, life: &Life, call: &StepCall) -> bool {
         self.oom
             .is_some_and(|oom| call.to <= oom && life.death > oom && self.step.op(life.freed_by).is_none())
     }
@@ -140,7 +140,7 @@ impl<'a> Recomputed<'a> {
     ///
     /// The backward of such a call begins (at `backward`) before the next second call begins. The call itself
     /// begins after the backwards of all calls that share a checkpoint.
-    fn has_own_checkpoint(&mut self, call: &Call, backward: u32) -> bool {
+    fn has_own_checkpoint(&mut self, call: &StepCall, backward: u32) -> bool {
         if call.phase != self.phases.backward {
             return false;
         }
@@ -153,7 +153,7 @@ impl<'a> Recomputed<'a> {
         !is_shared
     }
 
-    fn recompute(&mut self, curve: &mut Curve<'_>, call: &Call) -> bool {
+    fn recompute(&mut self, curve: &mut Curve<'_>, call: &StepCall) -> bool {
         let step = self.step;
         let allocations = &step.allocations[call.from as usize..call.to as usize];
         let born: Vec<u32> = allocations.iter().filter_map(|allocation| allocation.life).collect();
@@ -220,7 +220,7 @@ impl<'a> Recomputed<'a> {
 
     /// Extends the lifetime of the inputs of a call that neither the call nor its caller keeps. A checkpoint
     /// keeps its inputs until `end`, which is the end of the call's backward.
-    fn keep_inputs(&self, curve: &mut Curve<'_>, call: &Call, end: u32) {
+    fn keep_inputs(&self, curve: &mut Curve<'_>, call: &StepCall, end: u32) {
         // `frees` is in order of time, so the blocks that are freed during the call are adjacent.
         let frees = &self.step.frees;
         let from = frees.partition_point(|index| self.life(*index).death <= call.from);
@@ -252,7 +252,7 @@ fn is_result(life: &Life) -> bool {
 /// Usually a later module frees the result, so it is no inner block. But the call's own backward may need it,
 /// too (the result of a ReLU or an LSTM), and then the first backward function frees it. Among the blocks
 /// that this function frees, the result is the first block of the last forward op.
-fn keep_output(kept: &mut Kept, step: &Step, call: &Call) {
+fn keep_output(kept: &mut Kept, step: &Step, call: &StepCall) {
     let life = |index: &u32| &step.lives[*index as usize];
     // All inner blocks outlive the call. If further blocks outlive it, the result is one of those and not an
     // inner block.

@@ -27,7 +27,7 @@ pub(super) struct ChangedRequests {
 /// An event between two allocations of the run. Events at the same allocation happen in the order of the
 /// variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum RequestEvent {
     Death,
     /// The request of a block at a time when the run did not request it: its birth has changed, or the run
     /// did not have the block.
@@ -40,9 +40,9 @@ enum Event {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Change {
+struct RequestChange {
     at: u32,
-    event: Event,
+    event: RequestEvent,
     id: i64,
     bytes: i64,
     stream: i64,
@@ -58,14 +58,14 @@ impl ChangedRequests {
         let end = step.end();
         let mut changes = self.changes(step, curve);
         changes.sort_by(|a, b| {
-            let frees_last = |change: &Change| change.at.min(end);
+            let frees_last = |change: &RequestChange| change.at.min(end);
             frees_last(a).cmp(&frees_last(b)).then(a.event.cmp(&b.event))
         });
         for change in changes {
             match change.event {
-                Event::Death => self.free(change.id),
-                Event::Birth | Event::Own => self.alloc(&change),
-                Event::Spike => {
+                RequestEvent::Death => self.free(change.id),
+                RequestEvent::Birth | RequestEvent::Own => self.alloc(&change),
+                RequestEvent::Spike => {
                     self.alloc(&change);
                     self.free(change.id);
                 }
@@ -84,13 +84,19 @@ impl ChangedRequests {
         }
     }
 
-    fn changes(&mut self, step: &Step, curve: &Curve<'_>) -> Vec<Change> {
+    fn changes(&mut self, step: &Step, curve: &Curve<'_>) -> Vec<RequestChange> {
         let mut changes = Vec::new();
         for (index, life) in step.lives.iter().enumerate() {
             let size = curve.sizes[index];
             let bytes = if size == life.bytes { life.requested } else { size };
-            let change =
-                |at, event| Change { at, event, id: life.id, bytes, stream: life.stream, pool: life.pool };
+            let change = |at, event| RequestChange {
+                at,
+                event,
+                id: life.id,
+                bytes,
+                stream: life.stream,
+                pool: life.pool,
+            };
             let own = [(life.birth, life.death), (0, 0)];
             for (from, to) in
                 curve.spans(index as u32).unwrap_or(own).into_iter().filter(|(from, to)| from < to)
@@ -100,20 +106,20 @@ impl ChangedRequests {
                 if is_there && known != Some(bytes) {
                     // The block has changed its size since the previous step, or did not exist there. Free
                     // the old block, if any, and request the new one.
-                    changes.extend(known.map(|_| change(0, Event::Death)));
-                    changes.push(change(0, Event::Birth));
+                    changes.extend(known.map(|_| change(0, RequestEvent::Death)));
+                    changes.push(change(0, RequestEvent::Birth));
                 } else if !is_there {
                     let is_own = from == life.birth && !life.is_older;
-                    changes.push(change(from, if is_own { Event::Own } else { Event::Birth }));
+                    changes.push(change(from, if is_own { RequestEvent::Own } else { RequestEvent::Birth }));
                 }
                 if to != ALIVE && to <= step.end() {
-                    changes.push(change(to, Event::Death));
+                    changes.push(change(to, RequestEvent::Death));
                 }
             }
             if curve.spans(index as u32).is_some_and(|spans| spans.iter().all(|(from, to)| from >= to))
                 && self.slots.contains_key(&life.id)
             {
-                changes.push(change(0, Event::Death));
+                changes.push(change(0, RequestEvent::Death));
             }
         }
         for (at, allocation) in step.allocations.iter().enumerate().filter(|(_, at)| at.life.is_none()) {
@@ -122,30 +128,38 @@ impl ChangedRequests {
             let (stream, pool) = (0, 0);
             self.next_own -= 1;
             let (at, id, bytes) = (at as u32, self.next_own, allocation.requested);
-            changes.push(Change { at, event: Event::Spike, id, bytes, stream, pool });
+            changes.push(RequestChange { at, event: RequestEvent::Spike, id, bytes, stream, pool });
         }
         for (from, to, bytes) in curve.more() {
             self.next_own -= 1;
-            let change = |at, event| Change { at, event, id: self.next_own, bytes, stream: 0, pool: 0 };
+            let change =
+                |at, event| RequestChange { at, event, id: self.next_own, bytes, stream: 0, pool: 0 };
             // If the block outlives the step, free it at the end of the step. The next step requests its
             // memory again, as a block with another id.
             let to = to.min(step.end());
             if from < to {
-                changes.extend([change(from, Event::Birth), change(to, Event::Death)]);
+                changes.extend([change(from, RequestEvent::Birth), change(to, RequestEvent::Death)]);
             } else {
                 // The block would be requested and freed at the end of the step, where the sort puts the free
                 // first. So request it as a spike, which is freed at once.
-                changes.push(change(from, Event::Spike));
+                changes.push(change(from, RequestEvent::Spike));
             }
         }
         for (at, bytes) in curve.spikes() {
             self.next_own -= 1;
-            changes.push(Change { at, event: Event::Spike, id: self.next_own, bytes, stream: 0, pool: 0 });
+            changes.push(RequestChange {
+                at,
+                event: RequestEvent::Spike,
+                id: self.next_own,
+                bytes,
+                stream: 0,
+                pool: 0,
+            });
         }
         changes
     }
 
-    fn alloc(&mut self, change: &Change) {
+    fn alloc(&mut self, change: &RequestChange) {
         if change.bytes <= 0 || self.slots.contains_key(&change.id) {
             return;
         }

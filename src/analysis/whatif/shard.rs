@@ -14,7 +14,7 @@ use super::calls::{ModulesAbove, outer_calls};
 use super::changes::Change;
 use super::curve::Curve;
 use super::sizes::{SizeRules, shard};
-use super::step::{Call, Step};
+use super::step::{Step, StepCall};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
@@ -53,7 +53,7 @@ impl Sharding<'_> {
         let others: Vec<Change> = self.changes.iter().filter(|change| !is_shard(change)).cloned().collect();
         let calls = outer_calls(step, modules, phases);
         let mut above = ModulesAbove::new(&calls, symbols);
-        let mut unit_of = |module: Symbol| above.of(module).first().copied();
+        let mut unit_of = |module: Symbol| above.around(module).first().copied();
         let mut sizes: FxHashMap<Option<Symbol>, (i64, i64)> = FxHashMap::default();
         let mut parameters = 0;
         for life in &step.lives {
@@ -96,7 +96,7 @@ fn is_shard(change: &Change) -> bool {
 /// Returns the times of the whole model, from its first forward to the end of its last backward. Returns
 /// `None` if there is no forward.
 fn rest(step: &Step, phases: &Phases) -> Option<Unit> {
-    let span = |is_in: &dyn Fn(&Call) -> bool| {
+    let span = |is_in: &dyn Fn(&StepCall) -> bool| {
         let calls = || step.ops.iter().chain(&step.modules).filter(|call| is_in(call));
         Some((calls().map(|call| call.from).min()?, calls().map(|call| call.to).max()?))
     };
@@ -113,7 +113,7 @@ struct Units {
 }
 
 impl Units {
-    fn new(calls: &[&Call], sizes: &FxHashMap<Option<Symbol>, (i64, i64)>) -> Units {
+    fn new(calls: &[&StepCall], sizes: &FxHashMap<Option<Symbol>, (i64, i64)>) -> Units {
         let mut by_module: FxHashMap<Symbol, Vec<usize>> = FxHashMap::default();
         let mut all = Vec::new();
         for (index, call) in calls.iter().enumerate() {

@@ -18,7 +18,7 @@ use crate::state::categories::Phases;
 /// addition to the replay's columns.
 pub(crate) fn with_columns(wanted: Wanted) -> Wanted {
     const BLOCK: Columns = Columns::of(&["requested_bytes", "stream", "pool", "dtype", "shape"]);
-    const CALL: Columns = Columns::of(&["api", "name", "module"]);
+    const CALL: Columns = Columns::of(&["tid", "api", "name", "module"]);
     wanted
         .plus(EventName::Alloc, BLOCK)
         .plus(EventName::Live, BLOCK)
@@ -173,7 +173,7 @@ pub(super) struct Allocation {
 
 /// A call of an outermost op, or of a module.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Call {
+pub(super) struct StepCall {
     /// The op, or the module.
     pub(super) name: Symbol,
     /// The enclosing module.
@@ -189,10 +189,10 @@ pub(super) struct Call {
 pub(super) struct Step {
     pub(super) lives: Vec<Life>,
     pub(super) allocations: Vec<Allocation>,
-    pub(super) ops: Vec<Call>,
+    pub(super) ops: Vec<StepCall>,
     /// For each op: the range of the allocations that belong to it and not to an enclosing op.
     own: Vec<(u32, u32)>,
-    pub(super) modules: Vec<Call>,
+    pub(super) modules: Vec<StepCall>,
     /// The blocks that were freed, in order: indices of `lives`.
     pub(super) frees: Vec<u32>,
     /// The allocation before which the optimizer's step begins; `None` if no optimizer runs.
@@ -226,7 +226,7 @@ impl Step {
     }
 
     /// Returns the op call with this index; `None` for [`NO_CALL`].
-    pub(super) fn op(&self, call: u32) -> Option<&Call> {
+    pub(super) fn op(&self, call: u32) -> Option<&StepCall> {
         self.ops.get(call as usize)
     }
 
@@ -258,8 +258,9 @@ pub(super) struct StepRecorder {
     /// frees.
     allocating: Claims,
     freeing: Claims,
-    /// The module calls that are open.
-    open: Vec<Call>,
+    /// The module calls that are open, by thread, and their number.
+    open: FxHashMap<i32, Vec<StepCall>>,
+    open_calls: usize,
 }
 
 impl StepRecorder {
@@ -275,7 +276,8 @@ impl StepRecorder {
             live: FxHashMap::default(),
             allocating: Claims::default(),
             freeing: Claims::default(),
-            open: Vec::new(),
+            open: FxHashMap::default(),
+            open_calls: 0,
         }
     }
 
@@ -295,7 +297,7 @@ impl StepRecorder {
     /// Returns the number of rows of the step that are kept.
     pub(super) fn rows(&self) -> usize {
         let Step { allocations, ops, modules, frees, .. } = &self.now;
-        allocations.len() + ops.len() + modules.len() + frees.len() + self.open.len()
+        allocations.len() + ops.len() + modules.len() + frees.len() + self.open_calls
     }
 
     /// Returns the step so far, after filling in the ops that allocated and freed its blocks.
@@ -329,7 +331,7 @@ impl StepRecorder {
         let Step { end_allocated, freed_ns, .. } = self.now;
         self.now = Step { lives, end_allocated, freed_ns, ..Step::default() };
         (self.allocating, self.freeing) = (Claims::default(), Claims::default());
-        for call in &mut self.open {
+        for call in self.open.values_mut().flatten() {
             call.from = 0;
         }
     }
@@ -361,13 +363,17 @@ impl StepRecorder {
             EventName::Op => self.op(row),
             EventName::RangeBegin if row.api == self.module_api => {
                 let from = self.now.end();
-                self.open.push(Call { name: row.name, module: row.module, phase, from, to: from });
+                let call = StepCall { name: row.name, module: row.module, phase, from, to: from };
+                self.open.entry(row.tid).or_default().push(call);
+                self.open_calls += 1;
             }
             EventName::RangeEnd if row.api == self.module_api => {
                 // A call that raised an exception may have left inner calls open, so close these, too.
-                while let Some(call) = self.open.pop() {
+                let open = self.open.entry(row.tid).or_default();
+                while let Some(call) = open.pop() {
+                    self.open_calls -= 1;
                     let is_same = call.name == row.name;
-                    self.now.modules.push(Call { to: self.now.end(), ..call });
+                    self.now.modules.push(StepCall { to: self.now.end(), ..call });
                     if is_same {
                         break;
                     }
@@ -453,6 +459,6 @@ impl StepRecorder {
         let (call, to) = (self.now.ops.len() as u32, self.now.end());
         let from = self.allocating.claim(start, call);
         self.freeing.claim(start, call);
-        self.now.ops.push(Call { name: row.op, module: row.module, phase: row.phase, from, to });
+        self.now.ops.push(StepCall { name: row.op, module: row.module, phase: row.phase, from, to });
     }
 }

@@ -126,6 +126,19 @@ impl Card {
         }
     }
 
+    /// Returns whether the card's memory has error correction (ECC) by default: `None` if the card has no
+    /// ECC, `Some(false)` if its owner must turn ECC on. The sources are at the table.
+    #[must_use]
+    pub fn ecc(&self) -> Option<bool> {
+        match self.id {
+            "rtx3090ti" | "rtx4090" => Some(false),
+            "a2000" | "a2000-12g" | "a4000" | "a6000" | "rtx6000-ada" => Some(false),
+            "t1000" | "t1000-8g" => None,
+            _ if self.name.contains("GeForce") || self.unified().is_some() => None,
+            _ => Some(true),
+        }
+    }
+
     /// Returns true if other devices in a machine can read the card's memory (GPUDirect RDMA). NVIDIA does
     /// not offer this on GeForce cards.
     #[must_use]
@@ -249,6 +262,29 @@ mod tests {
             let Context { low_mib, high_mib, .. } = card.context;
             let near = low_mib as f64 - rounding..=high_mib as f64 + rounding;
             assert!(near.contains(&outside), "{id}: {outside:.0} MiB, not in {low_mib} to {high_mib}");
+        }
+    }
+
+    #[test]
+    fn ecc_is_on_in_data_centres_off_in_workstations_and_absent_in_most_other_cards() {
+        for (id, ecc) in [
+            ("gtx1080ti", None),
+            ("rtx3090", None),
+            ("rtx3090ti", Some(false)),
+            ("rtx4090", Some(false)),
+            ("rtx4090-laptop", None),
+            ("rtx5090", None),
+            ("t1000", None),
+            ("gb10", None),
+            ("a4000", Some(false)),
+            ("rtx6000-ada", Some(false)),
+            ("rtxpro6000", Some(true)),
+            ("p100", Some(true)),
+            ("l40s", Some(true)),
+            ("h100-80g", Some(true)),
+            ("a100-40g:1g.5gb", Some(true)),
+        ] {
+            assert_eq!(Card::find(id).unwrap().ecc(), ecc, "{id}");
         }
     }
 

@@ -23,6 +23,13 @@
 //!   Multiprocessors of slices: the list from nvidia-smi, and NVIDIA's MIG User Guide
 //!   (<https://docs.nvidia.com/datacenter/tesla/mig-user-guide/>). For slices, L2 and bus are scaled by the
 //!   memory fractions in this guide.
+//! - ECC ([`Card::ecc`]): the column `Volatile Uncorr. ECC` of nvidia-smi in files of public repositories, found
+//!   by a search for the name of the card. A number means on, `Off` means supported but off, and `N/A` means
+//!   not supported. On: P100, A10, A10G, A16, L4, L40S, GH200, GB200, RTX PRO 6000 Server Edition. Off: RTX
+//!   3090 Ti, RTX 4090, RTX A2000, A4000 and A6000, RTX 6000 Ada. Not supported: RTX 4070, 4080 and 5080, RTX
+//!   4090 Laptop, RTX 5090 (also <https://github.com/Syllo/nvtop/pull/486>), T1000, GB10, Orin, Thor. The
+//!   defaults of the product lines:
+//!   <https://support.chaos.com/hc/en-us/articles/24886637113617-ECC-State-for-Nvidia-GPUs-Error-Correcting-Code>.
 //! - Contexts, in MiB:
 //!   - H100: `nvidia-smi` in the logs of <https://github.com/KellerJordan/modded-nanogpt> shows a second
 //!     process on GPU 0 with one segment of 2 MiB. The process uses 610 with the drivers 535 and 550, and 614

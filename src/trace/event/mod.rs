@@ -7,6 +7,7 @@
 
 pub mod bytes;
 mod payload;
+pub mod tied;
 
 pub use payload::{AllocCall, Block, Call, Claim, OpEnd, Payload, UNREPORTED_TOTAL};
 

@@ -11,7 +11,7 @@ use crate::encoder::Encoder;
 /// # Errors
 /// Returns the writer's error.
 pub fn write_stacks<W: Write>(writer: &mut StackWriter<W>, encoder: &mut Encoder) -> io::Result<usize> {
-    let stacks = encoder.definitions.new_stacks();
+    let stacks = encoder.definitions_mut().new_stacks();
     for stack in &stacks {
         writer.write(stack)?;
     }

@@ -1,4 +1,4 @@
-//! The blocks of brief steps that have no rows of their own ([`crate::brief`]).
+//! The blocks of brief steps that have no rows of their own ([`crate::BriefPlan`]).
 
 use rustc_hash::FxHashMap;
 
@@ -16,7 +16,7 @@ pub(crate) struct Unlisted {
 
 /// The sums of a device.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Sums {
+struct Sums {
     /// The bytes of the unlisted blocks.
     unlisted: i64,
     /// The sum of the `brief` rows so far.
@@ -26,30 +26,30 @@ pub(crate) struct Sums {
     /// The part of `unlisted` whose addresses are unknown: the blocks of a killed process.
     restored: i64,
     /// The number and the bytes of the blocks that the window has allocated.
-    pub(crate) allocations: u64,
-    pub(crate) bytes: i64,
+    allocations: u64,
+    bytes: i64,
     /// The highest allocated and reserved bytes that are in the file with all blocks.
-    pub(crate) highest: [i64; 2],
+    highest: [i64; 2],
 }
 
 /// The unlisted blocks of a process.
 #[derive(Default)]
 pub(crate) struct UnlistedBlocks {
-    pub(crate) blocks: FxHashMap<u64, Unlisted>,
+    blocks: FxHashMap<u64, Unlisted>,
     /// Blocks that the program has freed while a stream still uses them.
-    pub(crate) deferred: FxHashMap<u64, Unlisted>,
+    deferred: FxHashMap<u64, Unlisted>,
     /// By CUDA ordinal.
-    pub(crate) devices: Vec<Sums>,
+    devices: Vec<Sums>,
     /// The number of windows that have ended.
-    pub(crate) windows: u64,
+    windows: u64,
     /// The number of unlisted blocks so far.
-    pub(crate) born: i64,
+    born: i64,
     /// The number of windows that were written in full because of a new peak.
-    pub(crate) full: u32,
+    full: u32,
 }
 
 impl UnlistedBlocks {
-    pub(crate) fn sums(&mut self, device: i8) -> &mut Sums {
+    fn sums(&mut self, device: i8) -> &mut Sums {
         // A damaged journal may contain any ordinal.
         let index = device.max(0) as usize;
         if self.devices.len() <= index {
@@ -66,17 +66,101 @@ impl UnlistedBlocks {
         sums.map_or(0, |sums| sums.unlisted.wrapping_sub(sums.written))
     }
 
-    /// Adds a block. Returns true if it replaces an unlisted block at this address.
-    pub(crate) fn add(&mut self, address: u64, unlisted: Unlisted) -> bool {
+    /// Adds a block that thread `tid` has allocated in this window. Returns true if it replaces an unlisted
+    /// block at this address.
+    pub(crate) fn add(&mut self, address: u64, tid: u32, live: Live) -> bool {
         if !self.deferred.is_empty() {
             self.deferred.remove(&address);
         }
-        let sums = self.sums(unlisted.live.device);
-        sums.unlisted = sums.unlisted.wrapping_add(unlisted.live.bytes);
+        self.born += 1;
+        let sums = self.sums(live.device);
+        sums.unlisted = sums.unlisted.wrapping_add(live.bytes);
+        sums.allocations += 1;
+        sums.bytes = sums.bytes.wrapping_add(live.bytes);
+        let live = Live { alloc_id: self.born, ..live };
+        let unlisted = Unlisted { live, tid, window: self.windows };
         let Some(before) = self.blocks.insert(address, unlisted) else { return false };
         let sums = self.sums(before.live.device);
         sums.unlisted = sums.unlisted.wrapping_sub(before.live.bytes);
         true
+    }
+
+    /// Returns the unlisted block at an address, to change it.
+    pub(crate) fn get_mut(&mut self, address: u64) -> Option<&mut Unlisted> {
+        self.blocks.get_mut(&address)
+    }
+
+    /// Returns the unlisted blocks, without deferred ones.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = &Unlisted> {
+        self.blocks.values()
+    }
+
+    /// Adds a block that the program has freed while a stream still uses it.
+    pub(crate) fn defer(&mut self, address: u64, unlisted: Unlisted) {
+        self.deferred.insert(address, unlisted);
+    }
+
+    /// Returns true if a stream still uses an unlisted block that the program has freed.
+    pub(crate) fn has_deferred(&self) -> bool {
+        !self.deferred.is_empty()
+    }
+
+    /// Removes the deferred block at an address, which no stream uses any more. Returns false if there is
+    /// none.
+    pub(crate) fn complete(&mut self, address: u64) -> bool {
+        self.deferred.remove(&address).is_some()
+    }
+
+    /// Removes the blocks that `is_listed` selects, and all deferred blocks. Returns them in the order of their
+    /// allocation, each with its address and whether it is deferred.
+    pub(crate) fn take(&mut self, is_listed: &dyn Fn(u64, &Unlisted) -> bool) -> Vec<(u64, Unlisted, bool)> {
+        let addresses = self.blocks.iter().filter(|(address, unlisted)| is_listed(**address, unlisted));
+        let addresses: Vec<u64> = addresses.map(|(address, _)| *address).collect();
+        let mut taken: Vec<_> =
+            addresses.into_iter().filter_map(|at| Some((at, self.remove(at)?, false))).collect();
+        taken.extend(self.deferred.drain().map(|(address, unlisted)| (address, unlisted, true)));
+        taken.sort_by_key(|(_, unlisted, _)| unlisted.live.alloc_id);
+        taken
+    }
+
+    /// Returns every device up to the highest one with unlisted blocks so far.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = i8> + use<> {
+        (0..self.devices.len()).map(|device| device as i8)
+    }
+
+    /// Returns the number and the bytes of the blocks that the window has allocated on a device, and begins to
+    /// count anew.
+    pub(crate) fn take_allocations(&mut self, device: i8) -> (u64, i64) {
+        let sums = self.sums(device);
+        (std::mem::take(&mut sums.allocations), std::mem::take(&mut sums.bytes))
+    }
+
+    /// Ends a window, and returns the number of windows that have ended. `ages` is true if the blocks become
+    /// older by it.
+    pub(crate) fn end_window(&mut self, ages: bool) -> u64 {
+        self.windows += u64::from(ages);
+        self.windows
+    }
+
+    /// Returns the highest allocated and reserved bytes of a device that are in the file with all blocks.
+    pub(crate) fn listed_peaks(&mut self, device: i8) -> [i64; 2] {
+        self.sums(device).highest
+    }
+
+    /// Raises the highest bytes of a device that are in the file with all blocks.
+    pub(crate) fn note_listed_peaks(&mut self, device: i8, peaks: [i64; 2]) {
+        let highest = &mut self.sums(device).highest;
+        *highest = [highest[0].max(peaks[0]), highest[1].max(peaks[1])];
+    }
+
+    /// Returns the number of windows that were written in full because of a new peak.
+    pub(crate) fn full_windows(&self) -> u32 {
+        self.full
+    }
+
+    /// Counts a window that is written in full because of a new peak.
+    pub(crate) fn count_full_window(&mut self) {
+        self.full += 1;
     }
 
     #[inline]

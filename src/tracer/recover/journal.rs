@@ -8,6 +8,7 @@ use std::path::Path;
 use memtrace_encode::Encoder;
 use memtrace_trace::Event;
 use memtrace_trace::event::bytes::{event_of, text_slots};
+use memtrace_trace::event::tied::first_of_tied;
 use memtrace_trace::journal::{
     CHUNK_BYTES, HEADER_BYTES, LOSS_SHARDS, Losses, MAGIC, MAX_META, MAX_WORDS, Run, SLOTS, layout,
     process_start,
@@ -38,11 +39,19 @@ pub(crate) struct Journal {
     pub(crate) words: String,
     /// The size of the event buffer in bytes.
     buffer_bytes: u64,
-    /// The events that are not in the trace, by lane. Each event has the id of its thread, and the events of
-    /// a lane are in order.
-    lanes: Vec<Vec<(u32, Event)>>,
+    /// The lanes, in the order of their ids.
+    lanes: Vec<Lane>,
     /// The definitions in the chunks, each with the bytes in the slots that follow it.
     definitions: Vec<(Event, Vec<u8>)>,
+}
+
+/// The events of one lane.
+#[derive(Default)]
+struct Lane {
+    /// The timestamp of the last event that is in the trace; 0 if no chunk has it any more.
+    last_ns: u64,
+    /// The events that are not in the trace, in order. Each has the id of its thread.
+    events: Vec<(u32, Event)>,
 }
 
 /// Reads a `u64` at an offset; returns 0 past the end.
@@ -144,7 +153,7 @@ impl Journal {
         let mut lane = None;
         for chunk in chunks {
             if lane.replace(u32_at(chunk, layout::LANE)) != Some(u32_at(chunk, layout::LANE)) {
-                journal.lanes.push(Vec::new());
+                journal.lanes.push(Lane::default());
             }
             journal.read_chunk(chunk, checkpoint);
         }
@@ -163,11 +172,14 @@ impl Journal {
             if event.is_definition() {
                 let text = &slots[(index + 1) * SLOT..(index + 1 + following) * SLOT];
                 self.definitions.push((event, text.to_vec()));
-            } else if index >= consumed
-                && !event.is_empty()
+            } else if !event.is_empty()
                 && let Some(lane) = self.lanes.last_mut()
             {
-                lane.push((tid, event));
+                if index >= consumed {
+                    lane.events.push((tid, event));
+                } else {
+                    lane.last_ns = lane.last_ns.max(event.clock_ns);
+                }
             }
             index += 1 + following;
         }
@@ -204,19 +216,33 @@ impl Journal {
         }
     }
 
-    /// Returns the events by timestamp. The events of one lane keep their order.
+    /// Returns the events in the order in which the process would have written them: by timestamp, and at equal
+    /// timestamps as [`first_of_tied`] says. The events of one lane keep their order.
     pub(crate) fn events(&self) -> Vec<(u32, Event)> {
         let mut events = Vec::new();
-        for lane in &self.lanes {
-            let mut last = 0;
-            for (tid, event) in lane {
+        for (number, lane) in self.lanes.iter().enumerate() {
+            let mut last = lane.last_ns;
+            for (tid, event) in &lane.events {
                 last = event.clock_ns.max(last);
                 let mut event = *event;
                 event.clock_ns = last;
-                events.push((*tid, event));
+                events.push((number, *tid, event));
             }
         }
-        events.sort_by_key(|(_, event)| event.clock_ns);
-        events
+        events.sort_by_key(|(_, _, event)| event.clock_ns);
+        let ties = events.chunk_by(|(_, _, one), (_, _, next)| one.clock_ns == next.clock_ns);
+        let mut ordered = Vec::with_capacity(events.len());
+        for tied in ties {
+            let mut lanes: Vec<_> = tied.chunk_by(|(one, ..), (next, ..)| one == next).collect();
+            while let Some(next) = first_of_tied(lanes.iter().map(|lane| &lane[0].2).enumerate()) {
+                let (_, tid, event) = lanes[next][0];
+                ordered.push((tid, event));
+                lanes[next] = &lanes[next][1..];
+                if lanes[next].is_empty() {
+                    lanes.remove(next);
+                }
+            }
+        }
+        ordered
     }
 }

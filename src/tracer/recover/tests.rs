@@ -59,15 +59,21 @@ impl Killed {
     }
 
     fn write_journal(&self, at: &Checkpoints, losses: [u64; 2], events: Vec<Event>) {
+        self.write_lanes(at, losses, vec![(0, events)]);
+    }
+
+    /// Writes a journal with one chunk in each lane. The first events of a chunk, of the given number, are in
+    /// the trace.
+    fn write_lanes(&self, at: &Checkpoints, losses: [u64; 2], lanes: Vec<(u32, Vec<Event>)>) {
         let head = Head { losses, meta: &self.json };
-        let chunk = Left {
-            owner: [7, 0, 0],
+        let chunks = lanes.into_iter().enumerate().map(|(lane, (consumed, events))| Left {
+            owner: [7, lane as u32, 0],
             in_use: true,
             committed: events.len() as u32,
-            consumed: [0; 2],
+            consumed: [consumed; 2],
             slots: events,
-        };
-        let bytes = journal_with(&head, &self.run, at, &[chunk]);
+        });
+        let bytes = journal_with(&head, &self.run, at, &chunks.collect::<Vec<_>>());
         fs::write(&self.journal, of_trace(bytes, &self.csv)).unwrap();
     }
 
@@ -102,6 +108,21 @@ fn alloc(clock_ns: u64) -> Event {
     };
     let alloc = AllocCall { call, requested: 512, handle: 0 };
     Payload::DeviceAlloc(alloc).pack(Header::new(clock_ns, Api::CudaMalloc, 0))
+}
+
+/// Returns the report of a block at the MiB `place`, with the total after it.
+fn report(clock_ns: u64, place: u64, bytes: i64, allocated: usize) -> Event {
+    let block = Block {
+        address: place << 20,
+        bytes,
+        allocated,
+        reserved: 1 << 20,
+        requested: bytes.abs(),
+        pool: 0,
+        deferred: false,
+        form: 0,
+    };
+    Payload::Block(block).pack(Header::new(clock_ns, Api::CachingAllocator, 0))
 }
 
 fn lost(clock_ns: u64, events: u64) -> Event {
@@ -163,19 +184,8 @@ fn blocks_without_rows_are_freed_by_the_events_of_the_journal() {
     writer.write(&row).unwrap();
     let text = writer.into_inner().unwrap();
     fs::write(&killed.csv, &text).unwrap();
-    let frees = [1024, 512].into_iter().enumerate().map(|(index, left)| {
-        let block = Block {
-            address: (index as u64 + 1) << 20,
-            bytes: -512,
-            allocated: left,
-            reserved: 1 << 20,
-            requested: 512,
-            pool: 0,
-            deferred: false,
-            form: 0,
-        };
-        Payload::Block(block).pack(Header::new(2000 + index as u64, Api::CachingAllocator, 0))
-    });
+    let frees = [1024, 512].into_iter().enumerate();
+    let frees = frees.map(|(index, left)| report(2000 + index as u64, index as u64 + 1, -512, left));
     let at = Checkpoints { count: 1, parts: [1, 1], csv: [text.len() as u64; 2], ..Checkpoints::default() };
     let killed = killed.with_journal(&at, [0, 0], frees.collect());
     assert!(matches!(
@@ -190,6 +200,31 @@ fn blocks_without_rows_are_freed_by_the_events_of_the_journal() {
         }
     }
     assert_eq!(freed, [(EventName::Brief, 0, -512, 1024), (EventName::Brief, 0, -512, 512)]);
+}
+
+/// Setup: two threads report a block in the same nanosecond, and the totals say that the second lane's report
+/// is the first. A third lane announced a report before one that is in the trace. Expected: the order of the
+/// writer thread, which follows the totals and never goes back in a lane.
+#[test]
+fn events_with_equal_clocks_are_repaired_in_the_order_of_the_writer() {
+    let killed = Killed::new("ties").with_meta_row();
+    let at = Checkpoints { count: 1, parts: [1, 1], ..Checkpoints::default() };
+    let at = Checkpoints { csv: [fs::metadata(&killed.csv).unwrap().len(); 2], ..at };
+    let lanes = vec![
+        (0, vec![report(2000, 1, 512, 1024), report(2000, 2, 512, 1536)]),
+        (0, vec![report(2000, 3, 512, 512)]),
+        (1, vec![report(2500, 4, 0, 0), report(1500, 5, 512, 2048)]),
+    ];
+    killed.write_lanes(&at, [0, 0], lanes);
+    assert!(matches!(repair(&killed.csv, None), Ok(Repaired::Finished { rest: Rest { lost: 0, .. }, .. })));
+    let mut reader = RowReader::open(&killed.csv).unwrap();
+    let mut rows = Vec::new();
+    while let Some(row) = reader.next_row().unwrap() {
+        if row.event == EventName::Alloc {
+            rows.push((row.ts_ns, row.allocated_bytes));
+        }
+    }
+    assert_eq!(rows, [(1000, 512), (1000, 1024), (1000, 1536), (1500, 2048)]);
 }
 
 #[test]

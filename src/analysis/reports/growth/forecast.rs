@@ -2,7 +2,7 @@
 
 use memtrace_trace::rounding::LARGE_SEGMENT;
 
-use super::{FEWEST_SLICES, FLAT, Part, needs_of};
+use super::{FEWEST_SLICES, FLAT, GrowthPart, needs_of};
 use crate::state::fitted_line::fit;
 use crate::state::levels::Level;
 
@@ -79,7 +79,7 @@ impl Forecast {
     ) -> Option<Forecast> {
         let (first, last) = (&levels[from], &levels[levels.len() - 1]);
         let end = &all[all.len() - 1];
-        let kept = end[Part::Kept as usize] - all[from][Part::Kept as usize];
+        let kept = end[GrowthPart::Kept as usize] - all[from][GrowthPart::Kept as usize];
         if by_time || kept < FLAT.0.max(last.used() / FLAT.1) {
             return None;
         }
@@ -88,7 +88,7 @@ impl Forecast {
         // memory has filled since: kept memory has the most growth and still grows, while the memory in use
         // did not change in the last quarter.
         let quarter = all.len() - 1 - (all.len() - 1 - from) / 4;
-        let latest = end[Part::Kept as usize] - all[quarter][Part::Kept as usize];
+        let latest = end[GrowthPart::Kept as usize] - all[quarter][GrowthPart::Kept as usize];
         let shown = last.used() - first.used();
         let is_most = (1..4).all(|part| end[part] - all[from][part] <= kept);
         let still_grows = latest as f64 > SLOWING * kept as f64;
@@ -100,7 +100,7 @@ impl Forecast {
             levels[from..].iter().map(|level| (level.step as f64, level.allocated as f64)).collect();
         let line = fit(&points);
         let is_line = line.slope > 0.0 && line.r2 > 0.5;
-        let left = end[Part::Cached as usize].max(0) as f64;
+        let left = end[GrowthPart::Cached as usize].max(0) as f64;
         is_line.then(|| {
             let at = |bytes: f64| last.step.saturating_add((bytes / line.slope) as i64);
             if is_shown && left <= LARGE_SEGMENT as f64 {

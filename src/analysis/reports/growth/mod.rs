@@ -56,7 +56,7 @@ const SHOWN: usize = 3;
 
 /// A part of the growth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum GrowthPart {
     /// Live at the ends of steps.
     Kept,
     /// Needed only within a step, by the largest step so far.
@@ -67,38 +67,39 @@ pub(super) enum Part {
     Outside,
 }
 
-impl Part {
-    pub(super) const ALL: [Part; 4] = [Part::Kept, Part::LargerSteps, Part::Cached, Part::Outside];
+impl GrowthPart {
+    pub(super) const ALL: [GrowthPart; 4] =
+        [GrowthPart::Kept, GrowthPart::LargerSteps, GrowthPart::Cached, GrowthPart::Outside];
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Part::Kept => "kept",
-            Part::LargerSteps => "larger steps",
-            Part::Cached => "cached",
-            Part::Outside => "outside PyTorch",
+            GrowthPart::Kept => "kept",
+            GrowthPart::LargerSteps => "larger steps",
+            GrowthPart::Cached => "cached",
+            GrowthPart::Outside => "outside PyTorch",
         }
     }
 
     fn key(self) -> &'static str {
         match self {
-            Part::Kept => "kept",
-            Part::LargerSteps => "larger_steps",
-            Part::Cached => "cached",
-            Part::Outside => "outside",
+            GrowthPart::Kept => "kept",
+            GrowthPart::LargerSteps => "larger_steps",
+            GrowthPart::Cached => "cached",
+            GrowthPart::Outside => "outside",
         }
     }
 
     fn about(self) -> &'static str {
         match self {
-            Part::Kept => "live when a step ends",
-            Part::LargerSteps => "what the largest step so far needed beyond the kept memory",
-            Part::Cached => "reserved by PyTorch's allocator, and needed by no step",
-            Part::Outside => "context, kernels, libraries, other processes",
+            GrowthPart::Kept => "live when a step ends",
+            GrowthPart::LargerSteps => "what the largest step so far needed beyond the kept memory",
+            GrowthPart::Cached => "reserved by PyTorch's allocator, and needed by no step",
+            GrowthPart::Outside => "context, kernels, libraries, other processes",
         }
     }
 }
 
-/// Returns the parts of the memory in use at each level, in the order of [`Part::ALL`].
+/// Returns the parts of the memory in use at each level, in the order of [`GrowthPart::ALL`].
 fn parts_of(levels: &[Level]) -> Vec<[i64; 4]> {
     let mut highest = 0;
     levels
@@ -190,7 +191,7 @@ pub(super) struct Growth {
     size_ops: Vec<(String, usize)>,
     /// The distribution of the allocator's free memory.
     free: FreePlaces,
-    /// For each part, in the order of [`Part::ALL`]: the owners whose memory changed most. Empty before
+    /// For each part, in the order of [`GrowthPart::ALL`]: the owners whose memory changed most. Empty before
     /// [`Growth::explain`].
     changes: [Vec<Change>; 4],
 }
@@ -272,7 +273,7 @@ impl Growth {
     }
 
     /// Returns the growth of a part, in bytes.
-    pub(super) fn of(&self, part: Part) -> i64 {
+    pub(super) fn bytes_of(&self, part: GrowthPart) -> i64 {
         let at = part as usize;
         self.all[self.all.len() - 1][at] - self.all[self.from][at]
     }
@@ -283,19 +284,20 @@ impl Growth {
 
     /// Returns the parts that grew, with the largest growth first. If the memory in use is flat, larger steps
     /// and the cache only took memory that was already in use, so these two parts do not count.
-    pub(super) fn growing(&self) -> Vec<Part> {
+    pub(super) fn growing(&self) -> Vec<GrowthPart> {
         let grew = self.last().used() - self.first().used() >= self.flat();
-        let counts = |part: &Part| {
-            self.of(*part) >= self.flat() && (grew || matches!(part, Part::Kept | Part::Outside))
+        let counts = |part: &GrowthPart| {
+            self.bytes_of(*part) >= self.flat()
+                && (grew || matches!(part, GrowthPart::Kept | GrowthPart::Outside))
         };
-        let mut all: Vec<Part> = Part::ALL.into_iter().filter(counts).collect();
-        all.sort_by_key(|part| -self.of(*part));
+        let mut all: Vec<GrowthPart> = GrowthPart::ALL.into_iter().filter(counts).collect();
+        all.sort_by_key(|part| -self.bytes_of(*part));
         all
     }
 
     /// Returns the part that grew most, which explains the growth of the memory in use; `None` if no part
     /// grew.
-    pub(super) fn cause(&self) -> Option<Part> {
+    pub(super) fn cause(&self) -> Option<GrowthPart> {
         self.growing().first().copied()
     }
 
@@ -306,14 +308,14 @@ impl Growth {
     /// Returns one line for `summary`, or `None` if no part grew by at least 5% of the memory in use.
     fn short(&self, units: Unit) -> Option<String> {
         let part = self.cause()?;
-        if self.of(part).saturating_mul(WORTH_A_LINE) < self.last().used() {
+        if self.bytes_of(part).saturating_mul(WORTH_A_LINE) < self.last().used() {
             return None;
         }
         let (first, last) = (self.first(), self.last());
         let parts: Vec<String> = self
             .growing()
             .into_iter()
-            .map(|part| format!("{} {}", part.name(), units.show(self.of(part))))
+            .map(|part| format!("{} {}", part.name(), units.show(self.bytes_of(part))))
             .collect();
         Some(format!(
             "GPU {}: memory in use grew from {} ({}) to {} ({}): {}",
@@ -343,9 +345,9 @@ impl Growth {
         self.trains = before_last.replay.live().values().any(is_gradient);
         for part in self.growing() {
             let mut changes = match part {
-                Part::LargerSteps => self.between_peaks(trace, options, known)?,
-                Part::Kept if !self.by_time => self.new_owners(before_last),
-                Part::Outside if !self.by_time => {
+                GrowthPart::LargerSteps => self.between_peaks(trace, options, known)?,
+                GrowthPart::Kept if !self.by_time => self.new_owners(before_last),
+                GrowthPart::Outside if !self.by_time => {
                     holders.new_libraries(&before_last.symbols, self.ordinal, self.first().step)
                 }
                 _ => continue,
@@ -452,7 +454,7 @@ impl Growth {
     /// Returns true if the kept memory was allocated in at most two steps. Returns false if no change was
     /// found.
     fn is_once(&self) -> bool {
-        let kept = &self.changes[Part::Kept as usize];
+        let kept = &self.changes[GrowthPart::Kept as usize];
         let is_of_few = |change: &Change| (1..FEWEST_STEPS).contains(&change.steps);
         !kept.is_empty() && kept.iter().all(is_of_few) && !self.is_rising()
     }
@@ -460,20 +462,20 @@ impl Growth {
     /// Returns the cached memory in bytes that kept memory can still fill, if kept memory is not part of the growth
     /// that is shown; otherwise 0.
     pub(super) fn hides_kept(&self) -> i64 {
-        let is_shown =
-            self.growing().contains(&Part::Kept) || matches!(self.forecast, Forecast::WithinCache { .. });
-        if is_shown { 0 } else { self.all[self.all.len() - 1][Part::Cached as usize].max(0) }
+        let is_shown = self.growing().contains(&GrowthPart::Kept)
+            || matches!(self.forecast, Forecast::WithinCache { .. });
+        if is_shown { 0 } else { self.all[self.all.len() - 1][GrowthPart::Cached as usize].max(0) }
     }
 
     /// Returns true if kept memory has grown, and not only once.
     pub(super) fn keeps_more(&self) -> bool {
-        self.growing().contains(&Part::Kept) && !self.is_once()
+        self.growing().contains(&GrowthPart::Kept) && !self.is_once()
     }
 
     /// Returns true if kept memory rises from step to step, although most of it is from one or two steps: each
     /// step replaces it with more.
     pub(super) fn is_replaced(&self) -> bool {
-        let most = self.changes[Part::Kept as usize].first();
+        let most = self.changes[GrowthPart::Kept as usize].first();
         most.is_some_and(|most| (1..FEWEST_STEPS).contains(&most.steps)) && self.is_rising()
     }
 
@@ -485,21 +487,24 @@ impl Growth {
         let rises = half.windows(2).filter(|two| two[1].allocated > two[0].allocated).count();
         let (Some(first), Some(last)) = (half.first(), half.last()) else { return false };
         let growth = last.allocated - first.allocated;
-        half.len() > FEWEST_STEPS && 2 * rises >= half.len() - 1 && 8 * growth >= self.of(Part::Kept)
+        half.len() > FEWEST_STEPS
+            && 2 * rises >= half.len() - 1
+            && 8 * growth >= self.bytes_of(GrowthPart::Kept)
     }
 
     /// Returns true if kept memory has grown, but hardly in the last quarter of the steps.
     fn has_stopped(&self) -> bool {
-        let (end, kept) = (self.levels.len() - 1, Part::Kept as usize);
+        let (end, kept) = (self.levels.len() - 1, GrowthPart::Kept as usize);
         let quarter = end - (end - self.from) / 4;
         let latest = self.all[end][kept] - self.all[quarter][kept];
-        end - quarter >= FEWEST_STEPS && 25 * latest.abs() <= self.of(Part::Kept)
+        end - quarter >= FEWEST_STEPS && 25 * latest.abs() <= self.bytes_of(GrowthPart::Kept)
     }
 
     /// Returns the number of steps that freed at least half of the growth of kept memory, and the last of them.
     fn falls(&self) -> Option<(usize, &Level)> {
         let counted = &self.levels[self.from..];
-        let is_fall = |two: &&[Level]| 2 * (two[0].allocated - two[1].allocated) >= self.of(Part::Kept);
+        let is_fall =
+            |two: &&[Level]| 2 * (two[0].allocated - two[1].allocated) >= self.bytes_of(GrowthPart::Kept);
         let falls: Vec<&Level> = counted.windows(2).filter(is_fall).map(|two| &two[1]).collect();
         falls.last().map(|last| (falls.len(), *last))
     }
@@ -512,22 +517,22 @@ impl Growth {
 
     /// Returns true if kept memory, which was higher before, explains most of the growth of larger steps.
     fn is_of_kept(&self) -> bool {
-        2 * (self.largest().1 - self.needs[self.from]) < self.of(Part::LargerSteps)
+        2 * (self.largest().1 - self.needs[self.from]) < self.bytes_of(GrowthPart::LargerSteps)
     }
 
     /// Returns true if at least three quarters of the growth of larger steps are results that an op outside the
     /// model joins.
     fn is_joined(&self) -> bool {
-        let most = self.changes[Part::LargerSteps as usize].first();
+        let most = self.changes[GrowthPart::LargerSteps as usize].first();
         most.is_some_and(|most| {
             ["aten::cat in (script)", "aten::stack in (script)"].contains(&most.what.as_str())
-                && 4 * (most.after - most.before) >= 3 * self.of(Part::LargerSteps)
+                && 4 * (most.after - most.before) >= 3 * self.bytes_of(GrowthPart::LargerSteps)
         })
     }
 
     pub(super) fn json(&self, units: Unit) -> Value {
         let named = |parts: &[i64; 4]| -> Value {
-            Part::ALL
+            GrowthPart::ALL
                 .into_iter()
                 .map(|part| (part.key().to_owned(), Value::from(parts[part as usize])))
                 .collect()
@@ -544,7 +549,7 @@ impl Growth {
         let end = self.levels.len() - 1;
         let every = self.levels.len().div_ceil(MOST_POINTS).max(1);
         let points: Vec<Value> = (0..=end).filter(|at| at % every == 0 || *at == end).map(level).collect();
-        let growth = Part::ALL.map(|part| self.of(part));
+        let growth = GrowthPart::ALL.map(|part| self.bytes_of(part));
         let used = self.last().used();
         let (kind, rate, full_at, stays_at) = match self.forecast {
             Forecast::Jumped { .. } => ("jumped", None, None, Some(used)),
@@ -567,10 +572,10 @@ impl Growth {
             "to_is_inside_a_step": self.is_cut,
             "growth_bytes": self.last().used() - self.first().used(),
             "growth_parts_bytes": named(&growth),
-            "cause": self.cause().map(Part::key),
+            "cause": self.cause().map(GrowthPart::key),
             "why": self.cause().map(|part| self.why(part, units)),
             "remedy": self.cause().map(|part| self.remedy(part)),
-            "changes": Part::ALL
+            "changes": GrowthPart::ALL
                 .into_iter()
                 .map(|part| (part.key().to_owned(), self.changes[part as usize].iter().map(Change::json).collect()))
                 .collect::<serde_json::Map<String, Value>>(),

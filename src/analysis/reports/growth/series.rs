@@ -3,7 +3,7 @@
 use memtrace_trace::meta::Meta;
 use rustc_hash::FxHashMap;
 
-use super::{FEWEST_STEPS, Growth, Part, is_chosen, parts_of};
+use super::{FEWEST_STEPS, Growth, GrowthPart, is_chosen, parts_of};
 use crate::options::Options;
 use crate::state::levels::{DeviceLevels, Levels};
 
@@ -28,10 +28,10 @@ impl GrowthCurve {
         let every = steps.len().div_ceil(MOST_DRAWN);
         let shown: Vec<usize> =
             (0..steps.len()).filter(|at| at % every == 0 || *at + 1 == steps.len()).collect();
-        let part = |part: Part| (part.name(), shown.iter().map(|at| all[*at][part as usize]).collect());
+        let part = |part: GrowthPart| (part.name(), shown.iter().map(|at| all[*at][part as usize]).collect());
         Some(GrowthCurve {
             steps: shown.iter().map(|at| steps[*at].step).collect(),
-            parts: Part::ALL.map(part),
+            parts: GrowthPart::ALL.map(part),
         })
     }
 }
@@ -51,7 +51,7 @@ impl DeviceParts {
     pub(crate) fn all(levels: &Levels, meta: &Meta, options: &Options) -> FxHashMap<i32, DeviceParts> {
         let of = |device: &DeviceLevels| {
             let growth = Growth::new(device, meta, is_chosen(options));
-            let growth = growth.map(|growth| Part::ALL.map(|part| growth.of(part)));
+            let growth = growth.map(|growth| GrowthPart::ALL.map(|part| growth.bytes_of(part)));
             let steps = device.steps.iter().map(|level| level.step);
             (device.ordinal, DeviceParts { growth, by_step: steps.zip(parts_of(&device.steps)).collect() })
         };

@@ -4,7 +4,7 @@ use memtrace_trace::units::Unit;
 
 use super::cache_holders::FreePlaces;
 use super::forecast::Forecast;
-use super::{Growth, Part, Shape};
+use super::{Growth, GrowthPart, Shape};
 use crate::options::Options;
 use crate::render::numbers::{count, counted, duration};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
@@ -26,21 +26,21 @@ const CROP_LONGEST: &str =
 
 impl Growth {
     /// Returns the reason for the growth of a part, in one or two sentences.
-    pub(super) fn why(&self, part: Part, units: Unit) -> String {
+    pub(super) fn why(&self, part: GrowthPart, units: Unit) -> String {
         let show = |bytes: i64| units.show(bytes).to_string();
         match part {
-            Part::Kept if self.is_once() => {
+            GrowthPart::Kept if self.is_once() => {
                 "It was allocated once and stays, as the state of an optimizer does; it does not grow further.".to_owned()
             }
-            Part::Kept if self.changes[Part::Kept as usize].is_empty() && !self.by_time => {
+            GrowthPart::Kept if self.changes[GrowthPart::Kept as usize].is_empty() && !self.by_time => {
                 "The memory that a step still holds at its end varies in size; no memory of earlier steps \
                  is left.".to_owned()
             }
-            Part::Kept if self.is_replaced() => {
+            GrowthPart::Kept if self.is_replaced() => {
                 "What a step keeps is its own, and more than the step before kept: a variable of the loop, or \
                  x = torch.cat([x, new]).".to_owned()
             }
-            Part::Kept => match self.falls() {
+            GrowthPart::Kept => match self.falls() {
                 Some((count, last)) => format!(
                     "Each step allocates memory that is freed only later: kept memory fell {}, the last time in {}.",
                     counted(count as u64, "time"),
@@ -52,14 +52,14 @@ impl Growth {
                 }
                 None => "Each step allocates memory that is not freed.".to_owned(),
             },
-            Part::LargerSteps if self.is_of_kept() => {
+            GrowthPart::LargerSteps if self.is_of_kept() => {
                 format!(
                     "No step needs much more than before. Kept memory was highest in {}, and part of it has been \
                      freed since.",
                     self.point(self.largest().0)
                 )
             }
-            Part::LargerSteps => {
+            GrowthPart::LargerSteps => {
                 let (highest, need) = self.largest();
                 let first = self.first();
                 let shape = match self.shape() {
@@ -86,7 +86,7 @@ impl Growth {
                 }
                 text
             }
-            Part::Cached => {
+            GrowthPart::Cached => {
                 let (all, once) = self.sizes;
                 if let Some(text) = self.why_apart(units) {
                     text
@@ -107,10 +107,10 @@ impl Growth {
                     "Free memory in the allocator's segments did not fit later requests.".to_owned()
                 }
             }
-            Part::Outside => {
+            GrowthPart::Outside => {
                 let (first, last) = (self.first(), self.last());
                 let (others, context) = (last.others - first.others, last.context - first.context);
-                let traced = self.of(Part::Outside) - others - context;
+                let traced = self.bytes_of(GrowthPart::Outside) - others - context;
                 let most = others.max(context).max(traced);
                 if most == others {
                     format!("Other processes on this GPU took {} more; memtrace ledger names them.", show(others))
@@ -172,7 +172,7 @@ impl Growth {
     }
 
     /// Returns a remedy for the growth of a part.
-    pub(super) fn remedy(&self, part: Part) -> String {
+    pub(super) fn remedy(&self, part: GrowthPart) -> String {
         let remedy = self.remedy_of(part);
         if self.trains && [CROP_ONE, CROP_LONGEST].contains(&remedy) {
             format!("{remedy}; validation: torch.no_grad()")
@@ -181,56 +181,58 @@ impl Growth {
         }
     }
 
-    fn remedy_of(&self, part: Part) -> &'static str {
+    fn remedy_of(&self, part: GrowthPart) -> &'static str {
         match part {
-            Part::Kept if self.is_once() => "nothing, unless this memory is not needed",
-            Part::Kept if self.changes[Part::Kept as usize].is_empty() && !self.by_time => {
+            GrowthPart::Kept if self.is_once() => "nothing, unless this memory is not needed",
+            GrowthPart::Kept if self.changes[GrowthPart::Kept as usize].is_empty() && !self.by_time => {
                 "del the step's variables at its end if the next step runs out of memory"
             }
-            Part::Kept if self.is_replaced() => {
+            GrowthPart::Kept if self.is_replaced() => {
                 "del the variable at the end of the step; keep a buffer of fixed size, or its pieces on the CPU"
             }
-            Part::Kept if self.falls().is_none() && self.has_stopped() => {
+            GrowthPart::Kept if self.falls().is_none() && self.has_stopped() => {
                 "nothing if this level fits, or else a smaller limit for what is kept"
             }
-            Part::Kept => "memtrace leaks --holders names the list, closure or graph that keeps it",
-            Part::LargerSteps if self.is_kept_at_oom => {
+            GrowthPart::Kept => "memtrace leaks --holders names the list, closure or graph that keeps it",
+            GrowthPart::LargerSteps if self.is_kept_at_oom => {
                 "memtrace oom names what this step keeps without need, and how to free it"
             }
-            Part::LargerSteps if self.is_of_kept() && self.growing().contains(&Part::Kept) => {
+            GrowthPart::LargerSteps if self.is_of_kept() && self.growing().contains(&GrowthPart::Kept) => {
                 "see kept: the same memory serves it again"
             }
-            Part::LargerSteps if self.is_of_kept() => {
+            GrowthPart::LargerSteps if self.is_of_kept() => {
                 "keep less at a time: what waits in a queue needs a limit"
             }
-            Part::LargerSteps if self.is_joined() => {
+            GrowthPart::LargerSteps if self.is_joined() => {
                 "move results to the CPU before they are joined (transformers: eval_accumulation_steps)"
             }
-            Part::LargerSteps => match self.shape() {
+            GrowthPart::LargerSteps => match self.shape() {
                 Shape::Rising => {
                     "limit the length or the number of inputs; plan for the largest: memtrace advise"
                 }
                 Shape::OneLarge => CROP_ONE,
                 Shape::Varying => CROP_LONGEST,
             },
-            Part::Cached if matches!(self.apart(), Some(Apart::Graphs(..))) => {
+            GrowthPart::Cached if matches!(self.apart(), Some(Apart::Graphs(..))) => {
                 "fewer captured shapes (pad to a few sizes), and one pool for all graphs: torch.cuda.graph_pool_handle()"
             }
-            Part::Cached if matches!(self.apart(), Some(Apart::Pools(..))) => {
+            GrowthPart::Cached if matches!(self.apart(), Some(Apart::Pools(..))) => {
                 "fewer captured shapes (pad to a few sizes); one torch.cuda.MemPool for all of this work, or none"
             }
-            Part::Cached if matches!(self.apart(), Some(Apart::Streams(..))) => {
+            GrowthPart::Cached if matches!(self.apart(), Some(Apart::Streams(..))) => {
                 "fewer streams: use the same few again, or one, for work that allocates"
             }
-            Part::Cached if self.is_joined() => {
+            GrowthPart::Cached if self.is_joined() => {
                 "move results to the CPU before they are joined (transformers: eval_accumulation_steps), or \
                  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
             }
-            Part::Cached if self.is_expandable => {
+            GrowthPart::Cached if self.is_expandable => {
                 "pad inputs to a few sizes; PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8 gives unused segments back"
             }
-            Part::Cached => "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace tune replays it",
-            Part::Outside => match self.changes[Part::Outside as usize].first() {
+            GrowthPart::Cached => {
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace tune replays it"
+            }
+            GrowthPart::Outside => match self.changes[GrowthPart::Outside as usize].first() {
                 Some(most) if most.what.starts_with("NCCL") => {
                     "torch.distributed.destroy_process_group(group) when a group is done, or one group for all of the run"
                 }
@@ -266,7 +268,7 @@ impl Growth {
                     format!(
                         "GPU {}: kept memory grew by {}, with {} {verb} in use",
                         self.ordinal,
-                        show(self.of(cause)),
+                        show(self.bytes_of(cause)),
                         show(more.abs())
                     )
                 } else {
@@ -286,11 +288,11 @@ impl Growth {
         ]);
         let mut table =
             Table::new(&[("", Side::Left), ("growth", Side::Right), ("now", Side::Right), ("", Side::Left)]);
-        for part in Part::ALL {
+        for part in GrowthPart::ALL {
             let style = if part == cause { Style::Strong } else { Style::Plain };
             table.row([
                 Cell::new(part.name(), style),
-                Cell::new(show(self.of(part)), style),
+                Cell::new(show(self.bytes_of(part)), style),
                 show(self.all[self.all.len() - 1][part as usize]).into(),
                 Cell::new(part.about(), Style::Faint),
             ]);

@@ -58,7 +58,8 @@ impl Report for Stats {
                 |row, replay| {
                     if replay.in_window() && options.device.is_none_or(|only| only == row.device) {
                         let counts_host = options.device.is_some();
-                        numbers.feed(row, counts_host || is_gpu(row.device));
+                        let now = (replay.step, replay.phase);
+                        numbers.feed(row, now, counts_host || is_gpu(row.device));
                     }
                 },
             )?;
@@ -186,8 +187,6 @@ struct RunStats {
     /// that are larger than the next lower power.
     sizes: BTreeMap<u32, (u64, i64)>,
     born: FxHashMap<i64, Birth>,
-    /// The step and phase of the last allocation. A free row has its block's step and phase instead.
-    during: (i64, Symbol),
     /// The number and bytes of blocks that were freed in the step and phase of their allocation.
     temporaries: (u64, i64),
     /// The difference between block size and requested size, in bytes, summed over the blocks whose requested
@@ -199,8 +198,9 @@ struct RunStats {
 }
 
 impl RunStats {
-    /// Adds a row. `counts_blocks` is true if the blocks of the row's device count.
-    fn feed(&mut self, row: &Record, counts_blocks: bool) {
+    /// Adds a row. `now` is the current step and phase; a free row has its block's step and phase instead.
+    /// `counts_blocks` is true if the blocks of the row's device count.
+    fn feed(&mut self, row: &Record, now: (i64, Symbol), counts_blocks: bool) {
         let effect = row.counted_effect(Metric::Allocated).filter(|_| counts_blocks);
         match effect {
             // A `live` row repeats a block of an earlier part, so the block's age is unknown.
@@ -216,13 +216,12 @@ impl RunStats {
                 let (blocks, bytes) = self.sizes.entry(size).or_default();
                 *blocks += 1;
                 *bytes += row.delta_bytes;
-                self.during = (row.step, row.phase);
-                self.born.insert(row.alloc_id, Birth { ts_ns: row.ts_ns, during: self.during });
+                self.born.insert(row.alloc_id, Birth { ts_ns: row.ts_ns, during: now });
             }
             Some(Effect::Free) => {
                 if let Some(birth) = self.born.remove(&row.alloc_id) {
                     self.lifetimes.add(row.ts_ns - birth.ts_ns);
-                    if birth.during == self.during {
+                    if birth.during == now {
                         self.temporaries.0 += 1;
                         self.temporaries.1 -= row.delta_bytes;
                     }
@@ -378,6 +377,24 @@ mod tests {
         let answer = answer(find("summary --stats").unwrap(), &[input], &Options::default()).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
         answer.json["processes"][0].clone()
+    }
+
+    #[test]
+    fn a_block_that_is_freed_after_its_phase_is_no_temporary() {
+        let mut trace = TraceBuilder::default();
+        let row = |step, phase| Row { device: 0, step, phase, ..Row::default() };
+        // No allocation follows the step and phase of each free.
+        let kept = trace.alloc(512, row(0, "forward"));
+        let scratch = trace.alloc(1024, row(0, "forward"));
+        trace.free(scratch, 1024, row(0, "forward"));
+        trace.raw(Row { event: EventName::Op, ..row(0, "backward") });
+        trace.free(kept, 512, row(0, "forward"));
+        let json = stats(trace);
+        assert_eq!(
+            (&json["temporary_blocks"], &json["temporary_bytes"]),
+            (&json!(1), &json!(1024)),
+            "{json}"
+        );
     }
 
     #[test]

@@ -48,14 +48,14 @@ impl TraceCounts {
         Ok(counts)
     }
 
-    pub(super) fn of(&self, event: EventName) -> u64 {
+    pub(super) fn rows(&self, event: EventName) -> u64 {
         self.events.get(event.as_str()).copied().unwrap_or(0)
     }
 }
 
 /// Checks the trace of the training step, feature by feature.
 pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: &Value) {
-    let allocs = counts.of(EventName::Alloc);
+    let allocs = counts.rows(EventName::Alloc);
     let show = |count: u64, have: &str| format!("{count} of {} with {have}", counted(allocs, "block"));
     let reported = counts.meta.allocator.caching && counts.meta.allocator.backend == "native";
     findings.check(
@@ -64,7 +64,7 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
         format!(
             "the caching allocator reported {} and {}",
             counted(allocs, "allocation"),
-            counted(counts.of(EventName::Free), "free")
+            counted(counts.rows(EventName::Free), "free")
         ),
         (
             State::Missing,
@@ -72,7 +72,7 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
             "does PYTORCH_CUDA_ALLOC_CONF choose another backend, or is caching switched off?",
         ),
     );
-    let segments = counts.of(EventName::SegmentAlloc) + counts.of(EventName::SegmentMap);
+    let segments = counts.rows(EventName::SegmentAlloc) + counts.rows(EventName::SegmentMap);
     findings.check(
         "segments",
         segments > 0 || !reported,
@@ -92,7 +92,7 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
     );
     findings.check(
         "ops",
-        fine(counts.with_op) && counts.of(EventName::Op) > 0,
+        fine(counts.with_op) && counts.rows(EventName::Op) > 0,
         show(counts.with_op, "an op"),
         (
             State::Degraded,
@@ -103,8 +103,8 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
     if counts.meta.ops == "io" {
         findings.check(
             "io",
-            counts.of(EventName::Io) > 0,
-            format!("{} of reads, writes and module calls", counted(counts.of(EventName::Io), "row")),
+            counts.rows(EventName::Io) > 0,
+            format!("{} of reads, writes and module calls", counted(counts.rows(EventName::Io), "row")),
             (
                 State::Degraded,
                 "the tensors that ops read and write are not traced",
@@ -130,10 +130,10 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
     );
     findings.check(
         "tags",
-        counts.of(EventName::Tag) > 0,
+        counts.rows(EventName::Tag) > 0,
         format!(
             "{} of parameters, gradients and optimizer state",
-            counted(counts.of(EventName::Tag) / 2, "tag")
+            counted(counts.rows(EventName::Tag) / 2, "tag")
         ),
         (
             State::Degraded,
@@ -143,14 +143,14 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
     );
     findings.check(
         "streams",
-        fine(counts.with_stream) && counts.of(EventName::FreeCompleted) > 0,
+        fine(counts.with_stream) && counts.rows(EventName::FreeCompleted) > 0,
         "each block has its stream, and a freed block stays active while other streams use it",
         (State::Degraded, "streams are only partly traced", "active_bytes may fall too early"),
     );
     findings.check(
         "pinned",
-        counts.of(EventName::HostAlloc) > 0,
-        format!("{} of pinned memory", counted(counts.of(EventName::HostAlloc), "allocation")),
+        counts.rows(EventName::HostAlloc) > 0,
+        format!("{} of pinned memory", counted(counts.rows(EventName::HostAlloc), "allocation")),
         (State::Degraded, "pinned memory is not traced", ""),
     );
     check_nvtx(findings, probe, Some(counts.nvtx));
@@ -164,10 +164,10 @@ pub(super) fn check_trace(findings: &mut Findings, counts: &TraceCounts, probe: 
     for problem in &counts.meta.degraded {
         findings.add("trace", State::Degraded, problem.clone(), "");
     }
-    let lost = counts.of(EventName::Lost);
+    let lost = counts.rows(EventName::Lost);
     findings.check(
         "trace",
-        lost == 0 && counts.of(EventName::End) == 1,
+        lost == 0 && counts.rows(EventName::End) == 1,
         "complete, no event lost",
         (State::Degraded, "the trace is incomplete", ""),
     );

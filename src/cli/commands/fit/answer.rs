@@ -23,12 +23,12 @@ pub(super) struct Answer<'a> {
     name: String,
     /// True if the value is the number of GPUs. The search then looks for the smallest number.
     pub(super) are_gpus: bool,
-    /// The run of the last candidate that fits: the largest value or, with `are_gpus`, the smallest number of
-    /// GPUs. `None` without such a run.
+    /// The trial of the last candidate that fits: the largest value or, with `are_gpus`, the smallest number of
+    /// GPUs. `None` without such a trial.
     pub(super) fits: Option<&'a Trial>,
-    /// The run of the first candidate that does not fit; `None` without such a run.
+    /// The trial of the first candidate that does not fit; `None` without such a trial.
     pub(super) too_big: Option<&'a Trial>,
-    /// All runs, in the order in which they ended.
+    /// All trials, in the order in which they ended.
     pub(super) trials: Vec<&'a Trial>,
     /// True if candidates remain between the last one that fits and the first one that does not. They were
     /// not tried.
@@ -89,8 +89,8 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Returns the peaks of the first run that left a trace, which has the name and size of the device.
-    /// Returns `None` if no run did.
+    /// Returns the peaks of the first trial that left a trace, which has the name and size of the device.
+    /// Returns `None` if no trial did.
     fn device(&self) -> Option<&PeakUse> {
         self.trials.iter().map(|trial| &trial.peak).find(|peak| peak.processes > 0)
     }
@@ -101,7 +101,7 @@ impl<'a> Answer<'a> {
         let mut page = Printer::new(terminal::use_colour("auto", &stdout), terminal::width(&stdout));
         self.heading(&mut page);
         page.gap();
-        self.runs(&mut page);
+        self.print_trials(&mut page);
         page.gap();
         self.verdict(&mut page);
         self.categories(&mut page);
@@ -134,7 +134,7 @@ impl<'a> Answer<'a> {
         let pinned = self.trials.iter().map(|trial| trial.peak.pinned_absent).max().unwrap_or(0);
         if pinned > 0 {
             page.plain(format!(
-                "note: up to {} of pinned memory was not made resident, so the host memory of a run may be too \
+                "note: up to {} of pinned memory was not made resident, so the host memory of a trial may be too \
                  low by as much",
                 show(pinned)
             ));
@@ -175,13 +175,13 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Returns the values of the two runs at the limit, if their outcome may differ on a real card.
+    /// Returns the values of the two trials at the limit, if their outcome may differ on a real card.
     fn inside_range(&self) -> Vec<&str> {
         let limits = [self.fits, self.too_big].into_iter().flatten();
         limits.filter(|trial| trial.peak.inside_range).map(|trial| trial.value.as_str()).collect()
     }
 
-    fn runs(&self, page: &mut Printer) {
+    fn print_trials(&self, page: &mut Printer) {
         let mut table = Table::new(&[
             (if self.are_gpus { "GPUs" } else { self.value_name() }, Side::Right),
             ("", Side::Left),
@@ -193,7 +193,7 @@ impl<'a> Answer<'a> {
             ("took", Side::Right),
         ]);
         let mut trials = self.trials.clone();
-        // Sort numbers by size. All other values get the key 0, so they stay in the order of the runs.
+        // Sort numbers by size. All other values get the key 0, so they stay in the order of the trials.
         trials.sort_by_key(|trial| trial.value.parse::<u64>().unwrap_or(0));
         for trial in trials {
             let peak = &trial.peak;

@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 use super::places::{self, Filling, VALUE, entries};
 use super::plan::{program, words_and_cards};
 use super::recipe;
-use super::runs::Runs;
-use super::trial::{Attempt, Trial, TrialOutcome, check_names};
+use super::trial::{PlannedTrial, Trial, TrialOutcome, check_names};
+use super::trials::Trials;
 use super::worst::Worst;
 use crate::child_env::PhantomArgs;
 use crate::terminal;
 
-/// A run and the figure that the program printed in it.
+/// A trial and the figure that the program printed in it.
 struct Answered {
     /// The card as it was typed; empty for the machine's own GPU.
     card: String,
@@ -32,7 +32,7 @@ struct Answered {
     figure: Option<String>,
 }
 
-/// Returns the figure in a run's output: the groups of the pattern's last match, or the whole match if the
+/// Returns the figure in a trial's output: the groups of the pattern's last match, or the whole match if the
 /// pattern has no groups. Searches stderr first, then stdout. Returns `None` without a match.
 fn figure(pattern: &Regex, trial: &Trial) -> Option<String> {
     let read = |name: &str| fs::read(trial.files.join(name)).unwrap_or_default();
@@ -47,12 +47,12 @@ fn figure(pattern: &Regex, trial: &Trial) -> Option<String> {
 /// The line that the recipe `serve` prints.
 const KV_CACHE: &str = "KV cache: ([0-9]+) tokens";
 
-/// Returns the tokens of a server's cache, which the run printed; `None` if it did not.
+/// Returns the tokens of a server's cache, which the trial printed; `None` if it did not.
 pub(super) fn cache_tokens(trial: &Trial) -> Option<u64> {
     figure(&Regex::new(KV_CACHE).ok()?, trial)?.parse().ok()
 }
 
-/// What is asked of each run.
+/// What is asked of each trial.
 pub(super) struct Question {
     pattern: String,
     words: Vec<OsString>,
@@ -104,7 +104,7 @@ pub(super) fn run(matches: &ArgMatches, question: Question) -> Result<ExitCode> 
     }
     let cards: Vec<Option<String>> =
         if cards.is_empty() { vec![None] } else { cards.into_iter().map(Some).collect() };
-    let mut waiting: VecDeque<(usize, Attempt)> = VecDeque::new();
+    let mut waiting: VecDeque<(usize, PlannedTrial)> = VecDeque::new();
     if let Some(server) = &server {
         server.prepare("")?;
     }
@@ -113,32 +113,32 @@ pub(super) fn run(matches: &ArgMatches, question: Question) -> Result<ExitCode> 
             let shown = card.as_deref().unwrap_or_default();
             let parts = [shown, value].into_iter().filter(|part| !part.is_empty());
             let filling = Filling { value: Some(value.clone()), ..Filling::default() };
-            let attempt = Attempt {
+            let planned = PlannedTrial {
                 command: words.iter().map(|word| filling.fill(word)).collect(),
                 value: parts.collect::<Vec<_>>().join(" "),
                 candidate: value.clone(),
                 card: card.clone(),
             };
-            waiting.push_back((waiting.len(), attempt));
+            waiting.push_back((waiting.len(), planned));
         }
     }
-    check_names(waiting.iter().map(|(_, attempt)| attempt.value.clone()))?;
-    let mut runs = Runs::new(matches, most_gpus)?;
+    check_names(waiting.iter().map(|(_, planned)| planned.value.clone()))?;
+    let mut trials = Trials::new(matches, most_gpus)?;
     let mut ended_runs: Vec<(usize, Answered)> = Vec::new();
     let of_number = |number: usize| cards[number / values.len()].clone().unwrap_or_default();
     loop {
-        while runs.room() > 0
-            && let Some((number, attempt)) = waiting.pop_front()
+        while trials.room() > 0
+            && let Some((number, planned)) = waiting.pop_front()
         {
-            runs.start(number, attempt)?;
+            trials.start(number, planned)?;
         }
-        let Some((number, trial)) = runs.next_ended()? else { break };
+        let Some((number, trial)) = trials.next_ended()? else { break };
         let figure = figure(&pattern, &trial);
         ended_runs.push((number, Answered { card: of_number(number), figure, trial }));
     }
     ended_runs.sort_by_key(|(number, _)| *number);
     let answers: Vec<Answered> = ended_runs.into_iter().map(|(_, answered)| answered).collect();
-    let ended = runs.stop();
+    let ended = trials.stop();
     for answer in answers.iter().filter(|answer| answer.figure.is_some() && !matches.contains_id("out")) {
         fs::remove_dir_all(&answer.trial.files).ok();
     }
@@ -160,15 +160,15 @@ pub(super) fn run(matches: &ArgMatches, question: Question) -> Result<ExitCode> 
     Ok(ended.status(if all { ExitCode::SUCCESS } else { ExitCode::from(1) }))
 }
 
-/// Writes the script of a server with the length of the first run that printed its cache's tokens, and the
-/// requests that fill the cache. Writes nothing if no run did.
+/// Writes the script of a server with the length of the first trial that printed its cache's tokens, and the
+/// requests that fill the cache. Writes nothing if no trial did.
 fn write_script(server: &recipe::Request, file: &Path, answers: &[Answered]) -> Result<()> {
     let number = |text: &str| text.parse::<u64>().ok();
     let first = answers.iter().find_map(|answer| {
         Some((&answer.trial, number(&answer.trial.candidate)?, number(answer.figure.as_ref()?)?))
     });
     let Some((trial, length, tokens)) = first else {
-        terminal::say("--write: nothing was written, because no run printed its KV cache");
+        terminal::say("--write: nothing was written, because no trial printed its KV cache");
         return Ok(());
     };
     let requests = recipe::requests(tokens, length);
@@ -178,7 +178,7 @@ fn write_script(server: &recipe::Request, file: &Path, answers: &[Answered]) -> 
     Ok(())
 }
 
-/// Returns the options of a server for the length of a run, if the run printed its cache's tokens, or the
+/// Returns the options of a server for the length of a trial, if the trial printed its cache's tokens, or the
 /// largest length that vLLM says would fit.
 fn flags(answer: &Answered, server: &recipe::Request) -> Option<String> {
     let length = answer.trial.candidate.parse().ok()?;
@@ -226,7 +226,7 @@ fn text_of(answers: &[Answered], server: Option<&recipe::Request>) -> String {
     }
     for Answered { trial, .. } in answers.iter().filter(|answer| answer.figure.is_none()) {
         page.gap();
-        page.plain(format!("the output of this run is in {}", trial.folder.display()));
+        page.plain(format!("the output of this trial is in {}", trial.folder.display()));
         if let TrialOutcome::Failed(ended, tail) = &trial.outcome {
             page.plain(format!("{ended}; the last lines of its stderr:"));
             for line in tail {

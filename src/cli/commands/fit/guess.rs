@@ -1,8 +1,8 @@
-//! Estimates where memory would be full, from the peaks of earlier runs.
+//! Estimates where memory would be full, from the peaks of earlier trials.
 
 use super::trial::PeakUse;
 
-/// A run that fitted: its position (see [`Values::position`](super::values::Values::position)) and its peak.
+/// A trial that fitted: its position (see [`Values::position`](super::values::Values::position)) and its peak.
 pub(super) type Point<'a> = (f64, &'a PeakUse);
 
 /// The share of free memory that a program can fill. Torch cannot allocate the memory of the CUDA context,
@@ -32,23 +32,23 @@ pub(super) fn full_by_line(points: &[(f64, i64)], room: i64) -> Option<f64> {
     far.chain(near).find_map(|point| full_at([*point, *last], room))
 }
 
-/// Returns the bytes that a run needs of the device. If torch's allocator had to empty its cache, the
+/// Returns the bytes that a trial needs of the device. If torch's allocator had to empty its cache, the
 /// reserved memory shows the size of the device and not the need of the program; in that case, the need is
 /// the allocated memory plus the memory outside the allocator.
 fn bytes(peak: &PeakUse, was_full: bool) -> i64 {
     if was_full && peak.allocated > 0 { peak.used - peak.reserved + peak.allocated } else { peak.used }
 }
 
-/// Returns true if torch's allocator had to empty its cache in any of the runs. [`bytes`] then measures all
-/// runs by their allocated memory, so that they are comparable.
+/// Returns true if torch's allocator had to empty its cache in any of the trials. [`bytes`] then measures all
+/// trials by their allocated memory, so that they are comparable.
 fn were_full(points: &[Point<'_>]) -> bool {
     points.iter().any(|(_, peak)| peak.retries > 0)
 }
 
-/// Returns the position at which memory would be full, from runs that fitted, in ascending order. Returns
-/// `None` if the runs do not show how memory grows.
+/// Returns the position at which memory would be full, from trials that fitted, in ascending order. Returns
+/// `None` if the trials do not show how memory grows.
 ///
-/// With two or more runs, uses the line through two of them. A single run is split by category into memory
+/// With two or more trials, uses the line through two of them. A single trial is split by category into memory
 /// that grows and memory that does not. With `are_gpus`, the memory that ranks share grows with the share of
 /// each GPU, and activations do not grow.
 pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
@@ -58,7 +58,7 @@ pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
         [] => None,
         [(at, peak)] => {
             let fixed = static_bytes(peak);
-            // A single run shows which memory grows only by its categories. A program without torch has no
+            // A single trial shows which memory grows only by its categories. A program without torch has no
             // categories.
             let growing = if are_gpus { fixed } else { peak.allocated - fixed };
             if peak.by_category.is_empty() {
@@ -78,7 +78,7 @@ pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
     }
 }
 
-/// Same as [`full_by`], but from runs on another card or another number of GPUs. The result is for a card of
+/// Same as [`full_by`], but from trials on another card or another number of GPUs. The result is for a card of
 /// `capacity` bytes and for `shrunk` times as many GPUs, so that each GPU holds `1 / shrunk` of the memory
 /// that ranks share.
 pub(super) fn full_elsewhere(
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn one_run_shows_the_slope_by_its_categories() {
-        // With value 2, the run uses 400 of 1000 bytes, 200 of them for activations: 100 bytes per value. Of
+        // With value 2, the trial uses 400 of 1000 bytes, 200 of them for activations: 100 bytes per value. Of
         // the free 600 bytes, 97 % are 582: enough for 5.82 more values.
         let one = peak(200, 200, 1000);
         assert!((full_by(&[(2.0, &one)], false).unwrap() - 7.82).abs() < 1e-9);
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn fit_counts_what_is_used_on_the_device() {
         // The context uses 200 bytes, and torch reserves twice the memory that it allocates.
-        let run = |allocated: i64, retries| {
+        let trial = |allocated: i64, retries| {
             let reserved = 2 * allocated;
             let by_category = vec![("activation".to_owned(), allocated)];
             PeakUse {
@@ -148,21 +148,21 @@ mod tests {
                 ..PeakUse::default()
             }
         };
-        let (one, two) = (run(50, 0), run(100, 0));
-        // Two runs: after value 2, 600 bytes are free, and each further value needs 100 bytes.
+        let (one, two) = (trial(50, 0), trial(100, 0));
+        // Two trials: after value 2, 600 bytes are free, and each further value needs 100 bytes.
         assert!((full_by(&[(1.0, &one), (2.0, &two)], false).unwrap() - 7.82).abs() < 1e-9);
-        // One run: the context does not grow, so each further value needs the 50 bytes that it allocates.
+        // One trial: the context does not grow, so each further value needs the 50 bytes that it allocates.
         // After value 1, 700 bytes are free.
         assert!((full_by(&[(1.0, &one)], false).unwrap() - 1.0 - 0.97 * 700.0 / 50.0).abs() < 1e-9);
         // The allocator had to empty its cache, so allocated memory counts: 50 bytes per value. Value 2 uses
         // 300 of 1000 bytes.
-        let full = run(100, 1);
+        let full = trial(100, 1);
         assert!(
             (full_by(&[(1.0, &one), (2.0, &full)], false).unwrap() - 2.0 - 0.97 * 700.0 / 50.0).abs() < 1e-9
         );
         // Both values fit into one segment, so reserved memory does not grow: the slope is 50 bytes per
         // value, as for allocated memory.
-        let in_one = |allocated| PeakUse { reserved: 400, used: 600, ..run(allocated, 0) };
+        let in_one = |allocated| PeakUse { reserved: 400, used: 600, ..trial(allocated, 0) };
         let (one, two) = (in_one(50), in_one(100));
         assert!(
             (full_by(&[(1.0, &one), (2.0, &two)], false).unwrap() - 2.0 - 0.97 * 400.0 / 50.0).abs() < 1e-9

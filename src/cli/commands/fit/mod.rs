@@ -1,14 +1,14 @@
 //! `memtrace fit`: finds the largest value, or the smallest number of GPUs, with which a program fits in memory.
 //!
 //! It runs the program, traced, for each value that [`search`] chooses, some of them side by side. A value
-//! fits when the program ends with status 0 and no request ran out of memory. A run that fails for another
+//! fits when the program ends with status 0 and no request ran out of memory. A trial that fails for another
 //! reason ends the search without an answer, and the end of its stderr is shown. In a search for the number
-//! of GPUs, such a run only removes its number of GPUs from the search.
+//! of GPUs, such a trial only removes its number of GPUs from the search.
 //!
 //! - [`places`]: where a number goes in the command line and in `--phantom`.
-//! - [`plan`]: the request: its searches and their runs; [`values`]: the candidates of a search.
+//! - [`plan`]: the request: its searches and their trials; [`values`]: the candidates of a search.
 //! - [`search`] and [`guess`]: the next candidates; [`searches`]: the candidates of all cards and numbers of GPUs.
-//! - [`trial`], [`process_tree`], [`runs`]: a run, its processes, and runs side by side.
+//! - [`trial`], [`process_tree`], [`trials`]: a trial, its processes, and trials side by side.
 //! - [`recipe`], [`recipes`], [`settings`], [`models`]: `--recipe`, a script for a model that the user names.
 //! - [`prices`]: `--prices`, the price of each card, by which rows are sorted.
 //! - [`worst`]: `--worst`, the largest input of a trace as the case to plan for.
@@ -24,12 +24,12 @@ mod prices;
 mod process_tree;
 mod recipe;
 mod recipes;
-mod runs;
 mod search;
 mod searches;
 mod settings;
 mod table;
 mod trial;
+mod trials;
 mod values;
 mod worst;
 
@@ -44,8 +44,8 @@ use memtrace_trace::units::parse_bytes;
 use crate::{args, terminal};
 use answer::Answer;
 use plan::Plan;
-use runs::Runs;
 use searches::Searches;
+use trials::Trials;
 
 /// Returns the definition of the command `memtrace fit`.
 pub(crate) fn command() -> Command {
@@ -107,7 +107,7 @@ pub(crate) fn command() -> Command {
                 .requires("phantom")
                 .value_parser(value_parser!(u64).range(1..=256))
                 .help(
-                    "Run N trials in parallel [default: after a first run alone, as many as this machine's \
+                    "Run N trials in parallel [default: after a first trial alone, as many as this machine's \
                      cores and memory allow]",
                 ),
         )
@@ -202,9 +202,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         terminal::say(line);
     }
     let mut searches = Searches::new(&plan);
-    let mut runs = Runs::new(matches, plan.most_gpus())?;
-    searches.run(&mut runs, |value| recipe.as_ref().map_or(Ok(()), |recipe| recipe.prepare(value)))?;
-    let ended = runs.stop();
+    let mut trials = Trials::new(matches, plan.most_gpus())?;
+    searches.run(&mut trials, |value| recipe.as_ref().map_or(Ok(()), |recipe| recipe.prepare(value)))?;
+    let ended = trials.stop();
     searches.remove_unnamed();
     let as_json = matches.get_flag("json");
     let (text, status) = match searches.lanes.as_slice() {

@@ -16,7 +16,7 @@ pub(super) const PER_NODE: &str = "{per-node}";
 /// The placeholder for the sequence length in the command of a recipe.
 pub(super) const LENGTH: &str = "{seq}";
 
-/// The texts that replace the placeholders in one run.
+/// The texts that replace the placeholders in one trial.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Filling {
     /// The text for [`VALUE`]; if `None`, the placeholder stays unchanged.
@@ -29,7 +29,7 @@ pub(super) struct Filling {
 }
 
 impl Filling {
-    /// Returns the texts of a run that has only a value.
+    /// Returns the texts of a trial that has only a value.
     pub(super) fn of_value(value: &str) -> Filling {
         Filling { value: Some(value.to_owned()), ..Filling::default() }
     }

@@ -1,4 +1,4 @@
-//! The request of `memtrace fit`: its searches, and the runs that each may make.
+//! The request of `memtrace fit`: its searches, and the trials that each may make.
 
 use std::ffi::OsString;
 
@@ -9,7 +9,7 @@ use clap::parser::ValueSource;
 use super::places::{self, Filling, GPUS, NODES, PER_NODE, VALUE, cards};
 use super::prices::Prices;
 use super::recipe;
-use super::trial::{Attempt, check_names};
+use super::trial::{PlannedTrial, check_names};
 use super::values::{NODE, Values, gpu_numbers, gpus_text, powers_of_two, values};
 use super::worst::Worst;
 use crate::child_env::{FreeAtStart, PhantomArgs};
@@ -38,7 +38,7 @@ pub(super) struct Row {
     pub(super) values: Values,
     /// The memory of the card in bytes; 0 for the machine's own GPU.
     pub(super) capacity: i64,
-    /// The maximum number of GPUs in a run of this row.
+    /// The maximum number of GPUs in a trial of this row.
     most_gpus: u64,
     pub(super) free_at_start: Option<FreeAtStart>,
 }
@@ -151,15 +151,15 @@ impl Plan {
             }
         };
         let names = plan.rows.iter().flat_map(|row| {
-            // The runs of a sequence of numbers have different names anyway, so check only the first.
+            // The trials of a sequence of numbers have different names anyway, so check only the first.
             let last = if matches!(row.values, Values::Numbers { .. }) { 0 } else { row.values.last() };
-            (0..=last).map(|index| plan.attempt(row, &row.values, index).value)
+            (0..=last).map(|index| plan.planned(row, &row.values, index).value)
         });
         check_names(names)?;
         Ok(plan)
     }
 
-    /// Returns the maximum number of GPUs in a run.
+    /// Returns the maximum number of GPUs in a trial.
     pub(super) fn most_gpus(&self) -> u64 {
         self.rows.iter().map(|row| row.most_gpus).max().unwrap_or(1)
     }
@@ -259,7 +259,7 @@ impl Plan {
         Ok(rows)
     }
 
-    /// Checks that a run with this value is possible on its card. Stores the card's memory in `row`.
+    /// Checks that a trial with this value is possible on its card. Stores the card's memory in `row`.
     fn check(&self, matches: &ArgMatches, row: &mut Row, value: &str, gpus: Option<u64>) -> Result<()> {
         let filling = self.filling(value, gpus, row.length);
         let Some(card) = row.card.as_ref().map(|card| filled_text(card, &filling)) else { return Ok(()) };
@@ -297,9 +297,9 @@ impl Plan {
         Filling { value, gpus: gpus.map(|gpus| (gpus, self.per_node)), length }
     }
 
-    /// Returns the run of `row` with the candidate `index` of `values`, which are some or all of the row's
+    /// Returns the trial of `row` with the candidate `index` of `values`, which are some or all of the row's
     /// values.
-    pub(super) fn attempt(&self, row: &Row, values: &Values, index: usize) -> Attempt {
+    pub(super) fn planned(&self, row: &Row, values: &Values, index: usize) -> PlannedTrial {
         let text = values.text(index);
         let gpus = if values.are_gpus() { text.parse().ok() } else { row.gpus };
         let filling = self.filling(&text, gpus, row.length);
@@ -315,7 +315,7 @@ impl Plan {
         }
         let value = name.join(" ");
         let command = self.words.iter().map(|word| filling.fill(word)).collect();
-        Attempt { command, value, candidate: text, card }
+        PlannedTrial { command, value, candidate: text, card }
     }
 
     /// Returns true if the answer has prices.
@@ -326,7 +326,7 @@ impl Plan {
     /// Returns the price of the GPUs of a row: of `gpus` GPUs, if that is the result of its search. Returns `None` if the
     /// price of the card is unknown.
     pub(super) fn price_of(&self, row: &Row, gpus: Option<u64>) -> Option<f64> {
-        self.prices.as_ref()?.of(self.card_of(row), gpus.or(row.gpus))
+        self.prices.as_ref()?.price(self.card_of(row), gpus.or(row.gpus))
     }
 
     /// Returns the card of a row as the user gave it, but without the placeholder for the number of GPUs;

@@ -73,7 +73,7 @@ impl Prices {
 
     /// Returns the price of `gpus` GPUs of a card such as `h100-80g`, `2xh100-80g` or `h100-80g,mem=40g`. Without `gpus`,
     /// the card has the number. Returns `None` if the file lacks the card.
-    pub(super) fn of(&self, card: &str, gpus: Option<u64>) -> Option<f64> {
+    pub(super) fn price(&self, card: &str, gpus: Option<u64>) -> Option<f64> {
         let (count, preset) = places::count_and_preset(card)?;
         let (_, price) = self.0.iter().find(|(known, _)| preset.eq_ignore_ascii_case(known))?;
         Some(price * gpus.unwrap_or(count) as f64)
@@ -90,15 +90,15 @@ mod tests {
             "\u{feff}# of today\ncard,price per hour\n# a comment\n\nrtx4090, 0.35\nH100-80g,2\n",
         )
         .unwrap();
-        assert_eq!(prices.of("rtx4090", None), Some(0.35));
-        assert_eq!(prices.of("8xh100-80g", None), Some(16.0));
-        assert_eq!(prices.of("h100-80g", Some(4)), Some(8.0));
-        assert_eq!(prices.of("h100-80g,count=8", None), Some(16.0));
-        assert_eq!(prices.of("512XH100-80g", None), Some(1024.0));
+        assert_eq!(prices.price("rtx4090", None), Some(0.35));
+        assert_eq!(prices.price("8xh100-80g", None), Some(16.0));
+        assert_eq!(prices.price("h100-80g", Some(4)), Some(8.0));
+        assert_eq!(prices.price("h100-80g,count=8", None), Some(16.0));
+        assert_eq!(prices.price("512XH100-80g", None), Some(1024.0));
         // A card that has no preset has no price.
-        assert_eq!(prices.of("mem=80g", None), None);
-        assert_eq!(prices.of("RTX4090,mem=20g", None), Some(0.35));
-        assert_eq!(prices.of("l40s", None), None);
+        assert_eq!(prices.price("mem=80g", None), None);
+        assert_eq!(prices.price("RTX4090,mem=20g", None), Some(0.35));
+        assert_eq!(prices.price("l40s", None), None);
     }
 
     #[test]

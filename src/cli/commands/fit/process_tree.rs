@@ -53,7 +53,7 @@ impl ProcessTree {
     /// Returns the status of the program once it and its processes have ended, and `None` before.
     ///
     /// If the program ends by itself, its remaining processes are asked to end: workers whose launcher died
-    /// would keep their port and memory during the next run. The remaining processes are the rest of the
+    /// would keep their port and memory during the next trial. The remaining processes are the rest of the
     /// program's group, and its descendants at the last scan. A daemon in its own session keeps running if no
     /// scan found it.
     ///

@@ -89,7 +89,7 @@ struct Searched {
     name: String,
     /// The values to try if the user names none; `None` if the setting has no natural range.
     usual: Option<Vec<String>>,
-    /// The batch of all runs: that of `--batch`, or else of the script.
+    /// The batch of all trials: that of `--batch`, or else of the script.
     batch: u64,
 }
 
@@ -221,7 +221,7 @@ impl Request {
         values.try_for_each(|value| self.script_with(&value).map(drop))
     }
 
-    /// Writes the script for the runs with a value, unless an earlier run has it.
+    /// Writes the script for the trials with a value, unless an earlier trial has it.
     ///
     /// # Errors
     /// When the script cannot be written.

@@ -19,7 +19,7 @@ pub(super) struct Recipe {
     pub(super) library: &'static str,
     /// The further packages that the script imports.
     pub(super) packages: &'static [&'static str],
-    /// The number of steps in a run of the search, or an empty text if the script has no such option. With
+    /// The number of steps in a trial of the search, or an empty text if the script has no such option. With
     /// two steps, the peak includes the optimizer's state.
     pub(super) steps: &'static str,
     /// The default of `--seq`, or of `--size` for models of images.

@@ -4,7 +4,7 @@
 /// fits. With a larger step, a program that reads its data into host memory could run out of host memory.
 const GROWTH: usize = 16;
 /// The factor instead of [`GROWTH`] if at least [`GROWTH`] candidates are known to fit and the guess is based
-/// on at least two runs that fit. Before that, a guess is not reliable, because memory is reserved in large
+/// on at least two trials that fit. Before that, a guess is not reliable, because memory is reserved in large
 /// pieces.
 const GROWTH_BY_RUNS: usize = 64;
 
@@ -13,7 +13,7 @@ const GROWTH_BY_RUNS: usize = 64;
 pub(super) struct Guess {
     /// The estimated last candidate that fits.
     pub(super) index: usize,
-    /// True if the estimate is based on fewer than two runs.
+    /// True if the estimate is based on fewer than two trials.
     pub(super) is_rough: bool,
 }
 
@@ -279,7 +279,7 @@ mod tests {
             let (fits, too_big) = (found.fits.unwrap(), found.too_big.unwrap());
             assert!(fits <= 135_424 && 135_424 < too_big && too_big - fits <= 2709, "{found:?}");
             assert!(steps <= 8, "{steps} steps, {room} side by side");
-            // 3000 bytes plus 1700 bytes per value, as for a batch size: the first two runs show the slope.
+            // 3000 bytes plus 1700 bytes per value, as for a batch size: the first two trials show the slope.
             let (found, steps) = search(1 << 20, 0.01, 80_000, room, |index| 3000 + 1700 * index as i64);
             assert_eq!((found.fits, found.too_big), (Some(45), Some(46)));
             assert!(steps <= 8, "{steps} steps, {room} side by side");
@@ -295,8 +295,8 @@ mod tests {
         }
     }
 
-    /// Simulates runs of `fit` on a card of 24 GB, where torch reserves more than it allocates, in segments
-    /// of 20 MiB. A run fits if its segments fit. The search must end within 8 runs.
+    /// Simulates trials of `fit` on a card of 24 GB, where torch reserves more than it allocates, in segments
+    /// of 20 MiB. A trial fits if its segments fit. The search must end within 8 trials.
     #[test]
     fn fit_needs_few_runs_where_torch_reserves_more_than_it_allocates() {
         const MIB: i64 = 1 << 20;
@@ -315,7 +315,7 @@ mod tests {
                 [(16_384, 12_600_000), (160_000, 2_500_000_000), (1_700_000_000, 3_000_000_000)]
             {
                 for room in [1, 2] {
-                    let run = |index: usize| {
+                    let trial = |index: usize| {
                         let growing = each * (index as i64 + 1);
                         let bent = growing as f64 * (1.0 + bend * (growing as f64 / capacity as f64));
                         let pages = ((fixed as f64 + bent) * share) as i64 / (20 * MIB);
@@ -327,7 +327,7 @@ mod tests {
                     };
                     let mut search = Search::new(1 << 20, 0, 1.0, 0.01);
                     let mut fitted: Vec<(f64, PeakUse)> = Vec::new();
-                    let mut runs = 0;
+                    let mut trials = 0;
                     loop {
                         fitted.sort_by(|one, other| one.0.total_cmp(&other.0));
                         let points: Vec<_> = fitted.iter().map(|(at, peak)| (*at, peak)).collect();
@@ -335,13 +335,13 @@ mod tests {
                             index: ((at as usize).max(1) - 1).min(1 << 20),
                             is_rough: points.len() < 2,
                         });
-                        let batch = search.next(guess, if runs == 0 { 1 } else { room });
+                        let batch = search.next(guess, if trials == 0 { 1 } else { room });
                         if batch.is_empty() {
                             break;
                         }
                         for index in batch {
-                            runs += 1;
-                            let peak = run(index);
+                            trials += 1;
+                            let peak = trial(index);
                             let fits = peak.used <= capacity;
                             search.record(index, fits);
                             if fits {
@@ -349,7 +349,7 @@ mod tests {
                             }
                         }
                     }
-                    assert!(runs <= 8, "{runs} runs: {share} {each} {room}, {search:?}");
+                    assert!(trials <= 8, "{trials} trials: {share} {each} {room}, {search:?}");
                 }
             }
         }

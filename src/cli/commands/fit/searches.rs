@@ -1,4 +1,4 @@
-//! The searches of one request. Each search also uses the results of the runs of the other searches.
+//! The searches of one request. Each search also uses the results of the trials of the other searches.
 
 use std::collections::{HashSet, VecDeque};
 use std::fs;
@@ -7,31 +7,31 @@ use anyhow::Result;
 
 use super::guess::{Point, full_by, full_elsewhere};
 use super::plan::{Plan, Row};
-use super::runs::Runs;
 use super::search::{Guess, Search};
 use super::trial::{Trial, TrialOutcome};
+use super::trials::Trials;
 use super::values::{Values, gpus_text};
 
-/// If this many consecutive runs have the same peak and fit, the program is assumed not to use the value.
+/// If this many consecutive trials have the same peak and fit, the program is assumed not to use the value.
 const UNCHANGED: usize = 5;
 /// If the program failed on this many numbers of GPUs and worked on none, it is assumed to fail on every
 /// number.
 const HOPELESS: usize = 2;
-/// The maximum number of concurrent runs of one search. Further runs would only confirm the results of the
+/// The maximum number of concurrent trials of one search. Further trials would only confirm the results of the
 /// first two.
 const BATCH: usize = 2;
 
-/// A search and its runs.
+/// A search and its trials.
 pub(super) struct Lane<'a> {
     pub(super) row: &'a Row,
     /// The candidates of the row that the program can use.
     pub(super) values: Values,
     pub(super) search: Search,
-    /// The runs that have ended, in the order of their ends, with the texts of their candidates.
+    /// The trials that have ended, in the order of their ends, with the texts of their candidates.
     pub(super) trials: Vec<(String, Trial)>,
     /// The candidates to run next.
     queue: VecDeque<String>,
-    /// The number of runs of this search in progress.
+    /// The number of trials of this search in progress.
     in_progress: usize,
     pub(super) is_over: bool,
     /// The reason why the search ended without an answer; `None` if it did not.
@@ -64,19 +64,19 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Returns the run of the candidate `index`, or `None` if this search did not run it.
+    /// Returns the trial of the candidate `index`, or `None` if this search did not run it.
     pub(super) fn trial(&self, index: usize) -> Option<&Trial> {
         let text = self.values.text(index);
         self.trials.iter().find(|(value, _)| *value == text).map(|(_, trial)| trial)
     }
 
-    /// Returns the run of the last candidate that fits. Returns `None` if no candidate is known to fit, or if
-    /// the result follows from the runs of another search.
+    /// Returns the trial of the last candidate that fits. Returns `None` if no candidate is known to fit, or if
+    /// the result follows from the trials of another search.
     pub(super) fn fits(&self) -> Option<&Trial> {
         self.trial(self.search.fits?)
     }
 
-    /// Returns the run of the first candidate that does not fit; `None` as for [`Lane::fits`].
+    /// Returns the trial of the first candidate that does not fit; `None` as for [`Lane::fits`].
     pub(super) fn too_big(&self) -> Option<&Trial> {
         self.trial(self.search.too_big?)
     }
@@ -103,7 +103,7 @@ impl<'a> Lane<'a> {
         })
     }
 
-    /// Returns the runs that fitted, sorted by position.
+    /// Returns the trials that fitted, sorted by position.
     fn points(&self) -> Vec<Point<'_>> {
         let fitted = self.trials.iter().filter(|(_, trial)| trial.outcome == TrialOutcome::Fits);
         let mut points: Vec<Point<'_>> = fitted
@@ -114,7 +114,7 @@ impl<'a> Lane<'a> {
     }
 
     /// Removes the number of GPUs `text` from the candidates, because the program cannot use it. The search
-    /// starts anew with the runs so far.
+    /// starts anew with the trials so far.
     fn leave_out(&mut self, text: &str, within: f64) {
         let is_empty = self.values.leave_out(text);
         self.search = new_search(&self.values, within);
@@ -127,7 +127,7 @@ impl<'a> Lane<'a> {
         self.is_over |= is_empty;
     }
 
-    /// Returns true if the last [`UNCHANGED`] runs have the same peak.
+    /// Returns true if the last [`UNCHANGED`] trials have the same peak.
     fn is_unchanged(&self) -> bool {
         let last = self.trials.len().saturating_sub(UNCHANGED);
         let mut peaks = self.trials[last..].iter().map(|(_, trial)| (trial.peak.allocated, trial.peak.used));
@@ -159,7 +159,7 @@ impl<'a> Lane<'a> {
                 format!("{too_big} {} {} not fit; no number tried is enough", gpus(&too_big), does(&too_big))
             }
             (None, Some(too_big)) => format!("{too_big} does not fit; no value tried fits"),
-            (None, None) => "no run has finished".to_owned(),
+            (None, None) => "no trial has finished".to_owned(),
         }
     }
 }
@@ -179,29 +179,29 @@ impl<'a> Searches<'a> {
         Searches { plan, lanes: plan.rows.iter().map(|row| Lane::new(row, plan.within)).collect() }
     }
 
-    /// Makes the runs of all searches. Before each run, calls `prepare` with its candidate.
+    /// Makes the trials of all searches. Before each trial, calls `prepare` with its candidate.
     ///
     /// # Errors
     /// When the program cannot be run, or a trace cannot be read.
     pub(super) fn run(
         &mut self,
-        runs: &mut Runs<'_, usize>,
+        trials: &mut Trials<'_, usize>,
         prepare: impl Fn(&str) -> Result<()>,
     ) -> Result<()> {
         loop {
-            while runs.room() > 0
-                && let Some((number, text)) = self.next(runs.room())
+            while trials.room() > 0
+                && let Some((number, text)) = self.next(trials.room())
             {
                 let lane = &mut self.lanes[number];
                 let Some(index) = lane.index_of(&text) else { continue };
                 lane.in_progress += 1;
                 prepare(&text)?;
-                runs.start(number, self.plan.attempt(lane.row, &lane.values, index))?;
+                trials.start(number, self.plan.planned(lane.row, &lane.values, index))?;
             }
-            let Some((number, trial)) = runs.next_ended()? else { break };
+            let Some((number, trial)) = trials.next_ended()? else { break };
             self.record(number, trial);
             if self.lanes[number].stopped.is_some() {
-                runs.cancel(|other| other == number)?;
+                trials.cancel(|other| other == number)?;
                 self.lanes[number].in_progress = 0;
             }
         }
@@ -212,7 +212,7 @@ impl<'a> Searches<'a> {
                 lane.search.too_big = Some(index);
             }
         }
-        if let Some(signal) = runs.ended_by() {
+        if let Some(signal) = trials.ended_by() {
             let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
             for lane in self.lanes.iter_mut().filter(|lane| !lane.is_over && lane.stopped.is_none()) {
                 lane.stopped = Some(format!("ended by {name}; so far {}", lane.known()));
@@ -221,8 +221,8 @@ impl<'a> Searches<'a> {
         Ok(())
     }
 
-    /// Returns the next run, from the first search that has one: the number of the search and the text of the
-    /// candidate. Returns `None` if no search has a run to start now.
+    /// Returns the next trial, from the first search that has one: the number of the search and the text of the
+    /// candidate. Returns `None` if no search has a trial to start now.
     fn next(&mut self, room: usize) -> Option<(usize, String)> {
         for number in 0..self.lanes.len() {
             let lane = &self.lanes[number];
@@ -268,8 +268,8 @@ impl<'a> Searches<'a> {
         too_big.into_iter().for_each(|index| search.record(index, false));
     }
 
-    /// Estimates the last candidate that fits from the runs of this search. If none of them fitted, uses the
-    /// runs of another search.
+    /// Estimates the last candidate that fits from the trials of this search. If none of them fitted, uses the
+    /// trials of another search.
     fn guess(&self, number: usize) -> Option<Guess> {
         let lane = &self.lanes[number];
         let are_gpus = lane.values.are_gpus();
@@ -291,7 +291,7 @@ impl<'a> Searches<'a> {
         Some(Guess { index, is_rough: points < 2 })
     }
 
-    /// Records a run that has ended.
+    /// Records a trial that has ended.
     fn record(&mut self, number: usize, trial: Trial) {
         let within = self.plan.within;
         let lane = &mut self.lanes[number];
@@ -337,7 +337,7 @@ impl<'a> Searches<'a> {
         }
         if lane.stopped.is_some() {
             lane.queue.clear();
-            // If no run of any search has worked, the program would also fail in the other searches. End
+            // If no trial of any search has worked, the program would also fail in the other searches. End
             // them, unless the reason may be the number of GPUs, and other rows have other numbers.
             let worked = |lane: &Lane<'_>| {
                 lane.trials.iter().any(|(_, trial)| {
@@ -356,7 +356,7 @@ impl<'a> Searches<'a> {
         }
     }
 
-    /// Removes the traces of the runs that the answer does not name. The traces of failed runs stay.
+    /// Removes the traces of the trials that the answer does not name. The traces of failed trials stay.
     pub(super) fn remove_unnamed(&self) {
         for lane in &self.lanes {
             let named = [lane.fits(), lane.too_big()].map(|trial| trial.map(|trial| &trial.files));

@@ -33,7 +33,7 @@ pub(super) fn text(plan: &Plan, lanes: &[Lane<'_>]) -> String {
     page.text().to_owned()
 }
 
-/// Returns the searches with a run or a result, the cheapest first if there are prices. Cards without a price follow.
+/// Returns the searches with a trial or a result, the cheapest first if there are prices. Cards without a price follow.
 fn shown<'l, 'p>(plan: &Plan, lanes: &'l [Lane<'p>]) -> Vec<&'l Lane<'p>> {
     let mut begun: Vec<&Lane<'_>> = lanes.iter().filter(|lane| is_begun(lane)).collect();
     let price = |lane: &Lane<'_>| price(plan, lane).unwrap_or(f64::INFINITY);
@@ -57,7 +57,7 @@ fn price_text(price: Option<f64>) -> String {
     text.strip_suffix(".00").unwrap_or(&text).to_owned()
 }
 
-/// Returns true if the search has a run or a result. A result may come from the runs of other searches.
+/// Returns true if the search has a trial or a result. A result may come from the trials of other searches.
 fn is_begun(lane: &Lane<'_>) -> bool {
     !lane.trials.is_empty() || lane.search.fits.is_some() || lane.search.too_big.is_some()
 }
@@ -98,7 +98,7 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     if by_length {
         columns.extend([("free", Side::Right), ("peak host", Side::Right), ("largest part", Side::Left)]);
     }
-    columns.extend([("runs", Side::Right), ("took", Side::Right)]);
+    columns.extend([("trials", Side::Right), ("took", Side::Right)]);
     let mut table = Table::new(&columns);
     for lane in lanes {
         let mut row: Vec<Cell> = vec![plan.card_of(lane.row).into()];
@@ -121,7 +121,7 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
             row.push(Cell::new(text(lane.fits()), Style::Strong));
             row.push(text(lane.too_big()).into());
         }
-        // A run that did not fit ended early, so its peak does not show how much it needs.
+        // A trial that did not fit ended early, so its peak does not show how much it needs.
         let peak = shown.filter(|trial| trial.outcome == TrialOutcome::Fits).map(|trial| &trial.peak);
         row.push(peak.map_or("-".to_owned(), |peak| show(peak.allocated)).into());
         row.push(peak.map_or("-".to_owned(), |peak| show(peak.reserved)).into());
@@ -184,13 +184,13 @@ fn grid(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     page.table(&table);
     page.gap();
     page.plain(
-        "device memory used at the peak, for each value; fits: it needs less than a run that fits, and was not tried; \
+        "device memory used at the peak, for each value; fits: it needs less than a trial that fits, and was not tried; \
          no: it does not fit"
             .to_owned(),
     );
 }
 
-/// Prints the reason why a search has no answer, the end of the stderr of its failed runs, and doubts about
+/// Prints the reason why a search has no answer, the end of the stderr of its failed trials, and doubts about
 /// the limit that it found.
 fn notes(page: &mut Printer, plan: &Plan, lane: &Lane<'_>) {
     let name = name(plan, lane);

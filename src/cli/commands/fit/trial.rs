@@ -22,20 +22,20 @@ use crate::child_env::{PhantomArgs, Scratch, run_id, traced_command};
 use crate::out_folder::OutFolder;
 use crate::recovery;
 
-/// The name of the file in the output folder with a line for each run.
+/// The name of the file in the output folder with a line for each trial.
 pub(super) const TRIALS_FILE: &str = "trials.txt";
 /// The number of last lines of a failed program's stderr that are shown.
 const TAIL_LINES: usize = 12;
 
-/// The outcome of a run with one value.
+/// The outcome of a trial with one value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TrialOutcome {
     /// The status is 0, and no request ran out of memory.
     Fits,
-    /// The run ran out of memory. The text describes the request that failed, or is empty if the request is
+    /// The trial ran out of memory. The text describes the request that failed, or is empty if the request is
     /// unknown.
     TooBig(String),
-    /// The run failed for another reason. The fields are its status or signal, and the last lines of its
+    /// The trial failed for another reason. The fields are its status or signal, and the last lines of its
     /// stderr.
     Failed(String, Vec<String>),
 }
@@ -51,16 +51,16 @@ impl TrialOutcome {
     }
 }
 
-/// A run with one value.
+/// A trial with one value.
 pub(super) struct Trial {
-    /// The name of the run: whatever differs between the runs of the request, such as the value, the card and
+    /// The name of the trial: whatever differs between the trials of the request, such as the value, the card and
     /// the sequence length.
     pub(super) value: String,
     /// The candidate of the search, as text; empty if no value is searched for.
     pub(super) candidate: String,
     pub(super) outcome: TrialOutcome,
     pub(super) took: Duration,
-    /// The folder of the run's traces, as the user would type it.
+    /// The folder of the trial's traces, as the user would type it.
     pub(super) folder: PathBuf,
     /// `folder` as an absolute path.
     pub(super) files: PathBuf,
@@ -105,12 +105,12 @@ pub(super) struct PeakUse {
     pub(super) by_category: Vec<(String, i64)>,
 }
 
-/// A run to make.
+/// A trial to make.
 #[derive(Clone, Debug)]
-pub(super) struct Attempt {
+pub(super) struct PlannedTrial {
     /// The program and its arguments.
     pub(super) command: Vec<OsString>,
-    /// The name of the run; see [`Trial::value`].
+    /// The name of the trial; see [`Trial::value`].
     pub(super) value: String,
     /// The candidate of the search; see [`Trial::candidate`].
     pub(super) candidate: String,
@@ -118,28 +118,28 @@ pub(super) struct Attempt {
     pub(super) card: Option<String>,
 }
 
-/// Returns the name of the folder of a run: the name of the run, with `_` in place of each character other
+/// Returns the name of the folder of a trial: the name of the trial, with `_` in place of each character other
 /// than letters, digits, `-`, `_` and `.`.
-fn folder_name(run: &str) -> String {
-    run.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
+fn folder_name(trial: &str) -> String {
+    trial.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
 }
 
-/// Checks that the folders of these runs have different names, and do not have a name that the output folder
+/// Checks that the folders of these trials have different names, and do not have a name that the output folder
 /// uses itself.
 ///
 /// # Errors
-/// When two runs have the same folder name, or a name cannot be used for a folder.
-pub(super) fn check_names(runs: impl IntoIterator<Item = String>) -> Result<()> {
+/// When two trials have the same folder name, or a name cannot be used for a folder.
+pub(super) fn check_names(trials: impl IntoIterator<Item = String>) -> Result<()> {
     let mut names: HashMap<String, String> = HashMap::new();
-    for run in runs {
-        let name = folder_name(&run);
+    for trial in trials {
+        let name = folder_name(&trial);
         // A file name on Linux has at most 255 bytes. The other names have a meaning in the output folder.
         if [".", "..", TRIALS_FILE].contains(&name.as_str()) || name.len() > 255 {
-            bail!("the value `{run}` cannot be the name of a folder; choose another value");
+            bail!("the value `{trial}` cannot be the name of a folder; choose another value");
         }
-        if let Some(other) = names.insert(name.clone(), run.clone()) {
+        if let Some(other) = names.insert(name.clone(), trial.clone()) {
             bail!(
-                "the runs of `{other}` and `{run}` would have the same folder, {name}; try them one at a \
+                "the trials of `{other}` and `{trial}` would have the same folder, {name}; try them one at a \
                  time"
             );
         }
@@ -147,19 +147,19 @@ pub(super) fn check_names(runs: impl IntoIterator<Item = String>) -> Result<()> 
     Ok(())
 }
 
-/// The data that all runs of this command share.
-pub(super) struct Setup<'a> {
+/// The data that all trials of this command share.
+pub(super) struct TrialSetup<'a> {
     pub(super) matches: &'a ArgMatches,
     pub(super) out: &'a OutFolder,
 }
 
-impl Setup<'_> {
-    /// Starts a run.
+impl TrialSetup<'_> {
+    /// Starts a trial.
     ///
     /// # Errors
-    /// When the program cannot be run, or the folder of the run already exists.
-    pub(super) fn start(&self, attempt: Attempt) -> Result<Running> {
-        let Attempt { command, value, card, .. } = &attempt;
+    /// When the program cannot be run, or the folder of the trial already exists.
+    pub(super) fn start(&self, planned: PlannedTrial) -> Result<RunningTrial> {
+        let PlannedTrial { command, value, card, .. } = &planned;
         let name = folder_name(value);
         let folder = self.out.folder.join(&name);
         if folder.exists() {
@@ -186,7 +186,7 @@ impl Setup<'_> {
             Ok(tree) => {
                 let host_limit = self.matches.get_one::<i64>("host-mem").copied();
                 let started = Instant::now();
-                Ok(Running { attempt, folder, shown, host_limit, _scratch: scratch, tree, started })
+                Ok(RunningTrial { planned, folder, shown, host_limit, _scratch: scratch, tree, started })
             }
             Err(error) => {
                 fs::remove_dir_all(&folder).ok();
@@ -219,28 +219,28 @@ impl Setup<'_> {
     }
 }
 
-/// A run in progress.
-pub(super) struct Running {
-    pub(super) attempt: Attempt,
-    /// The folder of the run's traces.
+/// A trial in progress.
+pub(super) struct RunningTrial {
+    pub(super) planned: PlannedTrial,
+    /// The folder of the trial's traces.
     folder: PathBuf,
     /// `folder` as the user would type it.
     shown: PathBuf,
     /// The limit of host memory, in bytes (`--host-mem`); `None` without a limit.
     host_limit: Option<i64>,
-    /// The processes of the run. This field is before `_scratch`, because fields are dropped in order and the
+    /// The processes of the trial. This field is before `_scratch`, because fields are dropped in order and the
     /// processes must end before the folder is removed.
     pub(super) tree: ProcessTree,
-    /// The folder with the libraries that the run loads.
+    /// The folder with the libraries that the trial loads.
     _scratch: Scratch,
     started: Instant,
 }
 
-impl Running {
-    /// Returns the result of the run, which has ended with `status`.
+impl RunningTrial {
+    /// Returns the result of the trial, which has ended with `status`.
     ///
     /// # Errors
-    /// When the trace of the run cannot be read.
+    /// When the trace of the trial cannot be read.
     pub(super) fn finish(self, status: ExitStatus) -> Result<Trial> {
         let took = self.started.elapsed();
         let (mut peak, request, was_killed_for_memory) = measure(&self.folder)?;
@@ -274,11 +274,11 @@ impl Running {
                 TrialOutcome::Failed(ended, lines[lines.len().saturating_sub(TAIL_LINES)..].to_vec())
             }
         };
-        let Attempt { value, candidate, .. } = self.attempt;
+        let PlannedTrial { value, candidate, .. } = self.planned;
         Ok(Trial { value, candidate, outcome, took, folder: self.shown, files: self.folder, peak })
     }
 
-    /// Removes the files of a run that has ended and whose peak is not needed.
+    /// Removes the files of a trial that has ended and whose peak is not needed.
     pub(super) fn discard(self) {
         fs::remove_dir_all(&self.folder).ok();
     }
@@ -317,11 +317,11 @@ fn says_out_of_memory(text: &str) -> bool {
     .any(|phrase| text.contains(phrase))
 }
 
-/// Reads the peaks of a run from its traces, and describes the request that ran out of memory, if any.
+/// Reads the peaks of a trial from its traces, and describes the request that ran out of memory, if any.
 /// The last value is true if the kernel killed a process because the host's memory ran out.
 fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
     recovery::begin(folder);
-    // The folder is new, so a failure to open it means that the run left no trace.
+    // The folder is new, so a failure to open it means that the trial left no trace.
     if Input::open(folder).is_err() {
         return Ok((PeakUse::default(), None, false));
     }

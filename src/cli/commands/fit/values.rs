@@ -207,7 +207,7 @@ pub(super) fn powers_of_two(matches: &ArgMatches) -> Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Returns the number of GPUs of a run, and the verb that follows it.
+/// Returns the number of GPUs of a trial, and the verb that follows it.
 pub(super) fn gpus_text(number: &str) -> (String, &'static str) {
     match number {
         "1" => ("1 GPU".to_owned(), "is"),

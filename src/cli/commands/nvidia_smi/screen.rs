@@ -56,7 +56,11 @@ fn card_rows(text: &mut String, measured: &Measured, card: usize) {
     let (spec, used) = (&machine.spec, machine.used(card));
     let name = cut(&spec.name, 26);
     let bus = identity::long_bus_id(card);
-    let ecc = machine.cards[card].ecc_errors;
+    let ecc = match spec.base.ecc() {
+        Some(true) => machine.cards[card].ecc_errors.to_string(),
+        Some(false) => "Off".to_owned(),
+        None => "N/A".to_owned(),
+    };
     let _ = writeln!(text, "| {card:>3}  {name:<26}      On  |   {bus:<16} Off | {ecc:>20} |");
     let usage = match spec.base.unified() {
         Some(_) => format!("{:<22}", "Not Supported"),

@@ -113,7 +113,12 @@ pub(super) fn of_card(measured: &Measured, card: usize, field: &str, now: &Zoned
         "memory.free" => Value::Number(spec.memory / MIB - used / MIB, "MiB"),
         "utilization.gpu" => Value::Number(measured.utilization[card].into(), "%"),
         "utilization.memory" => Value::Number(0, "%"),
-        "ecc.mode.current" | "ecc.mode.pending" => text("Enabled"),
+        "ecc.mode.current" | "ecc.mode.pending" => match spec.base.ecc() {
+            Some(is_on) => text(if is_on { "Enabled" } else { "Disabled" }),
+            None => Value::Missing,
+        },
+        // A card counts errors only while ECC is on.
+        _ if field.starts_with("ecc.errors.") && spec.base.ecc() != Some(true) => Value::Missing,
         "ecc.errors.uncorrected.volatile.total" | "ecc.errors.uncorrected.aggregate.total" => {
             Value::Number(machine.cards[card].ecc_errors, "")
         }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::core::capture;
 use crate::core::const_text::{contains, is_in, starts_with};
-use crate::core::faults::{self, Part};
+use crate::core::faults::{self, CallRole};
 use crate::core::ffi::{NO_DEVICE, OK, Status};
 use crate::core::host_state::{current, fail, host_state};
 use crate::core::on_behalf::is_on_behalf;
@@ -26,7 +26,7 @@ use crate::core::on_behalf::is_on_behalf;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallRules {
     name: &'static str,
-    part: Part,
+    role: CallRole,
     initialization: Initialization,
     capture: CaptureRule,
     /// True for a call of the runtime, which stores the status of a refusal for `cudaGetLastError`.
@@ -38,7 +38,7 @@ impl CallRules {
     pub(crate) const fn from_name(name: &'static str) -> Self {
         Self {
             name,
-            part: part_of(name),
+            role: role_of(name),
             initialization: Initialization::from_name(name),
             capture: CaptureRule::from_name(name),
             is_runtime: starts_with(name, "cuda"),
@@ -65,25 +65,25 @@ impl CallRules {
     /// Returns the status with which an injected fault makes the call fail, or `None` if no fault does.
     #[cold]
     fn fault(self) -> Option<Status> {
-        let status = faults::refusal(self.name, self.part, current().card, code_of(self.name))?;
+        let status = faults::refusal(self.name, self.role, current().card, code_of(self.name))?;
         // `cudaGetLastError` only reports the error of an unusable context. It must not store the error
         // again.
-        Some(if self.is_runtime && self.part != Part::LastError { fail(status) } else { status })
+        Some(if self.is_runtime && self.role != CallRole::LastError { fail(status) } else { status })
     }
 }
 
 /// Returns the role that the call with this name has for injected faults.
-const fn part_of(name: &str) -> Part {
+const fn role_of(name: &str) -> CallRole {
     let is_runtime = starts_with(name, "cuda");
     let is_driver = starts_with(name, "cu") && name.len() > 2 && name.as_bytes()[2].is_ascii_uppercase();
     if is_in(name, &["cudaGetLastError", "cudaPeekAtLastError"]) {
-        Part::LastError
+        CallRole::LastError
     } else if is_in(name, &memtrace_cards::ALLOCATIONS) {
-        Part::Allocation
+        CallRole::Allocation
     } else if is_in(name, &["cudaMemGetInfo", "cuMemGetInfo_v2"]) || contains(name, "Launch") {
-        Part::Other
+        CallRole::Other
     } else if starts_with(name, "nvml") || starts_with(name, "__cuda") {
-        Part::None
+        CallRole::None
     } else if is_runtime || is_driver {
         // Calls with these names query the driver, its devices or its errors, so they need no context.
         let without = contains(name, "DeviceGet")
@@ -99,11 +99,11 @@ const fn part_of(name: &str) -> Part {
             || contains(name, "FuncGet")
             || starts_with(name, "cuInit")
             || starts_with(name, "cuCtx") && !contains(name, "Synchronize");
-        if without { Part::None } else { Part::Context }
+        if without { CallRole::None } else { CallRole::Context }
     } else if contains(name, "Destroy") || contains(name, "Set") || contains(name, "Get") {
-        Part::None
+        CallRole::None
     } else {
-        Part::Context
+        CallRole::Context
     }
 }
 

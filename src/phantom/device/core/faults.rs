@@ -106,7 +106,7 @@ pub(crate) fn begins_at_step(step: i64) -> bool {
 
 /// The role that a call has for injected faults, by its name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum CallRole {
     /// A call that no fault affects.
     None,
     /// `cudaGetLastError`: it returns the code of an unusable context and never fails.
@@ -125,17 +125,17 @@ pub(crate) enum Part {
 #[cold]
 pub(crate) fn refusal(
     name: &'static str,
-    part: Part,
+    role: CallRole,
     card: usize,
     code: fn(Status) -> Status,
 ) -> Option<Status> {
     let faults = FAULTS.get()?;
     if let Some(status) = sticky(card) {
-        return (part != Part::None).then(|| code(status));
+        return (role != CallRole::None).then(|| code(status));
     }
-    let is_allocation = part == Part::Allocation;
+    let is_allocation = role == CallRole::Allocation;
     let number = if is_allocation { ALLOCATED.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
-    if part == Part::Other {
+    if role == CallRole::Other {
         let _ = REQUEST.try_with(|request| request.set(None));
     }
     if is_allocation && let Some(status) = continue_request(faults, name, card) {
@@ -145,7 +145,7 @@ pub(crate) fn refusal(
         let here = armed.is_on(card);
         let fits = match armed.fault.kind {
             FaultKind::OutOfMemory => is_allocation,
-            FaultKind::Ecc | FaultKind::Lost => !matches!(part, Part::None | Part::LastError),
+            FaultKind::Ecc | FaultKind::Lost => !matches!(role, CallRole::None | CallRole::LastError),
         };
         let is_now = match &armed.fault.moment {
             Moment::Step(step) => STEP.load(Ordering::Relaxed) >= *step as i64,

@@ -60,7 +60,7 @@ impl FlagLinks {
     }
 
     /// Returns the addresses of the flags that depend on a range's flags, and whether they are the opposite.
-    pub(crate) fn of(&self, start: usize, size: usize) -> Vec<(usize, bool)> {
+    pub(crate) fn linked(&self, start: usize, size: usize) -> Vec<(usize, bool)> {
         let Some((&first, range)) =
             self.ranges.range(..=start).next_back().filter(|(_, range)| range.end >= start + size)
         else {
@@ -78,24 +78,24 @@ mod tests {
     #[test]
     fn copies_and_opposites_of_flags_are_found_until_either_is_overwritten() {
         let mut links = FlagLinks::default();
-        assert_eq!(links.of(0, 10), []);
+        assert_eq!(links.linked(0, 10), []);
         links.add(0, 100, 10, true);
         links.add(100, 200, 10, true);
         links.add(100, 300, 10, false);
-        assert_eq!(links.of(0, 10), [(100, true), (200, false), (300, true)]);
-        assert_eq!(links.of(203, 2), [(3, false), (103, true), (303, true)]);
-        assert_eq!(links.of(203, 8), [], "beyond the range");
+        assert_eq!(links.linked(0, 10), [(100, true), (200, false), (300, true)]);
+        assert_eq!(links.linked(203, 2), [(3, false), (103, true), (303, true)]);
+        assert_eq!(links.linked(203, 8), [], "beyond the range");
         links.forget(105, 106);
-        assert_eq!(links.of(0, 10), [(200, false), (300, true)]);
-        assert_eq!(links.of(100, 10), []);
+        assert_eq!(links.linked(0, 10), [(200, false), (300, true)]);
+        assert_eq!(links.linked(100, 10), []);
         // Setup: only a part of the range is linked -> the older link is removed.
         links.add(202, 400, 4, false);
-        assert_eq!(links.of(0, 10), [(300, true)]);
-        assert_eq!(links.of(202, 4), [(400, false)]);
+        assert_eq!(links.linked(0, 10), [(300, true)]);
+        assert_eq!(links.linked(202, 4), [(400, false)]);
         // Setup: flags are inverted in place -> their link is removed.
         links.add(300, 300, 10, true);
-        assert_eq!(links.of(0, 10), []);
+        assert_eq!(links.linked(0, 10), []);
         links.clear();
-        assert_eq!(links.of(202, 4), []);
+        assert_eq!(links.linked(202, 4), []);
     }
 }

@@ -330,7 +330,7 @@ impl KnownValues {
 
     /// Returns the addresses of the flags that depend on a range's flags, and whether they are the opposite.
     pub(crate) fn linked(&self, address: usize, size: usize) -> Vec<(usize, bool)> {
-        self.links.of(address, size)
+        self.links.linked(address, size)
     }
 
     /// Returns true if every byte of a range is known.

@@ -193,11 +193,11 @@ pub(crate) fn attribute(attribute: c_int, index: usize) -> c_int {
             }
         }
         CU_DEVICE_ATTRIBUTE_INTEGRATED => c_int::from(spec.base.unified().is_some()),
+        CU_DEVICE_ATTRIBUTE_ECC_ENABLED => c_int::from(spec.base.ecc() == Some(true)),
         CU_DEVICE_ATTRIBUTE_NUMA_ID | CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID => -1,
         CU_DEVICE_ATTRIBUTE_GPU_OVERLAP
         | CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
         | CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS
-        | CU_DEVICE_ATTRIBUTE_ECC_ENABLED
         | CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
         | CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_GLOBAL_L1_CACHE_SUPPORTED

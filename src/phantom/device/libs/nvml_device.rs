@@ -124,8 +124,20 @@ fn give_two<T: Copy>(handle: usize, first: Out<T>, second: Out<T>, value: T) -> 
     give(handle, first, |_| value)
 }
 
-/// Writes the number of uncorrectable (kind 1) or corrected (0) errors of a card.
+/// Writes whether ECC is on now and after the next reboot. Not supported if the card has no ECC.
+fn ecc_mode(handle: usize, current: Out<c_int>, pending: Out<c_int>) -> Status {
+    match host_state().spec.base.ecc() {
+        Some(is_on) => give_two(handle, current, pending, c_int::from(is_on)),
+        None => unsupported(handle),
+    }
+}
+
+/// Writes the number of uncorrectable (kind 1) or corrected (0) errors of a card. "Requires ECC Mode to be
+/// enabled" (`nvml.h`).
 fn ecc_errors(handle: usize, kind: c_int, out: Out<u64>) -> Status {
+    if host_state().spec.base.ecc() != Some(true) {
+        return unsupported(handle);
+    }
     let errors = |card| machine::table().map_or(0, |table| table.ecc_errors(card));
     match kind {
         0 => give(handle, out, |_| 0),
@@ -164,7 +176,7 @@ answers! {
     Real fn nvmlDeviceGetDisplayActive(handle: Word, out: Out<c_int>) { give(handle, out, |_| 0) }
     Real fn nvmlDeviceGetPerformanceState(handle: Word, out: Out<c_int>) { give(handle, out, |_| 0) }
     Real fn nvmlDeviceGetEccMode(handle: Word, current: Out<c_int>, pending: Out<c_int>) {
-        give_two(handle, current, pending, 1)
+        ecc_mode(handle, current, pending)
     }
     Real fn nvmlDeviceGetTotalEccErrors(handle: Word, kind: c_int, _counter: c_int, out: Out<u64>) {
         ecc_errors(handle, kind, out)

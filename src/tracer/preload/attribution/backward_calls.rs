@@ -41,7 +41,7 @@ pub(crate) fn outermost_begins() {
 
 /// Returns the path of a call and the number of the enclosing call, or `None` if `call` is 0 or the call is
 /// too old.
-fn of(call: u32) -> Option<(TextId, u32)> {
+fn entry_of(call: u32) -> Option<(TextId, u32)> {
     let age = NEWEST.load(Ordering::Relaxed).wrapping_sub(call) as usize;
     let entry = CALLS[call as usize % KEPT].load(Ordering::Relaxed);
     (call != 0 && age < KEPT).then_some((entry as u32, (entry >> 32) as u32))
@@ -94,7 +94,7 @@ impl BackwardCalls {
         let (mut next, mut chain) = (call, FxHashMap::default());
         let mut again = None;
         for _ in 0..MAX_DEPTH {
-            let Some((path, around)) = of(next) else { break };
+            let Some((path, around)) = entry_of(next) else { break };
             // If a module calls itself, keep its outermost call, which this loop reaches last.
             chain.insert(path, next);
             if self.open.get(&path).is_some_and(|before| *before != next) {

@@ -66,7 +66,7 @@ pub(crate) struct Birth {
 
 /// Returns the live block at this address, or `None` if torch's allocator has no block there or the age of
 /// the block is unknown.
-pub(crate) fn of(address: u64) -> Option<Birth> {
+pub(crate) fn birth_of(address: u64) -> Option<Birth> {
     let (set, key) = set_of(address);
     let value = |way: usize| set[way].load(Ordering::Acquire);
     let way = (0..WAYS).find(|way| key != 0 && value(*way) >> STEP_BITS == key)?;
@@ -91,19 +91,24 @@ mod tests {
         for number in 0..10_000 {
             allocated(address(number), number, number as i32 - 1);
         }
-        let is_known =
-            |number: &u64| of(address(*number)) == Some(Birth { step: *number as i32 - 1, bytes: *number });
+        let is_known = |number: &u64| {
+            birth_of(address(*number)) == Some(Birth { step: *number as i32 - 1, bytes: *number })
+        };
         let known = (0..10_000).filter(is_known).count();
         assert!(known > 9_900, "{known}");
         allocated(address(7), 512, 500);
-        assert_eq!(of(address(7)), Some(Birth { step: 500, bytes: 512 }), "another block at this address");
+        assert_eq!(
+            birth_of(address(7)),
+            Some(Birth { step: 500, bytes: 512 }),
+            "another block at this address"
+        );
         freed(address(7));
-        assert_eq!((of(address(7)), of(0)), (None, None));
+        assert_eq!((birth_of(address(7)), birth_of(0)), (None, None));
         assert_eq!(bytes_of(3..=5), 4 + 5 + 6);
         assert_eq!((bytes_of(6..=6), bytes_of(20_000..=30_000)), (0, 0), "freed; no such step");
         allocated(address(7), 512, i32::MAX);
-        assert_eq!(of(address(7)).map(|birth| birth.step), Some(MAX_STEP));
+        assert_eq!(birth_of(address(7)).map(|birth| birth.step), Some(MAX_STEP));
         (0..10_000).for_each(|number| freed(address(number)));
-        assert!((0..10_000).all(|number| of(address(number)).is_none()));
+        assert!((0..10_000).all(|number| birth_of(address(number)).is_none()));
     }
 }

@@ -84,13 +84,13 @@ pub(crate) fn functions_from(first: *const *mut c_void, most: usize) -> Vec<*mut
 /// Returns the number of readable words from `address` to the end of the loaded segment that contains it, or
 /// 0 outside every segment.
 fn readable_words(address: *const *mut c_void) -> usize {
-    struct Search {
+    struct SegmentSearch {
         address: usize,
         words: usize,
     }
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
         // SAFETY: `data` is the search below, and `info` is valid during the call.
-        let (search, info) = unsafe { (&mut *data.cast::<Search>(), &*info) };
+        let (search, info) = unsafe { (&mut *data.cast::<SegmentSearch>(), &*info) };
         for index in 0..usize::from(info.dlpi_phnum) {
             // SAFETY: the object has `dlpi_phnum` program headers.
             let header = unsafe { &*info.dlpi_phdr.add(index) };
@@ -103,7 +103,7 @@ fn readable_words(address: *const *mut c_void) -> usize {
         }
         0
     }
-    let mut search = Search { address: address as usize, words: 0 };
+    let mut search = SegmentSearch { address: address as usize, words: 0 };
     // SAFETY: `visit` has the expected type, and `search` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
     search.words

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use crate::ffi::cpython::{Arguments, Gil, Object, Owned, RawObject};
 
 /// The state of one search.
-struct Search<'a> {
+struct ObjectSearch<'a> {
     gil: Gil,
     kinds: &'a [Object<'a>],
     /// For each type seen so far, by address: whether the type is one of `kinds` or a subtype of one.
@@ -15,7 +15,7 @@ struct Search<'a> {
     found: Vec<Owned>,
 }
 
-impl Search<'_> {
+impl ObjectSearch<'_> {
     /// Adds an object if its type is wanted. Only the type is read, because an attribute of an arbitrary
     /// object may run code of the program.
     fn look_at(&mut self, object: Object<'_>) {
@@ -32,7 +32,7 @@ impl Search<'_> {
 pub(crate) fn find_objects(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let kinds: Vec<Object<'_>> = (1..arguments.len()).filter_map(|index| arguments.get(index)).collect();
-    let mut search = Search { gil, kinds: &kinds, is_wanted: FxHashMap::default(), found: Vec::new() };
+    let mut search = ObjectSearch { gil, kinds: &kinds, is_wanted: FxHashMap::default(), found: Vec::new() };
     if let Some(visit_objects) = gil.functions().visit_objects {
         // SAFETY: the GIL is held, and the search outlives the call. `visit` neither creates nor frees Python
         // objects.
@@ -50,7 +50,7 @@ pub(crate) fn find_objects(arguments: Arguments<'_>) -> Option<Owned> {
 
 unsafe extern "C" fn visit(object: RawObject, search: *mut c_void) -> c_int {
     // SAFETY: this is the search of `find_objects`, which no other code uses during the visits.
-    let search = unsafe { &mut *search.cast::<Search<'_>>() };
+    let search = unsafe { &mut *search.cast::<ObjectSearch<'_>>() };
     // SAFETY: Python visits live objects.
     if let Some(object) = unsafe { search.gil.borrowed(object) } {
         search.look_at(object);

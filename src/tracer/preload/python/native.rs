@@ -191,11 +191,11 @@ fn name_communicator(arguments: Arguments<'_>) {
 /// Returns the step in which the live block at an address was allocated; -1 before training. Returns -2 if no
 /// known block is at the address.
 fn block_step(arguments: Arguments<'_>) -> i64 {
-    block_ages::of(arguments.size(0) as u64).map_or(-2, |birth| birth.step.into())
+    block_ages::birth_of(arguments.size(0) as u64).map_or(-2, |birth| birth.step.into())
 }
 
 fn block_bytes(arguments: Arguments<'_>) -> i64 {
-    block_ages::of(arguments.size(0) as u64).map_or(0, |birth| birth.bytes as i64)
+    block_ages::birth_of(arguments.size(0) as u64).map_or(0, |birth| birth.bytes as i64)
 }
 
 fn record_retained(arguments: Arguments<'_>) {

@@ -16,7 +16,7 @@ const STRIDE: u32 = 4096;
 /// The maximum number of referrers returned per object. Constants and types have millions of referrers.
 const MAX_REFERRERS: u32 = 64;
 
-struct Search {
+struct ReferrerSearch {
     gil: Gil,
     /// For each type, by address: the function that visits the references of its objects, if there is one.
     visits: FxHashMap<usize, Option<Traverse>>,
@@ -24,14 +24,14 @@ struct Search {
     targets: FxHashMap<usize, u32>,
     excluded: FxHashSet<usize>,
     found: Vec<(Owned, usize)>,
-    /// The ids of the targets to which the object in [`Search::look_at`] refers.
+    /// The ids of the targets to which the object in [`ReferrerSearch::look_at`] refers.
     of_object: Vec<usize>,
     deadline: Instant,
     seen: u32,
     is_late: bool,
 }
 
-impl Search {
+impl ReferrerSearch {
     /// Collects the references of an object to the targets. Returns false if the deadline has passed.
     fn look_at(&mut self, object: Object<'_>) -> bool {
         self.seen += 1;
@@ -55,7 +55,7 @@ impl Search {
 
 unsafe extern "C" fn refers(object: RawObject, search: *mut c_void) -> c_int {
     // SAFETY: `look_at` passes its search, which no other code uses during the visit.
-    let search = unsafe { &mut *search.cast::<Search>() };
+    let search = unsafe { &mut *search.cast::<ReferrerSearch>() };
     let id = object as usize;
     if let Some(count) = search.targets.get_mut(&id)
         && *count < MAX_REFERRERS
@@ -68,7 +68,7 @@ unsafe extern "C" fn refers(object: RawObject, search: *mut c_void) -> c_int {
 
 unsafe extern "C" fn visit(object: RawObject, search: *mut c_void) -> c_int {
     // SAFETY: this is the search of `find_referrers`, which no other code uses during the visits.
-    let search = unsafe { &mut *search.cast::<Search>() };
+    let search = unsafe { &mut *search.cast::<ReferrerSearch>() };
     // SAFETY: Python visits live objects.
     let goes_on = unsafe { search.gil.borrowed(object) }.is_none_or(|object| search.look_at(object));
     goes_on.into()
@@ -86,7 +86,7 @@ pub(crate) fn find_referrers(arguments: Arguments<'_>) -> Option<Owned> {
         let item = |place| unsafe { list.list_item(place) }.and_then(Object::to_size);
         (0..list.list_size()).filter_map(item).collect()
     };
-    let mut search = Search {
+    let mut search = ReferrerSearch {
         gil,
         visits: FxHashMap::default(),
         targets: ids(1).into_iter().map(|id| (id, 0)).collect(),

@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memtrace_trace::event::Block;
+use memtrace_trace::Event;
 use memtrace_trace::event::bytes::{bytes_of, text_slots};
+use memtrace_trace::event::tied::first_of_tied;
 use memtrace_trace::journal::Written;
-use memtrace_trace::{Event, Payload};
 use rustc_hash::FxHashMap;
 
 use super::chunk_pool::{ChunkPool, ChunkReader};
@@ -52,7 +52,7 @@ struct Source {
     head: Option<Event>,
     head_is_overflow: bool,
     /// The place of the first held event; see [`Merge::hold`].
-    held: Option<Place>,
+    held: Option<LanePosition>,
     /// The clock of the last event; the clocks of a lane never decrease.
     last_ns: u64,
     /// Chunks that were read to the end, to be recycled.
@@ -61,7 +61,7 @@ struct Source {
 
 /// A place in a lane.
 #[derive(Clone, Copy)]
-struct Place {
+struct LanePosition {
     /// The number of chunks in [`Source::done`] before the place.
     done: usize,
     /// The chunk with the place, and the index of the slot.
@@ -171,6 +171,7 @@ impl Merge {
         let Merge { sources, overflow_emitted, .. } = self;
         let mut sources: Vec<&mut Source> = sources.values_mut().collect();
         sources.retain_mut(|source| source.peek().is_some());
+        sources.sort_unstable_by_key(|source| source.shared.id);
         loop {
             // Find the two oldest heads. Events are taken from the first lane until its clock reaches the
             // clock of the second head.
@@ -192,7 +193,14 @@ impl Merge {
             if given >= most {
                 return Ok(Drained::Most);
             }
-            let index = if clock == second { by_totals(&sources, clock).unwrap_or(index) } else { index };
+            let tied = || {
+                let heads = sources
+                    .iter()
+                    .enumerate()
+                    .filter_map(|(index, source)| Some((index, source.head.as_ref()?)));
+                first_of_tied(heads.filter(|(_, head)| head.clock_ns == clock))
+            };
+            let index = if clock == second { tied().unwrap_or(index) } else { index };
             let source = &mut sources[index];
             let tid = source.tid;
             while let Some(event) = source.peek() {
@@ -202,8 +210,8 @@ impl Merge {
                 *overflow_emitted += u64::from(source.head_is_overflow);
                 source.next();
                 given += 1;
-                // If the clocks are equal, only one event is emitted at a time, because `by_totals` decides
-                // which event is next.
+                // If the clocks are equal, only one event is emitted at a time, because `first_of_tied`
+                // decides which event is next.
                 let go_on = |event: &Event| event.clock_ns < second && event.clock_ns <= watermark;
                 if given >= most || !source.peek().is_some_and(go_on) {
                     break;
@@ -235,12 +243,12 @@ impl Merge {
     pub(crate) fn release(&mut self, queue: &'static EventQueue, written: Written, part: u32) {
         let is_holding = self.held.is_some();
         let consumed = self.sources.values().flat_map(|source| {
-            let Place { done, next } = source.written(is_holding);
+            let LanePosition { done, next } = source.written(is_holding);
             source.done[..done].iter().map(|chunk| (*chunk, chunk.committed())).chain(next)
         });
         queue.pool().checkpoint(written, part, self.held.unwrap_or(self.overflow_emitted), consumed);
         for source in self.sources.values_mut() {
-            let Place { done, .. } = source.written(is_holding);
+            let LanePosition { done, .. } = source.written(is_holding);
             for chunk in source.done.drain(..done) {
                 queue.pool().recycle(chunk);
             }
@@ -283,29 +291,6 @@ impl Merge {
     }
 }
 
-/// Returns the index of the source whose block report comes first among several with the same clock. This is
-/// a report whose total before its change is not the total after the change of another report on the same
-/// device.
-fn by_totals(sources: &[&mut Source], clock: u64) -> Option<usize> {
-    let heads: Vec<(usize, i8, Block)> = sources
-        .iter()
-        .enumerate()
-        .filter_map(|(index, source)| match source.head?.unpack()? {
-            (header, Payload::Block(block)) if header.clock_ns == clock => {
-                Some((index, header.device, block))
-            }
-            _ => None,
-        })
-        .collect();
-    let first = heads.iter().find(|(index, device, block)| {
-        let before = (block.allocated as i64).wrapping_sub(block.bytes);
-        !heads.iter().any(|(other, after_device, after)| {
-            other != index && after_device == device && after.allocated as i64 == before
-        })
-    });
-    first.map(|(index, ..)| *index)
-}
-
 impl Source {
     fn new(shared: Arc<LaneShared>) -> Source {
         Source {
@@ -324,16 +309,16 @@ impl Source {
     }
 
     /// Returns the place after the last emitted event.
-    fn place(&self) -> Place {
+    fn place(&self) -> LanePosition {
         let next = self.chunks.front().map(|queued| (queued.chunk, self.slot));
-        Place { done: self.done.len(), next }
+        LanePosition { done: self.done.len(), next }
     }
 
     /// Returns the place up to which the files have the events. A lane that is newer than the hold has none.
-    fn written(&self, is_holding: bool) -> Place {
+    fn written(&self, is_holding: bool) -> LanePosition {
         match self.held {
             Some(held) => held,
-            None if is_holding => Place { done: 0, next: None },
+            None if is_holding => LanePosition { done: 0, next: None },
             None => self.place(),
         }
     }

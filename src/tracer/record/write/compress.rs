@@ -3,12 +3,16 @@
 //! A part is compressed while it is written: whenever the file has enough new rows, a short-lived thread adds
 //! them to the compressed copy. So little work is left when the program ends. The plain file stays until the
 //! copy is complete, so recovery finds the file that it needs if the process is killed at any moment.
+//!
+//! The end of the program waits for the copies only while they make progress ([`PATIENCE`]): storage that no
+//! longer answers would otherwise keep the program from ending.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memtrace_trace::config::{Compression, Level};
 use memtrace_trace::{files, private_file};
@@ -31,6 +35,17 @@ const FAST_LEVEL: i32 = 1;
 /// The speed of [`FAST_LEVEL`] divided by the speed of [`LEVEL`].
 const FASTER: u64 = 7;
 
+/// The maximum time for which the end of the program waits for a compression without progress. The final sync
+/// of a copy counts as one step, so this also bounds the sync.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Grows while a thread compresses.
+static PROGRESS: AtomicU64 = AtomicU64::new(0);
+
+fn note_progress() {
+    PROGRESS.fetch_add(1, Ordering::Relaxed);
+}
+
 /// Compresses parts on separate threads.
 pub(crate) struct Compressor {
     session: &'static Session,
@@ -38,9 +53,9 @@ pub(crate) struct Compressor {
     current: Option<Current>,
     /// True if adding to the copy failed.
     has_failed: bool,
-    /// The thread that compresses the newest finished part. It waits for the thread of the previous part
-    /// first.
-    newest: Option<JoinHandle<()>>,
+    /// The newest finished part and the thread that compresses it. The thread waits for the thread of the
+    /// previous part first.
+    newest: Option<(PathBuf, JoinHandle<()>)>,
 }
 
 /// A copy between two pieces, or the thread that adds a piece to it.
@@ -107,9 +122,10 @@ impl Compressor {
         let (say, log) = (self.session.say, self.session.settings.log);
         let (current, earlier) = (self.current.take(), self.newest.take());
         self.has_failed = false;
+        let path = part.clone();
         let newest = start_thread("memtrace-pack", 2 << 20, move || {
             let copy = current.and_then(Current::join);
-            if let Some(earlier) = earlier {
+            if let Some((_, earlier)) = earlier {
                 let _ = earlier.join();
             }
             // A missing part was removed by `MEMTRACE_KEEP`, so this is not an error.
@@ -120,16 +136,42 @@ impl Compressor {
                 say(&format!("{}: stays uncompressed: {error}", part.display()));
             }
         });
-        self.newest = newest.ok();
+        self.newest = newest.ok().map(|thread| (path, thread));
     }
 
-    /// Waits until every part is compressed. Calls `while_waiting` repeatedly in the meantime.
+    /// Waits until every part is compressed, or until the compression makes no progress for [`PATIENCE`]. Calls
+    /// `while_waiting` repeatedly in the meantime.
     pub(crate) fn finish(&mut self, while_waiting: impl Fn()) {
-        while self.newest.as_ref().is_some_and(|newest| !newest.is_finished()) {
-            while_waiting();
-            std::thread::sleep(Duration::from_millis(1));
+        let Some((part, thread)) = self.newest.take() else { return };
+        if wait(&thread, PATIENCE, while_waiting) {
+            return;
+        }
+        // Without its unfinished file, the thread can no longer replace the part.
+        let _ = fs::remove_file(files::unfinished_copy(&part));
+        if self.session.settings.log >= Level::Warn {
+            (self.session.say)(&format!(
+                "{}: stays uncompressed: the compression made no progress for {} s",
+                part.display(),
+                PATIENCE.as_secs()
+            ));
         }
     }
+}
+
+/// Waits until a thread ends. Returns false if [`PROGRESS`] does not grow for `patience`.
+fn wait(thread: &JoinHandle<()>, patience: Duration, while_waiting: impl Fn()) -> bool {
+    let (mut progress, mut since) = (PROGRESS.load(Ordering::Relaxed), Instant::now());
+    while !thread.is_finished() {
+        let now = PROGRESS.load(Ordering::Relaxed);
+        if now != progress {
+            (progress, since) = (now, Instant::now());
+        } else if since.elapsed() > patience {
+            return false;
+        }
+        while_waiting();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
 }
 
 /// Replaces a finished part with a compressed copy; `copy` is the copy made so far, if any. The copy gets its
@@ -231,6 +273,7 @@ impl PartCopy {
             }
             self.packer.write(&buffer[..got])?;
             self.done += got as u64;
+            note_progress();
             if self.packer.packed().len() >= BUFFER {
                 copy.write_all(self.packer.packed())?;
                 self.packer.packed().clear();
@@ -246,6 +289,7 @@ impl PartCopy {
         self.packer.end()?;
         let mut copy = self.open()?;
         copy.write_all(self.packer.packed())?;
+        note_progress();
         copy.sync_all()?;
         // A hard link fails if another file already has the name, so that no file is replaced.
         fs::hard_link(&self.unfinished, &self.whole)?;
@@ -283,6 +327,15 @@ mod tests {
             _ => flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap(),
         };
         bytes
+    }
+
+    #[test]
+    fn the_end_waits_for_a_compression_but_not_for_one_that_is_stuck() {
+        let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+        let stuck = std::thread::spawn(move || blocked.recv().unwrap_or_default());
+        assert!(!wait(&stuck, Duration::from_millis(1), || {}));
+        drop(unblock);
+        assert!(wait(&stuck, Duration::MAX, || {}));
     }
 
     #[test]

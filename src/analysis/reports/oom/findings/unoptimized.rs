@@ -16,9 +16,16 @@ use crate::state::model_facts::{ModelFacts, is_inside, is_module, root_of};
 pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
     let (at, has_autograd) = (case.at, case.evidence.forwards.has_autograd);
     let (calls, facts) = (&at.seen.calls, &at.seen.facts);
-    let UnoptimizedGraph { path, bytes } =
-        UnoptimizedGraph::find(&case.live, at.row.step, calls, facts, &at.whole.found, has_autograd, at.symbols())
-            .filter(|graph| case.evidence.is_material(graph.bytes))?;
+    let UnoptimizedGraph { path, bytes } = UnoptimizedGraph::find(
+        &case.live,
+        at.row.step,
+        calls,
+        facts,
+        &at.whole.found,
+        has_autograd,
+        at.symbols(),
+    )
+    .filter(|graph| case.evidence.is_material(graph.bytes))?;
     Some(format!(
         "torch.no_grad() around the forward of {path}, if nothing trains through it: no optimizer has its parameters, and it keeps \
          a graph for a backward: {} of activations{}",

@@ -8,9 +8,10 @@ use memtrace_trace::sample::Sample;
 use memtrace_trace::text::NONE;
 use memtrace_trace::{Api, Event, EventName, Header, Row};
 
-use crate::calls::CallEvent;
+use super::calls::CallEvent;
 use crate::definitions::RangeName;
-use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
+use crate::emitter::{LIBRARY, RowSink, TORCH_ALLOCATOR};
+use crate::encoder::Encoder;
 use crate::live::{Live, Owner};
 
 /// A position between two rows, for [`Encoder::take_back`].
@@ -21,30 +22,27 @@ pub struct RowPosition {
 }
 
 impl Encoder {
-    /// Writes a row and advances the row number, so that [`Encoder::blank`] returns the next number for the
-    /// next row.
+    /// Writes a row; see [`Emitter::emit`](crate::emitter::Emitter::emit).
     pub(crate) fn emit<S: RowSink>(&self, row: &Row<'_>, sink: &mut S) -> Result<(), S::Error> {
-        sink.row(row)?;
-        self.seq.set(row.seq);
-        Ok(())
+        self.emitter.emit(row, sink)
     }
 
     /// Returns the `seq` of the next row.
     pub(crate) fn next_seq(&self) -> i64 {
-        self.seq.get() + 1
+        self.emitter.last_seq() + 1
     }
 
     /// Returns the position after the last row, for [`Encoder::take_back`].
     #[must_use]
     pub fn place(&self) -> RowPosition {
-        RowPosition { seq: self.seq.get(), reported_lost: self.reported_lost }
+        RowPosition { seq: self.emitter.last_seq(), reported_lost: self.reported_lost() }
     }
 
     /// Resets the row number and the number of reported losses to `place`. The caller has removed the later
     /// rows from the file, such as the end row of a trace that continues.
     pub fn take_back(&mut self, place: RowPosition) {
-        self.seq.set(place.seq);
-        self.reported_lost = place.reported_lost;
+        self.emitter.set_last_seq(place.seq);
+        self.set_reported_lost(place.reported_lost);
     }
 
     /// Writes the meta row, the first row of a file.
@@ -52,7 +50,7 @@ impl Encoder {
     /// # Errors
     /// Returns the sink's error.
     pub fn meta<S: RowSink>(&mut self, json: &str, sink: &mut S) -> Result<(), S::Error> {
-        self.emit(&Row { event: EventName::Meta, name: json, ..self.blank(self.start_ns) }, sink)
+        self.emit(&Row { event: EventName::Meta, name: json, ..self.blank(self.emitter.start_ns()) }, sink)
     }
 
     /// Writes the row of a block that torch's allocator allocated.
@@ -214,19 +212,6 @@ impl Encoder {
     /// totals of the host.
     #[inline(always)]
     pub(crate) fn blank(&self, clock_ns: u64) -> Row<'static> {
-        let host = &self.memory.devices.host;
-        Row {
-            seq: self.next_seq(),
-            ts_ns: clock_ns.saturating_sub(self.start_ns) as i64,
-            rank: self.rank,
-            pid: self.pid,
-            tid: self.pid,
-            api: Api::Memtrace.as_str(),
-            source: LIBRARY,
-            allocated_bytes: host.allocated,
-            active_bytes: host.active,
-            reserved_bytes: host.reserved,
-            ..Row::default()
-        }
+        self.emitter.blank(clock_ns, &self.memory.devices.host)
     }
 }

@@ -1,9 +1,19 @@
 //! The encoder converts events to rows. The encoder also tracks live memory, totals and owners, and numbers
 //! the rows.
 //!
-//! The encoder receives the events of all threads in the order of their timestamps.
+//! The encoder receives the events of all threads in the order of their timestamps. Its fields are private to
+//! this folder, which has a file for each family of events.
 
-use std::cell::Cell;
+mod blocks;
+mod brief;
+mod calls;
+mod io;
+pub mod lost;
+mod opening;
+mod resume;
+mod rows;
+mod tags;
+mod virtual_memory;
 
 use memtrace_trace::end_row::Anomalies;
 use memtrace_trace::event::{OpEnd, UNREPORTED_TOTAL};
@@ -11,63 +21,47 @@ use memtrace_trace::ledger::{Accounted, Rest};
 use memtrace_trace::memory::{MemoryKind, Totals};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::sample::Sample;
-use memtrace_trace::{Api, Event, EventName, Payload, Row};
+use memtrace_trace::{Api, Event, EventName, Payload};
 
-use crate::calls::CallEvent;
 use crate::definitions::{Definitions, RangeName};
+use crate::emitter::{Emitter, RowSink};
 use crate::keys::{PHYSICAL, address};
 use crate::live::{FailedRequest, Live, OutOfMemory};
+use crate::losses::Losses;
 use crate::memory::Memory;
 use crate::physical::Physical;
 use crate::samples::Samples;
 use crate::statistics::Statistics;
-use crate::tags::{Newborn, Use};
 use crate::unlisted::UnlistedBlocks;
 
-/// The column `source` in rows of allocator reports.
-pub(crate) const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
-/// The column `source` in rows that come from neither a call nor a report.
-pub(crate) const LIBRARY: &str = "libmemtrace.so";
+pub use self::brief::BriefPlan;
+pub use self::rows::RowPosition;
 
-/// A destination for rows.
-pub trait RowSink {
-    /// The error if a row cannot be written.
-    type Error;
-    /// Writes a row.
-    ///
-    /// # Errors
-    /// Returns the sink's error.
-    fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error>;
-}
+use self::calls::CallEvent;
+use self::tags::{Newborn, Use};
 
 /// Converts events to rows.
 pub struct Encoder {
-    pub(crate) start_ns: u64,
-    pub(crate) rank: i32,
-    pub(crate) pid: i32,
-    pub(crate) rounding: Rounding,
+    emitter: Emitter,
+    losses: Losses,
+    rounding: Rounding,
     /// True if torch's allocator reports blocks. If not, each of its calls counts as a block.
-    pub(crate) caching: bool,
+    caching: bool,
     /// False if the run records no modules and no tags (`MEMTRACE_MODULES=0`). A block then keeps its first
     /// category.
-    pub(crate) tags: bool,
-    /// The `seq` of the last row.
-    pub(crate) seq: Cell<i64>,
+    tags: bool,
     /// The texts, contexts and stacks of the ids in events.
-    pub(crate) definitions: Definitions,
-    pub(crate) memory: Memory,
-    pub(crate) physical: Physical,
-    pub(crate) samples: Samples,
-    pub(crate) newborn: Newborn,
-    pub(crate) brief: UnlistedBlocks,
-    pub(crate) oom: Option<OutOfMemory>,
-    pub(crate) reported_lost: u64,
-    /// The size of the event buffer, for the rows of lost events; 0 if unknown.
-    pub(crate) buffer_bytes: u64,
+    definitions: Definitions,
+    memory: Memory,
+    physical: Physical,
+    samples: Samples,
+    newborn: Newborn,
+    unlisted: UnlistedBlocks,
+    oom: Option<OutOfMemory>,
     /// The number of contradictions between events, by kind.
-    pub(crate) anomalies: Anomalies,
+    anomalies: Anomalies,
     /// Counts, sizes and latencies for the exit summary.
-    pub(crate) statistics: Statistics,
+    statistics: Statistics,
 }
 
 impl Encoder {
@@ -76,22 +70,18 @@ impl Encoder {
     #[must_use]
     pub fn new(start_ns: u64, rank: i32, pid: u32, rounding: Rounding, caching: bool) -> Encoder {
         Encoder {
-            start_ns,
-            rank,
-            pid: pid as i32,
+            emitter: Emitter::new(start_ns, rank, pid),
+            losses: Losses::default(),
             rounding,
             caching,
             tags: true,
-            seq: Cell::new(0),
             definitions: Definitions::default(),
             memory: Memory::default(),
             physical: Physical::default(),
             samples: Samples::default(),
             newborn: Newborn::default(),
-            brief: UnlistedBlocks::default(),
+            unlisted: UnlistedBlocks::default(),
             oom: None,
-            reported_lost: 0,
-            buffer_bytes: 0,
             anomalies: Anomalies::default(),
             statistics: Statistics::default(),
         }
@@ -105,7 +95,7 @@ impl Encoder {
 
     /// Sets the size of the event buffer, for the rows of lost events. It is unknown by default.
     pub fn set_buffer_bytes(&mut self, bytes: u64) {
-        self.buffer_bytes = bytes;
+        self.losses.set_buffer_bytes(bytes);
     }
 
     /// Returns the texts, contexts and stacks of the ids in events.
@@ -241,7 +231,7 @@ impl Encoder {
     /// Returns the number of rows so far, which is also the `seq` of the last row.
     #[must_use]
     pub fn rows(&self) -> i64 {
-        self.seq.get()
+        self.emitter.last_seq()
     }
 
     /// Updates the peaks of a device from its totals after a call.
@@ -252,5 +242,4 @@ impl Encoder {
 }
 
 #[cfg(test)]
-#[path = "encoder_tests.rs"]
 mod tests;

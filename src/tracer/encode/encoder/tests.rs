@@ -2,7 +2,7 @@ use memtrace_trace::context::Context;
 use memtrace_trace::end_row::Ending;
 use memtrace_trace::event::{AllocCall, Block, Call};
 use memtrace_trace::text::{NONE, WITHOUT_DETAIL};
-use memtrace_trace::{Category, Header};
+use memtrace_trace::{Category, Header, Row};
 
 use super::*;
 

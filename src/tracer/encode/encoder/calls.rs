@@ -5,7 +5,8 @@ use memtrace_trace::event::{AllocCall, Call};
 use memtrace_trace::memory::{LiveMemory, MemoryKind};
 use memtrace_trace::{Api, Category, Event, Header};
 
-use crate::encoder::{Encoder, RowSink};
+use crate::emitter::RowSink;
+use crate::encoder::Encoder;
 use crate::keys::key_bit;
 use crate::live::Live;
 use crate::memory::Key;

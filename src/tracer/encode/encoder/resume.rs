@@ -14,11 +14,11 @@ impl Encoder {
     /// Restores the state after a row that is already in the file, from the row's number, totals and effect
     /// on memory.
     pub fn restore_row(&mut self, row: &Row<'_>) {
-        self.seq.set(row.seq);
+        self.emitter.set_last_seq(row.seq);
         self.definitions.forget_formulas();
         let Ok(device) = i8::try_from(row.device) else { return };
         if row.event == EventName::Lost {
-            self.set_reported_lost(self.reported_lost.saturating_add(row.requested_bytes.max(0) as u64));
+            self.losses.add(row.requested_bytes.max(0) as u64);
         }
         let before = *self.memory.devices.totals_mut(device.max(Event::HOST).into());
         // A row does not say whether a free is deferred, but the totals do: a deferred block leaves the
@@ -27,7 +27,7 @@ impl Encoder {
             row.active_bytes.wrapping_sub(row.allocated_bytes) > before.active.wrapping_sub(before.allocated);
         if row.event == EventName::Brief {
             let phase = self.definitions.own_text(row.phase);
-            self.brief.restore(device, row.delta_bytes, phase);
+            self.unlisted.restore(device, row.delta_bytes, phase);
         } else if let Some((kind, effect)) = MemoryKind::of(row.event) {
             self.restore_memory(device, kind, effect, is_deferred, row);
         }

@@ -13,11 +13,11 @@ use memtrace_trace::Api;
 use memtrace_trace::event::{AllocCall, Call};
 use memtrace_trace::memory::MemoryKind;
 
-use crate::calls::CallEvent;
-use crate::encoder::{Encoder, RowSink};
+use super::calls::CallEvent;
+use crate::emitter::RowSink;
+use crate::encoder::Encoder;
 use crate::keys::PHYSICAL;
 use crate::live::Live;
-use crate::physical::Held;
 
 impl Encoder {
     /// Encodes a call that takes or maps physical memory ([`is_virtual_memory`]).
@@ -35,24 +35,20 @@ impl Encoder {
             Some(api @ (Api::CuMemCreate | Api::CuMemImportFromShareableHandle)) => {
                 let is_torchs = call.from_torch_allocator && api == Api::CuMemCreate;
                 if worked {
-                    let held = Held { references: 1, device: header.device, is_torchs };
-                    self.physical.held.insert(call.address, held);
+                    self.physical.create(call.address, header.device, is_torchs);
                 }
                 if !(worked && is_torchs) {
                     return self.encode_alloc_call(event, alloc, sink);
                 }
             }
             Some(Api::CuMemMap) => {
-                let held = self.physical.held.get_mut(&alloc.handle);
-                let device = held.as_ref().map_or(header.device, |held| held.device);
+                let held = self.physical.held(alloc.handle);
+                let device = held.map_or(header.device, |held| held.device);
                 // Torch also maps memory that another process has created and shared. That memory is not a
                 // segment of torch.
-                let is_segment = call.from_torch_allocator && held.as_ref().is_none_or(|held| held.is_torchs);
+                let is_segment = call.from_torch_allocator && held.is_none_or(|held| held.is_torchs);
                 if worked {
-                    if let Some(held) = held {
-                        held.references += 1;
-                    }
-                    self.physical.mapped.insert(call.address, (call.bytes.max(0) as u64, alloc.handle));
+                    self.physical.map(call.address, alloc.handle);
                     if let Some(segment) = self.physical.asleep().wake(call.address, call.bytes) {
                         return self.wake(*event, alloc, &segment, sink);
                     }
@@ -63,11 +59,7 @@ impl Encoder {
                     return self.encode_alloc_call(&event, alloc, sink);
                 }
             }
-            Some(Api::CuMemRetainAllocationHandle) => {
-                if let Some(held) = self.physical.held.get_mut(&call.address).filter(|_| worked) {
-                    held.references += 1;
-                }
-            }
+            Some(Api::CuMemRetainAllocationHandle) if worked => self.physical.retain(call.address),
             _ => {}
         }
         self.count_call(event);
@@ -88,9 +80,7 @@ impl Encoder {
             let moved = CallEvent { call: Call { address: alloc.handle, ..event.call }, ..event };
             self.free_region(key, &moved, sink)?;
         }
-        if let Some(held) = self.physical.held.get_mut(&alloc.handle) {
-            held.is_torchs = true;
-        }
+        self.physical.give_to_torch(alloc.handle);
         event.header.device = segment.device;
         event.header.context = segment.context;
         event.call.pool = segment.pool;
@@ -112,10 +102,7 @@ impl Encoder {
         }
         match header.api {
             Some(Api::CuMemUnmap) if worked => {
-                while let Some((&address, &(_, handle))) =
-                    self.physical.mapped.range(call.address..end).next()
-                {
-                    self.physical.mapped.remove(&address);
+                while let Some((address, handle)) = self.physical.unmap_first(call.address..end) {
                     let region = self.memory.live.regions.get(&address).copied();
                     if let Some(segment) = region.filter(|live| live.kind == MemoryKind::Mapped) {
                         let unmapped = CallEvent { call: Call { address, ..call }, ..*event };
@@ -143,14 +130,8 @@ impl Encoder {
         event: &CallEvent,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let Some(held) = self.physical.held.get_mut(&handle) else { return Ok(()) };
-        held.references = held.references.saturating_sub(1);
-        if held.references > 0 {
-            return Ok(());
-        }
-        self.physical.held.remove(&handle);
         let key = handle | PHYSICAL;
-        if !self.memory.live.regions.contains_key(&key) {
+        if !self.physical.release(handle) || !self.memory.live.regions.contains_key(&key) {
             return Ok(());
         }
         let released = CallEvent { call: Call { address: handle, ..event.call }, ..*event };

@@ -5,14 +5,12 @@ use memtrace_trace::end_row::{EndText, Ending};
 use memtrace_trace::units::Unit;
 use memtrace_trace::{Event, EventName, Row};
 
-use crate::encoder::{Encoder, RowSink};
+use crate::emitter::RowSink;
+use crate::encoder::Encoder;
+use crate::losses::MOST_LOST;
 
 /// The maximum value of `MEMTRACE_BUFFER`.
 const LARGEST_BUFFER: u64 = 4 << 30;
-
-/// The maximum number of lost events in a row. No process loses more events, but a damaged journal may
-/// contain a larger number.
-const MOST_LOST: u64 = 1 << 40;
 
 /// Returns a value of `MEMTRACE_BUFFER` that would have held the `lost` events, too. `bytes` is the current
 /// size of the buffer. Returns `None` if no allowed value is large enough.
@@ -65,11 +63,11 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let dropped = dropped.min(MOST_LOST);
-        let unreported = dropped.saturating_sub(self.reported_lost);
+        let unreported = dropped.saturating_sub(self.losses.reported());
         if unreported > 0 {
             self.lost(clock_ns, 0, unreported, sink)?;
         }
-        let lost = dropped.max(self.reported_lost);
+        let lost = dropped.max(self.losses.reported());
         let (anomalies, formulas) = (self.anomalies, self.definitions.formulas());
         let name = EndText { ending, more, lost, anomalies, formulas }.to_string();
         self.emit(&Row { event: EventName::End, name: &name, ..self.blank(clock_ns) }, sink)
@@ -83,12 +81,9 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let events = events.min(MOST_LOST);
-        self.reported_lost = self.reported_lost.saturating_add(events).min(MOST_LOST);
-        let name = format!(
-            "{} dropped: {}",
-            counted(events, "event"),
-            why_lost(self.buffer_bytes, self.reported_lost)
-        );
+        self.losses.add(events);
+        let why = why_lost(self.losses.buffer_bytes(), self.losses.reported());
+        let name = format!("{} dropped: {why}", counted(events, "event"));
         let (event, requested_bytes) = (EventName::Lost, events as i64);
         self.emit(&Row { event, tid: tid as i32, requested_bytes, name: &name, ..self.blank(clock_ns) }, sink)
     }
@@ -96,12 +91,12 @@ impl Encoder {
     /// Returns the number of lost events that `lost` rows have reported so far.
     #[must_use]
     pub fn reported_lost(&self) -> u64 {
-        self.reported_lost
+        self.losses.reported()
     }
 
     /// Sets the number of lost events that `lost` rows have reported so far, including earlier parts.
     pub fn set_reported_lost(&mut self, events: u64) {
-        self.reported_lost = events.min(MOST_LOST);
+        self.losses.set_reported(events);
     }
 }
 

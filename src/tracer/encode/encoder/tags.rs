@@ -7,7 +7,8 @@ use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::text::{LOAD, NONE, SCRIPT, UNKNOWN, WITHOUT_DETAIL};
 use memtrace_trace::{Category, Claim, EventName, Header, Row};
 
-use crate::encoder::{Encoder, LIBRARY, RowSink};
+use crate::emitter::{LIBRARY, RowSink};
+use crate::encoder::Encoder;
 use crate::live::{Live, Owner};
 use crate::memory::Key;
 

@@ -8,7 +8,8 @@
 use memtrace_trace::memory::{DeviceTotals, MemoryKind, Totals};
 use memtrace_trace::{Api, EventName, Header, Row};
 
-use crate::encoder::{Encoder, RowSink, TORCH_ALLOCATOR};
+use crate::emitter::{RowSink, TORCH_ALLOCATOR};
+use crate::encoder::Encoder;
 use crate::keys::address;
 use crate::live::Live;
 
@@ -41,7 +42,7 @@ impl Encoder {
         let rows =
             pieces.iter().map(|piece| if piece.deferred { 2 } else { 1 }).sum::<usize>() + unseen.len();
         let last = self.rows();
-        self.seq.set(last - rows as i64 - 1);
+        self.emitter.set_last_seq(last - rows as i64 - 1);
         self.emit(&Row { event: EventName::Meta, name: &meta(rows as u64), ..self.blank(clock_ns) }, sink)?;
         for (device, bytes) in unseen {
             self.memory.correct_reserved(device.into(), bytes);
@@ -54,7 +55,7 @@ impl Encoder {
                 name: LIVE,
                 ..self.base(0, &header)
             };
-            self.emit(&Row { tid: self.pid, ..row }, sink)?;
+            self.emit(&Row { tid: self.emitter.pid(), ..row }, sink)?;
         }
         for Piece { addr, live, deferred } in pieces {
             self.memory.count(&live.extent());
@@ -70,7 +71,7 @@ impl Encoder {
             }
         }
         self.memory.devices = devices;
-        self.seq.set(last);
+        self.emitter.set_last_seq(last);
         Ok(())
     }
 
@@ -98,7 +99,7 @@ impl Encoder {
         let source = if live.is_reported() { TORCH_ALLOCATOR } else { self.definitions.text(live.library) };
         let row = self.of_live(0, &header, address(addr), live);
         let row = Row { event, delta_bytes: bytes, name: LIVE, source, ..row };
-        self.emit(&Row { tid: self.pid, ..row }, sink)
+        self.emit(&Row { tid: self.emitter.pid(), ..row }, sink)
     }
 }
 

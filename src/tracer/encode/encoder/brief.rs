@@ -14,10 +14,11 @@ use memtrace_trace::event::Block;
 use memtrace_trace::memory::{Extent, MemoryKind};
 use memtrace_trace::{Api, Category, Event, EventName, Header, Payload, Row};
 
-use crate::encoder::{Encoder, RowSink};
+use super::opening::LIVE;
+use crate::emitter::RowSink;
+use crate::encoder::Encoder;
 use crate::live::{BlockSize, Live};
 use crate::memory::Key;
-use crate::opening::LIVE;
 use crate::unlisted::Unlisted;
 
 /// An unlisted block gets its row when this number of windows have ended since the window that allocated it.
@@ -67,22 +68,23 @@ impl Encoder {
             if peaks[device].is_none_or(|(_, highest)| allocated > highest) {
                 peaks[device] = Some((index, allocated));
             }
-            let slack = i64::from(self.brief.full >= STRICT_PEAKS);
-            let most =
-                self.brief.sums(header.device).highest.map(|most| most + slack * (most / LEAST_GROWTH));
+            let slack = i64::from(self.unlisted.full_windows() >= STRICT_PEAKS);
+            let listed = self.unlisted.listed_peaks(header.device);
+            let most = listed.map(|most| most + slack * (most / LEAST_GROWTH));
             is_new |= allocated > most[0] || reserved > most[1];
         }
-        self.brief.full += u32::from(is_new);
-        (!is_new).then_some(BriefPlan { peaks })
+        if is_new {
+            self.unlisted.count_full_window();
+            return None;
+        }
+        Some(BriefPlan { peaks })
     }
 
     /// Notes the peaks so far, which are in the file with all their blocks. Called before the first window
     /// after detailed steps, and after a window that was written in full.
     pub fn note_listed_peaks(&mut self) {
-        let peaks: Vec<[i64; 2]> = self.statistics.peaks().collect();
-        for (device, [allocated, reserved]) in peaks.into_iter().enumerate() {
-            let sums = self.brief.sums(device as i8);
-            sums.highest = [sums.highest[0].max(allocated), sums.highest[1].max(reserved)];
+        for (device, peaks) in self.statistics.peaks().enumerate() {
+            self.unlisted.note_listed_peaks(device as i8, peaks);
         }
     }
 
@@ -105,7 +107,7 @@ impl Encoder {
                 step = Some(header.step);
                 self.brief_block(*tid, &header, &block, sink)?;
                 let peak = plan.peaks.get(header.device.max(0) as usize).copied().flatten();
-                if peak.is_some_and(|(at, _)| at == index) && self.brief.hidden(header.device) != 0 {
+                if peak.is_some_and(|(at, _)| at == index) && self.unlisted.hidden(header.device) != 0 {
                     let name = self.unlisted_categories(header.device);
                     self.set_phase(&header, sink)?;
                     self.write_hidden(&header, 0, &name, sink)?;
@@ -114,12 +116,11 @@ impl Encoder {
                 continue;
             }
             match event.unpack() {
-                Some((_, Payload::FreeCompleted { address }))
-                    if self.brief.deferred.remove(&address).is_some() => {}
+                Some((_, Payload::FreeCompleted { address })) if self.unlisted.complete(address) => {}
                 Some((header, Payload::Tag { address, category, .. }))
-                    if self.brief.blocks.contains_key(&address) =>
+                    if self.unlisted.get_mut(address).is_some() =>
                 {
-                    match self.brief.blocks.get_mut(&address) {
+                    match self.unlisted.get_mut(address) {
                         // The workspace of one op (cuBLASLt in torch 2.6) is freed soon.
                         Some(unlisted) if category == Category::Workspace => {
                             unlisted.live.category = category;
@@ -153,8 +154,7 @@ impl Encoder {
             return Ok(());
         };
         let header = Header { clock_ns: last.clock_ns, ..header };
-        self.brief.windows += u64::from(ages);
-        let now = self.brief.windows;
+        let now = self.unlisted.end_window(ages);
         self.list_unlisted(&header, &|_, unlisted| ages && unlisted.window + LISTED_AFTER < now, true, sink)
     }
 
@@ -163,7 +163,7 @@ impl Encoder {
     /// # Errors
     /// Returns the sink's error.
     pub fn list_blocks<S: RowSink>(&mut self, clock_ns: u64, sink: &mut S) -> Result<(), S::Error> {
-        let step = self.brief.blocks.values().map(|unlisted| unlisted.live.step).max().unwrap_or(-1);
+        let step = self.unlisted.blocks().map(|unlisted| unlisted.live.step).max().unwrap_or(-1);
         let header = Header { step, ..Header::new(clock_ns, Api::CachingAllocator, 0) };
         self.list_unlisted(&header, &|_, _| true, false, sink)
     }
@@ -178,11 +178,11 @@ impl Encoder {
     ) -> Result<(), S::Error> {
         let Block { address, bytes, allocated, reserved, requested, pool, deferred, form } = *block;
         if bytes < 0 {
-            let Some(freed) = self.brief.remove(address) else {
+            let Some(freed) = self.unlisted.remove(address) else {
                 return self.block(tid, header, block, sink);
             };
             if deferred {
-                self.brief.deferred.insert(address, freed);
+                self.unlisted.defer(address, freed);
             }
             self.reconcile(tid, header, reserved, pool, sink)?;
             self.correct(header.device, allocated, reserved);
@@ -192,14 +192,9 @@ impl Encoder {
         let size = BlockSize { bytes, requested, rounded: self.rounded(requested, bytes) };
         let reported = Live::reported(header, size, pool);
         let born = self.born(tid, header, address, &reported, sink)?;
-        self.brief.born += 1;
-        let live = Live { alloc_id: self.brief.born, form: form.into(), ..born };
-        let before = self.brief.add(address, Unlisted { live, tid, window: self.brief.windows });
+        let is_replaced = self.unlisted.add(address, tid, Live { form: form.into(), ..born });
         // The report of the free of an unlisted block at this address was lost.
-        self.anomalies.missed_frees += u64::from(before);
-        let sums = self.brief.sums(header.device);
-        sums.allocations += 1;
-        sums.bytes = sums.bytes.wrapping_add(bytes);
+        self.anomalies.missed_frees += u64::from(is_replaced);
         self.correct(header.device, allocated, reserved);
         Ok(())
     }
@@ -214,26 +209,19 @@ impl Encoder {
         ends: bool,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let addresses = self.brief.blocks.iter().filter(|(address, unlisted)| is_listed(**address, unlisted));
-        let addresses: Vec<u64> = addresses.map(|(address, _)| *address).collect();
-        let mut listed: Vec<(u64, Unlisted, bool)> =
-            addresses.into_iter().filter_map(|at| Some((at, self.brief.remove(at)?, false))).collect();
-        listed.extend(self.brief.deferred.drain().map(|(address, unlisted)| (address, unlisted, true)));
-        listed.sort_by_key(|(_, unlisted, _)| unlisted.live.alloc_id);
-        for device in 0..self.brief.devices.len() {
-            let header = Header { device: device as i8, ..*header };
+        let listed = self.unlisted.take(is_listed);
+        for device in self.unlisted.devices() {
+            let header = Header { device, ..*header };
             let of_device = listed.iter().filter(|(_, unlisted, deferred)| {
-                *deferred && unlisted.live.extent().device == device as i32
+                *deferred && unlisted.live.extent().device == i32::from(device)
             });
             let deferred: i64 = of_device.map(|(_, unlisted, _)| unlisted.live.bytes).sum();
             // Their rows add the bytes and subtract them again. No total is negative.
-            let total = self.totals(device as i8).allocated.wrapping_add(self.brief.hidden(device as i8));
+            let total = self.totals(device).allocated.wrapping_add(self.unlisted.hidden(device));
             let deferred = deferred.min(total.max(0));
-            let sums = &mut self.brief.devices[device];
             let mut name = String::new();
-            if ends && sums.allocations > 0 {
-                let _ = write!(name, "allocations={} bytes={}", sums.allocations, sums.bytes);
-                (sums.allocations, sums.bytes) = (0, 0);
+            if ends && let (allocations @ 1.., bytes) = self.unlisted.take_allocations(device) {
+                let _ = write!(name, "allocations={allocations} bytes={bytes}");
             }
             self.write_hidden(&header, deferred, &name, sink)?;
         }
@@ -257,7 +245,7 @@ impl Encoder {
 
     /// Gives rows to the blocks that only a stream still uses, because the totals of active bytes count them.
     fn list_deferred<S: RowSink>(&mut self, header: &Header, sink: &mut S) -> Result<(), S::Error> {
-        if self.brief.deferred.is_empty() {
+        if !self.unlisted.has_deferred() {
             return Ok(());
         }
         self.list_unlisted(header, &|_, _| false, false, sink)
@@ -265,8 +253,8 @@ impl Encoder {
 
     /// Brings the total of each device to the allocator's.
     fn write_all_hidden<S: RowSink>(&mut self, header: &Header, sink: &mut S) -> Result<(), S::Error> {
-        for device in 0..self.brief.devices.len() {
-            self.write_hidden(&Header { device: device as i8, ..*header }, 0, "", sink)?;
+        for device in self.unlisted.devices() {
+            self.write_hidden(&Header { device, ..*header }, 0, "", sink)?;
         }
         Ok(())
     }
@@ -280,7 +268,7 @@ impl Encoder {
         name: &str,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let delta = self.brief.hidden(header.device).wrapping_sub(bytes);
+        let delta = self.unlisted.hidden(header.device).wrapping_sub(bytes);
         if delta == 0 && name.is_empty() { Ok(()) } else { self.brief_row(header, delta, name, sink) }
     }
 
@@ -288,14 +276,14 @@ impl Encoder {
     /// this phase, so the sums by phase stay right.
     fn set_phase<S: RowSink>(&mut self, header: &Header, sink: &mut S) -> Result<(), S::Error> {
         let phase = self.definitions.context(header.context).phase;
-        let (before, written) = self.brief.phase(header.device);
+        let (before, written) = self.unlisted.phase(header.device);
         if self.definitions.text(before) == self.definitions.text(phase) {
             return Ok(());
         }
         if written != 0 {
             self.brief_row(header, -written, "", sink)?;
         }
-        self.brief.set_phase(header.device, phase);
+        self.unlisted.set_phase(header.device, phase);
         Ok(())
     }
 
@@ -307,7 +295,7 @@ impl Encoder {
         name: &str,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        self.brief.count_row(header.device, delta);
+        self.unlisted.count_row(header.device, delta);
         let device = header.device.max(0);
         self.memory.count(&Extent {
             device: device.into(),
@@ -316,18 +304,18 @@ impl Encoder {
             bytes: delta,
         });
         // No op and no module: the row is short, and many ops have allocated these blocks.
-        let (phase, _) = self.brief.phase(device);
+        let (phase, _) = self.unlisted.phase(device);
         let context = self.definitions.own_context(Context { phase, ..Context::default() });
         let base = self.base(0, &Header { device, context, api: Some(Api::Memtrace), ..*header });
         let name = if name.is_empty() { base.name } else { name };
-        let row = Row { event: EventName::Brief, tid: self.pid, delta_bytes: delta, name, ..base };
+        let row = Row { event: EventName::Brief, tid: self.emitter.pid(), delta_bytes: delta, name, ..base };
         self.emit(&row, sink)
     }
 
     /// Returns the bytes of the unlisted blocks of a device by category, as `key=value` words.
     fn unlisted_categories(&self, device: i8) -> String {
         let mut by_category = [0_i64; Category::ALL.len()];
-        for unlisted in self.brief.blocks.values().filter(|unlisted| unlisted.live.device == device) {
+        for unlisted in self.unlisted.blocks().filter(|unlisted| unlisted.live.device == device) {
             by_category[usize::from(unlisted.live.category.id())] += unlisted.live.bytes;
         }
         let mut words = String::new();

@@ -3,7 +3,8 @@
 use memtrace_trace::memory::MemoryKind;
 use memtrace_trace::{Api, EventName, Header, Row};
 
-use crate::encoder::{Encoder, LIBRARY, RowSink};
+use crate::emitter::{LIBRARY, RowSink};
+use crate::encoder::Encoder;
 use crate::keys::CPU_TENSOR;
 
 impl Encoder {

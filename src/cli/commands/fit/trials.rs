@@ -1,4 +1,4 @@
-//! Makes the runs of `memtrace fit`, some of them side by side, until all runs have ended or a signal asks
+//! Makes the trials of `memtrace fit`, some of them side by side, until all trials have ended or a signal asks
 //! this command to end.
 
 use std::fs;
@@ -16,100 +16,100 @@ use memtrace_trace::units::Unit;
 use rustix::process::Signal;
 
 use super::process_tree::available_bytes;
-use super::trial::{Attempt, PeakUse, Running, Setup, TRIALS_FILE, Trial, TrialOutcome};
+use super::trial::{PeakUse, PlannedTrial, RunningTrial, TRIALS_FILE, Trial, TrialOutcome, TrialSetup};
 use crate::child_env::PhantomArgs;
 use crate::out_folder::OutFolder;
 use crate::{signals, terminal};
 
-/// The interval between two checks of the runs.
+/// The interval between two checks of the trials.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// The interval between two measurements of the runs' memory.
+/// The interval between two measurements of the trials' memory.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(200);
-/// The share of this machine's free memory that new runs may use.
+/// The share of this machine's free memory that new trials may use.
 const MEMORY_SHARE: f64 = 0.8;
 
-/// The memory of a run is unknown if the run ends before it is measured. After this many runs, several runs
-/// may run at once even if no run was measured.
+/// The memory of a trial is unknown if the trial ends before it is measured. After this many trials, several trials
+/// may run at once even if no trial was measured.
 const UNSEEN: usize = 2;
 
-/// How many runs may be in progress at the same time.
+/// How many trials may be in progress at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Jobs {
-    /// One, because the first run is not over yet. It runs alone, to show how many processes and how much
-    /// memory a run needs.
+    /// One, because the first trial is not over yet. It runs alone, to show how many processes and how much
+    /// memory a trial needs.
     AfterTheFirst,
-    /// At most this many, which the cores allow. Another run starts only while there is memory for it.
+    /// At most this many, which the cores allow. Another trial starts only while there is memory for it.
     WithMemory(usize),
     /// At most this many, as the user requested.
     Number(usize),
 }
 
-/// A run in progress. The caller of [`Runs::start`] gives the ticket, and gets it back with the result.
+/// A trial in progress. The caller of [`Trials::start`] gives the ticket, and gets it back with the result.
 struct Job<T> {
     ticket: T,
-    running: Running,
-    /// The number of GPUs of the run, or 1 if the runs do not have a process per GPU.
+    running: RunningTrial,
+    /// The number of GPUs of the trial, or 1 if the trials do not have a process per GPU.
     gpus: u64,
-    /// True if another run was in progress at any time during this run.
+    /// True if another trial was in progress at any time during this trial.
     has_company: bool,
 }
 
-/// The runs in progress.
+/// The trials in progress.
 struct InProgress<T>(Vec<Job<T>>);
 
 impl<T> Drop for InProgress<T> {
-    /// Asks all runs to end. Dropping a run waits for it, so without this, each would be asked only after the
+    /// Asks all trials to end. Dropping a trial waits for it, so without this, each would be asked only after the
     /// previous one has ended.
     fn drop(&mut self) {
         self.0.iter_mut().for_each(|job| job.running.tree.end(Signal::TERM));
     }
 }
 
-/// Starts the runs, reports each one, and records the signal that ended them.
-pub(super) struct Runs<'a, T> {
+/// Starts the trials, reports each one, and records the signal that ended them.
+pub(super) struct Trials<'a, T> {
     matches: &'a ArgMatches,
     out: OutFolder,
     forwarder: signals::Forwarder,
     progress: Progress,
     jobs: Jobs,
     running: InProgress<T>,
-    /// A run that failed while another run was in progress. It is repeated alone.
-    again: Option<(T, Attempt)>,
-    /// Further runs that failed while another run was in progress. They are repeated after `again`.
-    later: Vec<(T, Attempt)>,
-    /// True while a run is repeated alone.
+    /// A trial that failed while another trial was in progress. It is repeated alone.
+    again: Option<(T, PlannedTrial)>,
+    /// Further trials that failed while another trial was in progress. They are repeated after `again`.
+    later: Vec<(T, PlannedTrial)>,
+    /// True while a trial is repeated alone.
     is_alone: bool,
-    /// The maximum number of GPUs of a run; 1 with `--ranks`, because then every number of GPUs runs the same
+    /// The maximum number of GPUs of a trial; 1 with `--ranks`, because then every number of GPUs runs the same
     /// ranks.
     most_gpus: u64,
-    /// The most memory that one run has needed so far, in bytes, scaled to a run on
+    /// The most memory that one trial has needed so far, in bytes, scaled to a trial on
     /// [`most_gpus`](Self::most_gpus) GPUs.
     resident: u64,
     looked: Instant,
-    /// The number of runs begun so far.
+    /// The number of trials begun so far.
     begun: usize,
     ended_by: Option<i32>,
 }
 
-impl<'a, T: Copy> Runs<'a, T> {
-    /// Prepares runs on at most `most_gpus` GPUs.
+impl<'a, T: Copy> Trials<'a, T> {
+    /// Prepares trials on at most `most_gpus` GPUs.
     ///
     /// # Errors
     /// When the output folder cannot be created, or signals cannot be received.
-    pub(super) fn new(matches: &'a ArgMatches, most_gpus: u64) -> Result<Runs<'a, T>> {
+    pub(super) fn new(matches: &'a ArgMatches, most_gpus: u64) -> Result<Trials<'a, T>> {
         let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
         let progress =
             Progress { on_terminal: std::io::stderr().is_terminal(), file: out.folder.join(TRIALS_FILE) };
         let forwarder = signals::Forwarder::start()?;
-        // Do not forward signals: each run is in its own process group, and this command ends it itself.
+        // Do not forward signals: each trial is in its own process group, and this command ends it itself.
         forwarder.no_child();
-        // On a real GPU, several runs at once would take memory from one another, so they run one at a time.
+        // On a real GPU, several trials at once would take memory from one another, so they run one at a time.
         let jobs = match matches.get_one::<u64>("jobs") {
             _ if !matches.contains_id("phantom") => Jobs::Number(1),
             Some(jobs) => Jobs::Number(*jobs as usize),
             None => Jobs::AfterTheFirst,
         };
-        Ok(Runs {
+        Ok(Trials {
             matches,
             out,
             forwarder,
@@ -129,7 +129,7 @@ impl<'a, T: Copy> Runs<'a, T> {
         })
     }
 
-    /// Returns the number of runs that may be started now.
+    /// Returns the number of trials that may be started now.
     pub(super) fn room(&self) -> usize {
         if self.again.is_some() || self.is_alone || self.forwarder.asked_to_end().is_some() {
             return 0;
@@ -142,12 +142,12 @@ impl<'a, T: Copy> Runs<'a, T> {
         jobs.saturating_sub(self.running.0.len())
     }
 
-    /// Returns the number of further runs for which this machine has memory. If no run is in progress, this
+    /// Returns the number of further trials for which this machine has memory. If no trial is in progress, this
     /// is at least 1, so that the search goes on.
     fn room_in_memory(&self) -> usize {
         let running = &self.running.0;
         let Some(free) = available_bytes().filter(|_| self.resident > 0) else { return usize::MAX };
-        // A run that has just begun has not allocated all its memory yet. Reserve the memory that it is
+        // A trial that has just begun has not allocated all its memory yet. Reserve the memory that it is
         // expected to need.
         let owed = running.iter().map(|job| self.resident.saturating_sub(job.running.tree.resident()));
         let free = ((free as f64 * MEMORY_SHARE) as u64).saturating_sub(owed.sum());
@@ -155,15 +155,15 @@ impl<'a, T: Copy> Runs<'a, T> {
         if running.is_empty() { room.max(1) } else { room }
     }
 
-    /// Starts a run.
+    /// Starts a trial.
     ///
     /// # Errors
-    /// Same as for [`Setup::start`].
-    pub(super) fn start(&mut self, ticket: T, attempt: Attempt) -> Result<()> {
+    /// Same as for [`TrialSetup::start`].
+    pub(super) fn start(&mut self, ticket: T, planned: PlannedTrial) -> Result<()> {
         self.begun += 1;
-        let card = attempt.card.as_deref().filter(|_| self.most_gpus > 1);
+        let card = planned.card.as_deref().filter(|_| self.most_gpus > 1);
         let gpus = card.and_then(|card| Some(PhantomArgs::of_card(self.matches, card).ok()?.count()));
-        let running = Setup { matches: self.matches, out: &self.out }.start(attempt)?;
+        let running = TrialSetup { matches: self.matches, out: &self.out }.start(planned)?;
         let has_company = !self.running.0.is_empty();
         self.running.0.iter_mut().for_each(|job| job.has_company = true);
         self.running.0.push(Job { ticket, running, gpus: gpus.unwrap_or(1), has_company });
@@ -171,11 +171,11 @@ impl<'a, T: Copy> Runs<'a, T> {
         Ok(())
     }
 
-    /// Waits for a run to end. Returns `None` if no run is left, or if a signal has ended all runs; see
+    /// Waits for a trial to end. Returns `None` if no trial is left, or if a signal has ended all trials; see
     /// [`ended_by`](Self::ended_by).
     ///
     /// # Errors
-    /// When a run cannot be waited for, or its trace cannot be read.
+    /// When a trial cannot be waited for, or its trace cannot be read.
     pub(super) fn next_ended(&mut self) -> Result<Option<(T, Trial)>> {
         loop {
             // Check here, too, because a signal may have arrived while a trace was read.
@@ -185,10 +185,10 @@ impl<'a, T: Copy> Runs<'a, T> {
                 return Ok(None);
             }
             if self.running.0.is_empty() {
-                let Some((ticket, attempt)) = self.again.take() else { return Ok(None) };
+                let Some((ticket, planned)) = self.again.take() else { return Ok(None) };
                 self.again = self.later.pop();
                 self.is_alone = true;
-                self.start(ticket, attempt)?;
+                self.start(ticket, planned)?;
             }
             self.look_at_memory();
             let mut found = None;
@@ -203,26 +203,26 @@ impl<'a, T: Copy> Runs<'a, T> {
                 continue;
             };
             let Job { ticket, running, gpus, has_company } = self.running.0.remove(place);
-            let attempt = running.attempt.clone();
+            let planned = running.planned.clone();
             let trial = running.finish(status)?;
             self.progress.clear();
             if matches!(trial.outcome, TrialOutcome::Failed(..)) && has_company && !self.is_alone {
-                // The other run may be the cause: both may need the same port, or together more memory than
-                // this machine has. So drop the result and repeat the run alone.
+                // The other trial may be the cause: both may need the same port, or together more memory than
+                // this machine has. So drop the result and repeat the trial alone.
                 fs::remove_dir_all(&trial.files).ok();
                 self.progress.say(&format!(
-                    "{}: failed while another run was active; it runs again, alone",
+                    "{}: failed while another trial was active; it runs again, alone",
                     trial.value
                 ));
                 match &self.again {
-                    None => self.again = Some((ticket, attempt)),
-                    Some(_) => self.later.push((ticket, attempt)),
+                    None => self.again = Some((ticket, planned)),
+                    Some(_) => self.later.push((ticket, planned)),
                 }
                 continue;
             }
             if std::mem::take(&mut self.is_alone) && !matches!(trial.outcome, TrialOutcome::Failed(..)) {
                 self.progress.say(
-                    "runs of this program interfere with each other: from now on, they run \
+                    "trials of this program interfere with each other: from now on, they run \
                                    one at a time",
                 );
                 self.jobs = Jobs::Number(1);
@@ -234,10 +234,10 @@ impl<'a, T: Copy> Runs<'a, T> {
         }
     }
 
-    /// Ends the unwanted runs in progress, and drops the unwanted runs that were to be repeated.
+    /// Ends the unwanted trials in progress, and drops the unwanted trials that were to be repeated.
     ///
     /// # Errors
-    /// When a run cannot be waited for.
+    /// When a trial cannot be waited for.
     pub(super) fn cancel(&mut self, unwanted: impl Fn(T) -> bool) -> Result<()> {
         self.again.take_if(|(ticket, _)| unwanted(*ticket));
         self.later.retain(|(ticket, _)| !unwanted(*ticket));
@@ -267,7 +267,7 @@ impl<'a, T: Copy> Runs<'a, T> {
         Ok(())
     }
 
-    /// Updates the most memory that one run has needed. Larger values may need more memory than the first run
+    /// Updates the most memory that one trial has needed. Larger values may need more memory than the first trial
     /// did. Does nothing if the user set the number of jobs.
     fn look_at_memory(&mut self) {
         if !matches!(self.jobs, Jobs::Number(_)) && self.looked.elapsed() > MEMORY_INTERVAL {
@@ -279,11 +279,11 @@ impl<'a, T: Copy> Runs<'a, T> {
         }
     }
 
-    /// Sets how many runs may be in progress, once `first` has run alone, on `gpus` GPUs: as many as this
+    /// Sets how many trials may be in progress, once `first` has run alone, on `gpus` GPUs: as many as this
     /// machine's cores allow with the number of processes of `first`.
     ///
-    /// If no run lasted long enough to measure its memory, the next run is alone, too, but not after
-    /// [`UNSEEN`] runs.
+    /// If no trial lasted long enough to measure its memory, the next trial is alone, too, but not after
+    /// [`UNSEEN`] trials.
     fn set_jobs(&mut self, first: &Trial, gpus: u64) {
         if self.jobs == Jobs::AfterTheFirst && (self.resident > 0 || self.begun >= UNSEEN) {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -294,32 +294,32 @@ impl<'a, T: Copy> Runs<'a, T> {
     }
 
     fn show_progress(&self) {
-        let values: Vec<&str> = self.running.0.iter().map(|job| job.running.attempt.value.as_str()).collect();
+        let values: Vec<&str> = self.running.0.iter().map(|job| job.running.planned.value.as_str()).collect();
         if !values.is_empty() {
             self.progress.trying(&values.join(", "), self.begun);
         }
     }
 
-    /// Returns the signal that ended the runs, or `None` if no signal has ended them.
+    /// Returns the signal that ended the trials, or `None` if no signal has ended them.
     pub(super) fn ended_by(&self) -> Option<i32> {
         self.ended_by
     }
 
-    /// Ends the series of runs. From then on, signals end this command as usual.
+    /// Ends the series of trials. From then on, signals end this command as usual.
     pub(super) fn stop(self) -> Ended {
         self.forwarder.stop();
         Ended { out: self.out, by: self.ended_by }
     }
 }
 
-/// A series of runs that has ended.
+/// A series of trials that has ended.
 pub(super) struct Ended {
     out: OutFolder,
     by: Option<i32>,
 }
 
 impl Ended {
-    /// Returns the exit status of this command. It is `status`, unless a signal ended the runs.
+    /// Returns the exit status of this command. It is `status`, unless a signal ended the trials.
     pub(super) fn status(&self, status: ExitCode) -> ExitCode {
         match self.by {
             Some(signal) => {
@@ -331,14 +331,14 @@ impl Ended {
     }
 }
 
-/// Scales `amount` from a run on `gpus` GPUs to a run on `most` GPUs. If the run has fewer processes than
+/// Scales `amount` from a trial on `gpus` GPUs to a trial on `most` GPUs. If the trial has fewer processes than
 /// GPUs, the amount does not depend on the number of GPUs, and is returned unchanged.
 fn scaled(amount: u64, processes: usize, gpus: u64, most: u64) -> u64 {
     if processes as u64 >= gpus { amount.saturating_mul(most) / gpus.max(1) } else { amount }
 }
 
-/// Prints a line for each run when it ends, and appends the line to [`TRIALS_FILE`]. A terminal also shows
-/// the runs in progress.
+/// Prints a line for each trial when it ends, and appends the line to [`TRIALS_FILE`]. A terminal also shows
+/// the trials in progress.
 struct Progress {
     on_terminal: bool,
     file: PathBuf,
@@ -347,7 +347,7 @@ struct Progress {
 impl Progress {
     fn trying(&self, values: &str, number: usize) {
         if self.on_terminal {
-            terminal::show_progress(&format!("run {number}: trying {values} ..."));
+            terminal::show_progress(&format!("trial {number}: trying {values} ..."));
         }
     }
 

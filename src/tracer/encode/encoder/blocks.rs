@@ -4,7 +4,8 @@ use memtrace_trace::event::{Block, OpEnd};
 use memtrace_trace::form::Form;
 use memtrace_trace::{Api, EventName, Header, Row};
 
-use crate::encoder::{Encoder, LIBRARY, RowSink, TORCH_ALLOCATOR};
+use crate::emitter::{LIBRARY, RowSink, TORCH_ALLOCATOR};
+use crate::encoder::Encoder;
 use crate::live::{BlockSize, FailedRequest, Live, OutOfMemory};
 use crate::memory::Key;
 
@@ -37,7 +38,7 @@ impl Encoder {
             } else {
                 self.memory.free(Key::Block(address), (), |_| extent)
             };
-            if live.is_none() && !deferred && self.brief.take_restored(header.device, extent.bytes) {
+            if live.is_none() && !deferred && self.unlisted.take_restored(header.device, extent.bytes) {
                 self.memory.count(&extent);
                 return self.brief_row(header, -extent.bytes, "", sink);
             }
@@ -102,7 +103,7 @@ impl Encoder {
     #[inline]
     pub(crate) fn correct(&mut self, device: i8, allocated: usize, reserved: usize) {
         // A difference means that other reports were lost.
-        let written = (allocated as i64).wrapping_sub(self.brief.hidden(device));
+        let written = (allocated as i64).wrapping_sub(self.unlisted.hidden(device));
         let gap = self.memory.correct_allocated(device.max(0).into(), written);
         self.anomalies.gaps += u64::from(gap != 0);
         self.statistics.peak(device, allocated as i64, reserved as i64);

@@ -1,0 +1,85 @@
+//! Writes rows to their destination: numbers them, and fills in the fields that do not depend on an event.
+
+use std::cell::Cell;
+
+use memtrace_trace::memory::Totals;
+use memtrace_trace::{Api, Row};
+
+/// The column `source` in rows of allocator reports.
+pub(crate) const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
+/// The column `source` in rows that come from neither a call nor a report.
+pub(crate) const LIBRARY: &str = "libmemtrace.so";
+
+/// A destination for rows.
+pub trait RowSink {
+    /// The error if a row cannot be written.
+    type Error;
+    /// Writes a row.
+    ///
+    /// # Errors
+    /// Returns the sink's error.
+    fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error>;
+}
+
+/// The process that the rows belong to, and the number of the last row.
+pub(crate) struct Emitter {
+    start_ns: u64,
+    rank: i32,
+    pid: i32,
+    /// The `seq` of the last row.
+    seq: Cell<i64>,
+}
+
+impl Emitter {
+    /// Creates the emitter of a process whose row times count from `start_ns`.
+    pub(crate) fn new(start_ns: u64, rank: i32, pid: u32) -> Emitter {
+        Emitter { start_ns, rank, pid: pid as i32, seq: Cell::new(0) }
+    }
+
+    /// Writes a row and advances the row number, so that [`Emitter::blank`] returns the next number for the
+    /// next row.
+    pub(crate) fn emit<S: RowSink>(&self, row: &Row<'_>, sink: &mut S) -> Result<(), S::Error> {
+        sink.row(row)?;
+        self.seq.set(row.seq);
+        Ok(())
+    }
+
+    /// Returns the `seq` of the last row.
+    pub(crate) fn last_seq(&self) -> i64 {
+        self.seq.get()
+    }
+
+    /// Sets the `seq` of the last row.
+    pub(crate) fn set_last_seq(&mut self, seq: i64) {
+        self.seq.set(seq);
+    }
+
+    /// Returns the id of the process.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Returns the time that is 0 in the rows.
+    pub(crate) fn start_ns(&self) -> u64 {
+        self.start_ns
+    }
+
+    /// Returns the fields of a row that belongs to no particular thread and to no device. `host` are the totals
+    /// of the host.
+    #[inline(always)]
+    pub(crate) fn blank(&self, clock_ns: u64, host: &Totals) -> Row<'static> {
+        Row {
+            seq: self.seq.get() + 1,
+            ts_ns: clock_ns.saturating_sub(self.start_ns) as i64,
+            rank: self.rank,
+            pid: self.pid,
+            tid: self.pid,
+            api: Api::Memtrace.as_str(),
+            source: LIBRARY,
+            allocated_bytes: host.allocated,
+            active_bytes: host.active,
+            reserved_bytes: host.reserved,
+            ..Row::default()
+        }
+    }
+}
