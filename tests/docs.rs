@@ -236,6 +236,28 @@ fn every_function_that_the_architecture_names_exists() {
 }
 
 #[test]
+fn the_docs_give_the_reason_for_the_memory_orders_of_each_file_of_the_tracer() {
+    let page = std::fs::read_to_string(root().join("docs/contributors/memory-order.md")).unwrap();
+    let tracer = root().join("src/tracer");
+    let mut found = 0;
+    for folder in folders_below(&tracer) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.strip_prefix(&tracer).unwrap().to_str().unwrap();
+            let is_source = name.ends_with(".rs") && !name.ends_with("tests.rs");
+            if is_source && std::fs::read_to_string(&path).unwrap().contains("Ordering::") {
+                assert!(
+                    page.contains(&format!("`{name}`")),
+                    "docs/contributors/memory-order.md lacks {name}"
+                );
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 40, "{found} files have an order");
+}
+
+#[test]
 fn every_test_and_script_that_the_promises_name_exists() {
     let page = std::fs::read_to_string(root().join("docs/contributors/promises.md")).unwrap();
     let mut code = String::new();

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use memtrace_cards::HOST_VALUES_VARIABLE;
 
 use crate::core::range_allocator::RangeAllocator;
-use crate::core::vram::{HOST_PAGE, PINNED};
+use crate::core::vram::{PINNED, host_page};
 
 /// The addresses of the ranges. Nothing else uses these addresses on x86-64 Linux; see `vram::FIRST`.
 const RANGE: Range<usize> = 0x5000_0000_0000..0x5400_0000_0000;
@@ -182,7 +182,7 @@ unsafe fn map_pages(start: usize, size: usize) -> bool {
 /// Allocates a range of at least `size` bytes. Returns `None` if the addresses or the kernel's mappings are
 /// used up: the caller then takes ordinary memory.
 pub(crate) fn alloc(size: usize) -> Option<usize> {
-    let size = size.checked_next_multiple_of(HOST_PAGE)?;
+    let size = size.checked_next_multiple_of(host_page())?;
     let mut ranges = Guard::new();
     if !ranges.is_reserved {
         if !reserve_all() {
@@ -195,7 +195,7 @@ pub(crate) fn alloc(size: usize) -> Option<usize> {
         }
         ranges.is_reserved = true;
     }
-    let start = ranges.free.alloc(size, HOST_PAGE)?;
+    let start = ranges.free.alloc(size, host_page())?;
     // SAFETY: the allocator gave the range, so nobody uses it.
     if !unsafe { map_pages(start, size) } {
         ranges.release(start, size);
@@ -251,9 +251,9 @@ mod tests {
     fn ranges_share_pages_and_mappings_and_their_addresses_are_reused() {
         let (first, second) = (alloc(3 * PAGES + 5).unwrap(), alloc(LEAST).unwrap());
         assert!(contains(first) && contains(second) && first.is_multiple_of(64));
-        assert_eq!(second, first + 3 * PAGES + HOST_PAGE);
+        assert_eq!(second, first + 3 * PAGES + host_page());
         write(first + 2 * PAGES + 9000);
-        assert_eq!((read(first + 9000), read(second + 9000 - HOST_PAGE), read(second)), (7, 7, 0));
+        assert_eq!((read(first + 9000), read(second + 9000 - host_page()), read(second)), (7, 7, 0));
 
         let before = mappings();
         let many: Vec<_> = (0..40).map(|_| alloc(LEAST).unwrap()).collect();

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memtrace_util::cgroup;
 
 use crate::core::host_pages;
-use crate::core::vram::HOST_PAGE;
+use crate::core::vram::host_page;
 
 /// The room is checked before each piece of this many bytes, because other processes take memory meanwhile.
 const PIECE: usize = 16 << 20;
@@ -30,7 +30,7 @@ static MOST_ABSENT: AtomicU64 = AtomicU64::new(0);
 /// The caller owns the range, and the pages may be written to.
 pub(crate) unsafe fn make_resident(start: usize, size: usize) -> usize {
     let end = start + size;
-    let mut at = start - start % HOST_PAGE;
+    let mut at = first_page(start, host_page());
     // Without values of CPU tensors, their memory is not resident, either.
     let is_wanted = !host_pages::is_on() && has_room(size);
     while is_wanted && at < end {
@@ -55,6 +55,11 @@ pub(crate) fn release(absent: usize) {
 /// Returns the maximum of the live bytes that were not made resident.
 pub(crate) fn most_absent() -> u64 {
     MOST_ABSENT.load(Ordering::Relaxed)
+}
+
+/// Returns the start of the page that contains an address.
+fn first_page(address: usize, page: usize) -> usize {
+    address - address % page
 }
 
 /// Returns true if the container and the machine have room for `size` more bytes.
@@ -88,5 +93,28 @@ mod tests {
         assert!(fits(256 << 20, 512 << 20, 1 << 30) && !fits((256 << 20) + 1, 512 << 20, 1 << 30));
         assert!(fits(1 << 30, 2 << 30, 8 << 30) && !fits((1 << 30) + 1, 2 << 30, 8 << 30));
         assert!(!fits(usize::MAX, 2 << 30, 8 << 30) && !fits(1, -5, 1 << 30));
+    }
+    /// Registered memory may begin in a page that follows unmapped memory.
+    #[test]
+    fn pinned_pages_begin_at_a_page_of_the_kernel() {
+        const LARGEST: usize = 1 << 16;
+        let (page, flags) = (host_page(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, of which this test removes a part.
+        let (memory, after_hole) = unsafe {
+            let pages = libc::mmap(std::ptr::null_mut(), 3 * LARGEST, libc::PROT_WRITE, flags, -1, 0);
+            assert_ne!(pages, libc::MAP_FAILED);
+            let hole = (pages as usize).next_multiple_of(LARGEST);
+            assert_eq!(libc::munmap(hole as *mut c_void, page), 0);
+            (pages, hole + page)
+        };
+        // SAFETY: memory of this test.
+        let (whole, from_hole) = unsafe {
+            let is_known = populate(after_hole, page);
+            let start = first_page(after_hole + 1, page);
+            (is_known, populate(start, page) && start == after_hole)
+        };
+        assert!(from_hole || !whole, "Linux 5.14 or later");
+        // SAFETY: the mapping from above.
+        unsafe { libc::munmap(memory, 3 * LARGEST) };
     }
 }

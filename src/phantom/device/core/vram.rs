@@ -24,8 +24,12 @@ use crate::core::range_allocator::RangeAllocator;
 
 /// The unit in which the driver takes memory from the card.
 pub(crate) const PAGE: usize = 2 << 20;
-/// The largest size of a page of host memory: 4 KiB on x86-64; on aarch64 the kernel decides.
-pub(crate) const HOST_PAGE: usize = if cfg!(target_arch = "aarch64") { 1 << 16 } else { 4096 };
+/// Returns the size of a page of host memory: 4 KiB on x86-64; 4, 16 or 64 KiB on aarch64, where the kernel
+/// decides.
+pub(crate) fn host_page() -> usize {
+    // SAFETY: the call has no preconditions. Every Linux knows the value.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
 /// The lowest device address. Nothing else uses this range on x86-64 Linux: the heap of a program is above
 /// 0x5555_0000_0000, libraries and stacks above 0x7000_0000_0000. On aarch64 with addresses of 48 bits, both
 /// are above 0xAAAA_0000_0000.

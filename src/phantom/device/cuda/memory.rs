@@ -15,7 +15,7 @@ use crate::core::pinned_pages;
 use crate::core::range_allocator::RangeAllocator;
 use crate::core::torch_blocks;
 use crate::core::unified;
-use crate::core::vram::{self, BlockPurpose, HOST_PAGE, PINNED};
+use crate::core::vram::{self, BlockPurpose, PINNED, host_page};
 use crate::cuda::{graph_memory, streams, vmm};
 
 /// Allocates a block of the current device and writes its address.
@@ -91,9 +91,9 @@ fn alloc_host(out: Out<usize>, size: usize) -> Status {
     if size == 0 {
         return out.give(0);
     }
-    let Some(size) = size.checked_next_multiple_of(HOST_PAGE) else { return fail(OUT_OF_MEMORY) };
+    let Some(size) = size.checked_next_multiple_of(host_page()) else { return fail(OUT_OF_MEMORY) };
     let mut host = lock(&HOST_RANGES);
-    let Some(address) = host.free.alloc(size, HOST_PAGE) else { return fail(OUT_OF_MEMORY) };
+    let Some(address) = host.free.alloc(size, host_page()) else { return fail(OUT_OF_MEMORY) };
     if !vram::map(address, size) {
         host.free.free(address, size);
         return fail(OUT_OF_MEMORY);

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use memtrace_record::pinned_requests;
 
 use crate::ffi::symbols::find_in_loaded;
-use crate::ffi::vtables::VtableCopy;
+use crate::ffi::vtables::{VtableCopy, replaced};
 use crate::runtime::guard::shielded;
 use crate::runtime::thread;
 
@@ -134,7 +134,7 @@ unsafe extern "C-unwind" fn allocate(this: *mut c_void, size: usize) -> Given {
     }
     let outer = thread::with(|state| state.requested_pinned.replace(size as i64));
     let _restore = Restore(outer.unwrap_or(-1));
-    let real = REAL_ALLOCATE.load(Ordering::Acquire);
+    let real = replaced(&REAL_ALLOCATE);
     // SAFETY: `real` is the slot's original function, which was stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, Allocate>(real) };
     // SAFETY: the call passes on the caller's own arguments unchanged.

@@ -185,7 +185,7 @@ unsafe extern "C-unwind" fn begin_stream(
             COUNT.store(streams.len(), Ordering::Relaxed);
         });
     });
-    let real = REAL_BEGIN_STREAM.load(Ordering::Acquire);
+    let real = vtables::replaced(&REAL_BEGIN_STREAM);
     // SAFETY: `real` is the slot's original function, which was stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, BeginStream>(real) };
     // SAFETY: the call passes on the caller's own arguments unchanged.
@@ -199,7 +199,7 @@ unsafe extern "C-unwind" fn end_stream(this: *mut c_void, device: usize, stream:
             COUNT.store(streams.len(), Ordering::Relaxed);
         });
     });
-    let real = REAL_END_STREAM.load(Ordering::Acquire);
+    let real = vtables::replaced(&REAL_END_STREAM);
     // SAFETY: `real` is the slot's original function, which was stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, EndStream>(real) };
     // SAFETY: the call passes on the caller's own arguments unchanged.
@@ -223,7 +223,7 @@ unsafe extern "C-unwind" fn begin(
         let inner = std::mem::replace(filter, own);
         filter.data[0] = Box::into_raw(Box::new(Filter { inner, pool: number(high, low) })) as usize;
     });
-    let real = REAL_BEGIN.load(Ordering::Acquire);
+    let real = vtables::replaced(&REAL_BEGIN);
     // SAFETY: `real` is the slot's original function, which was stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, Begin>(real) };
     // SAFETY: the call passes on the caller's own arguments. The wrapped filter returns what the original

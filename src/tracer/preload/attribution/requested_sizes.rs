@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use crate::attribution::private_pools;
 use crate::ffi::loaded_libraries;
 use crate::ffi::symbols::find_in_loaded;
-use crate::ffi::vtables::VtableCopy;
+use crate::ffi::vtables::{VtableCopy, replaced};
 use crate::runtime::thread::{self, ThreadState};
 
 /// `std::atomic<CUDAAllocator*> c10::cuda::CUDACachingAllocator::allocator`.
@@ -123,7 +123,7 @@ pub(crate) fn install() {
     let is_torchs = library.is_some_and(|path| {
         path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"libc10_cuda.so"))
     });
-    REPORTS_NOTHING[index].store(!is_torchs, Ordering::Release);
+    REPORTS_NOTHING[index].store(!is_torchs, Ordering::Relaxed);
     let functions = vtable.functions();
     REAL_ALLOCATE[index].store(functions[ALLOCATE], Ordering::Release);
     functions[ALLOCATE] = OURS[index] as *mut c_void;
@@ -146,12 +146,13 @@ unsafe extern "C-unwind" fn allocate<const INDEX: usize>(this: *mut c_void, size
             });
         }
     }
+    // The function is stored last, so its load comes first.
+    let real = replaced(&REAL_ALLOCATE[INDEX]);
     let reports_nothing = REPORTS_NOTHING[INDEX].load(Ordering::Relaxed);
     let outer = thread::with(|state| {
         (state.requested.replace(size as i64), state.unreported.replace(reports_nothing))
     });
     let _restore = Restore(outer.unwrap_or((-1, false)));
-    let real = REAL_ALLOCATE[INDEX].load(Ordering::Acquire);
     // SAFETY: `real` is the slot's original function, which was stored before ours replaced it.
     let real = unsafe { std::mem::transmute::<*mut c_void, Allocate>(real) };
     // SAFETY: the call passes on the caller's own arguments unchanged.

@@ -105,7 +105,8 @@ pub(crate) fn op_begins(name: &[u8]) {
     }
     if after != before {
         THREAD.store(phases::thread_id(), Ordering::Relaxed);
-        SEEN.store(after, Ordering::Relaxed);
+        // `Release`: `are_running` reads the thread after it has seen the phase.
+        SEEN.store(after, Ordering::Release);
         phases::forward_is_over();
         state_version::advance();
     }
@@ -113,7 +114,7 @@ pub(crate) fn op_begins(name: &[u8]) {
 
 /// Returns true if the calling thread updates parameters.
 pub(crate) fn are_running() -> bool {
-    SEEN.load(Ordering::Relaxed) & PHASE != 0 && THREAD.load(Ordering::Relaxed) == phases::thread_id()
+    SEEN.load(Ordering::Acquire) & PHASE != 0 && THREAD.load(Ordering::Relaxed) == phases::thread_id()
 }
 
 /// Returns true if an update is not counted yet, because no forward or backward has begun since.

@@ -65,6 +65,20 @@ impl VtableCopy {
     }
 }
 
+/// Returns the function that ours replaced in a vtable. It was stored before [`VtableCopy::install`], but C++
+/// reads the address of a vtable without a barrier. So on aarch64, a call on another thread may read the place
+/// before the function is visible there, and waits here for some nanoseconds.
+#[inline]
+pub(crate) fn replaced(place: &AtomicPtr<c_void>) -> *mut c_void {
+    loop {
+        let function = place.load(Ordering::Acquire);
+        if !function.is_null() {
+            return function;
+        }
+        std::hint::spin_loop();
+    }
+}
+
 /// Returns at most `most` functions of the vtable at the symbol `table`, which points to the header. The last
 /// of these words may be past the end of the vtable.
 pub(crate) fn functions_of_table(table: *const *mut c_void, most: usize) -> Vec<*mut c_void> {
@@ -107,4 +121,21 @@ fn readable_words(address: *const *mut c_void) -> usize {
     // SAFETY: `visit` has the expected type, and `search` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
     search.words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_waits_until_the_function_that_ours_replaced_is_visible() {
+        static PLACE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+        let original = replaced as *mut c_void;
+        std::thread::scope(|scope| {
+            let caller = scope.spawn(|| replaced(&PLACE) as usize);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            PLACE.store(original, Ordering::Release);
+            assert_eq!(caller.join().unwrap(), original as usize);
+        });
+    }
 }

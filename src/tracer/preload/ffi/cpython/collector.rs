@@ -121,15 +121,18 @@ fn find(start: usize, [count1, count2, first, second, third]: [u32; 5]) -> Optio
     {
         words.extend(read);
     }
+    // The copy itself may be among the words, because an allocator may place it after the interpreter's state.
+    let copy = words.as_ptr() as usize..words.as_ptr() as usize + words.capacity() * 8;
     let is_address = |word: usize| word > 4096 && word.is_multiple_of(8);
     let is = |word: usize, threshold: u32, count: u32| word == threshold as usize | (count as usize) << 32;
     let is_first = |word: usize| word as u32 == first && (word >> 32) < FAR as usize;
-    let mut found = words.windows(3 * GENERATION).enumerate().filter(|(_, generations)| {
+    let mut found = words.windows(3 * GENERATION).enumerate().filter(|(index, generations)| {
         let [a, b, c] = [0, 1, 2].map(|index| &generations[index * GENERATION..][..GENERATION]);
         [a, b, c].iter().all(|generation| is_address(generation[0]) && is_address(generation[1]))
             && is_first(a[2])
             && is(b[2], second, count1)
             && is(c[2], third, count2)
+            && !copy.contains(&(start + index * 8))
     });
     let (index, _) = found.next()?;
     found.next().is_none().then_some(start + (index + GENERATION - 1) * 8 + 4)
