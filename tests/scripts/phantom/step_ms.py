@@ -1,7 +1,7 @@
 """Prints the peak of loops that reduce a gradient and do not wait for the work, in gradients.
 
-PyTorch 2.11 holds a tensor until NCCL's watchdog has seen that the collective ended, and releases it in the next
-collective. The script's only argument is the number of steps.
+PyTorch 2.11 holds a tensor until NCCL's watchdog has seen that the collective ended, and releases it in the
+next collective. The script's only argument is the number of steps.
 """
 
 import os
