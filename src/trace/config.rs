@@ -556,6 +556,12 @@ const OTHERS: &[Variable] = &[
                message; 0 for no limit",
     },
     Variable {
+        name: phantom_variables::STEP_MS_VARIABLE,
+        default: "0",
+        help: "milliseconds of a training step on the timer of NCCL's watchdog, which frees every 100 ms: the \
+               result is then the same in every run; 0 for the wall clock",
+    },
+    Variable {
         name: phantom_variables::READS_VARIABLE,
         default: "20000",
         help: "how often a program may read the same uncomputed value from the same place, without giving \

@@ -29,5 +29,8 @@ pub const STORE_VARIABLE: &str = "MEMTRACE_PHANTOM_STORE";
 /// The number of seconds that a rank among stand-ins may wait for another rank; 0 for no limit.
 pub const PATIENCE_VARIABLE: &str = "MEMTRACE_PHANTOM_PATIENCE";
 
+/// The time of a training step in milliseconds, for what NCCL's watchdog does by the clock; 0 for the wall clock.
+pub const STEP_MS_VARIABLE: &str = "MEMTRACE_PHANTOM_STEP_MS";
+
 /// The number of times that a program may read the same uncomputed value from the same place; 0 for no limit.
 pub const READS_VARIABLE: &str = "MEMTRACE_PHANTOM_READS";

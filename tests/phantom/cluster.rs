@@ -162,6 +162,22 @@ fn ranks_one_per_stage_come_from_the_pipeline_of_rank_0(torch: &Torch) {
     assert_eq!(ranks, [0, 2, 4, 6]);
 }
 
+/// With `MEMTRACE_PHANTOM_STEP_MS` the watchdog looks at the ends of the same steps in every run. With 250 ms that is
+/// each step, with 50 ms every second one. Up to its collective, a step also has the gradients since the last
+/// look. With 1 ms, the run of 12 steps ends before the first look.
+fn phantom_step_ms_sets_the_steps_at_which_the_watchdog_frees(torch: &Torch) {
+    for (step_ms, gradients) in [("250", 2), ("50", 3), ("30", 5), ("1", 12)] {
+        let out = TempDir::new().unwrap();
+        let mut command =
+            torch.run_command(&[&"-q", &"-o", &out.path(), &"--phantom", &"8xh100-80g", &"--ranks", &"0"]);
+        command.arg(scripts().join("phantom/step_ms.py")).arg("12").env("MEMTRACE_PHANTOM_STEP_MS", step_ms);
+        let output = command.output().unwrap();
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{step_ms}: {stderr}");
+        assert!(stdout.contains(&format!("peak {gradients}\n")), "{step_ms}: {stdout}{stderr}");
+    }
+}
+
 fn ranks_of_a_large_cluster_start_alone(torch: &Torch) {
     for (world, ranks, kind) in [(512, "first,last", "fsdp2"), (512, "7", "ddp"), (4096, "4095", "ep")] {
         let events = Cluster { torch, world, ranks, is_held: false }.events(&[kind]);
@@ -309,6 +325,11 @@ fn ranks_alone_have_the_events_of_data_parallel_ranks_on_an_older_torch() {
 /// Runs on one torch only, because four real ranks of each kind take a minute.
 mod torch_2_11_0_alone {
     use super::Torch;
+
+    #[test]
+    fn phantom_step_ms_sets_the_steps_at_which_the_watchdog_frees() {
+        Torch::run("2.11.0", super::phantom_step_ms_sets_the_steps_at_which_the_watchdog_frees);
+    }
 
     #[test]
     fn ledger_names_the_communicators_of_a_rank_and_what_each_takes() {

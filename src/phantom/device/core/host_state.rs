@@ -13,7 +13,7 @@ use memtrace_cards::{
     PAST_OOM_VARIABLE, Spec, SpecError,
 };
 use memtrace_machine::identity;
-use memtrace_util::phantom_variables::READS_VARIABLE;
+use memtrace_util::phantom_variables::{READS_VARIABLE, STEP_MS_VARIABLE};
 
 use crate::core::device::Device;
 use crate::core::faults;
@@ -24,6 +24,7 @@ use crate::core::past_oom;
 use crate::core::triton;
 use crate::core::values::DynamicSizes;
 use crate::core::vram;
+use crate::core::watchdog;
 
 /// The simulated machine: its configuration and its devices.
 pub(crate) struct HostState {
@@ -82,6 +83,9 @@ fn check_request() {
         (_, _, Err(error)) => Some(format!("{FAULT_VARIABLE}: {error}")),
         _ if loop_guard::requested_reads().is_none() => {
             Some(format!("{READS_VARIABLE}: it must be a number of reads, or 0 for no limit"))
+        }
+        _ if watchdog::requested_step_ms().is_none() => {
+            Some(format!("{STEP_MS_VARIABLE}: it must be a number of milliseconds, or 0 for the wall clock"))
         }
         _ if past_oom.is_none() => Some(format!("{PAST_OOM_VARIABLE}: it must be 0 or 1")),
         _ if keeps_values.is_none() => Some(format!("{HOST_VALUES_VARIABLE}: it must be 0 or 1")),

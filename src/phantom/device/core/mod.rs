@@ -4,7 +4,7 @@
 //! | subject | modules |
 //! | --- | --- |
 //! | the interface to C | [`ffi`], [`call_table`], [`call_rules`], [`const_text`], [`on_behalf`] |
-//! | the host, its devices and their time | [`host_state`], [`device`], [`stream`], [`clock`], [`capture`], [`driver_version`] |
+//! | the host, its devices and their time | [`host_state`], [`device`], [`stream`], [`clock`], [`watchdog`], [`capture`], [`driver_version`] |
 //! | the machine that several processes share | [`machine`], [`machine_state`], [`unified`] |
 //! | device memory | [`vram`], [`driver_regions`], [`range_allocator`], [`async_pool`], [`torch_blocks`], [`past_oom`] |
 //! | host memory | [`pinned_pages`], [`host_pages`] |
@@ -47,3 +47,4 @@ pub(crate) mod triton;
 pub(crate) mod unified;
 pub(crate) mod values;
 pub(crate) mod vram;
+pub(crate) mod watchdog;

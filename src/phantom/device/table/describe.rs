@@ -15,6 +15,7 @@ use crate::core::past_oom;
 use crate::core::pinned_pages;
 use crate::core::stream::LAG_NS;
 use crate::core::values::invented;
+use crate::core::watchdog;
 use crate::cuda::streams::waits;
 use crate::kernels::kernel::launches;
 use crate::libs::{cudnn, nvrtc, stand_ins};
@@ -182,6 +183,7 @@ unsafe extern "C" fn memtrace_phantom_answers(out: Out<c_char>, capacity: usize)
 #[unsafe(no_mangle)]
 extern "C" fn memtrace_phantom_step(step: i64) {
     faults::set_step(step);
+    watchdog::step_begins();
 }
 
 /// Returns true if an out-of-memory fault is pending for this step or an earlier one. PyTorch's allocator
