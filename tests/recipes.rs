@@ -83,7 +83,8 @@ fn fit_recipe_has_a_row_for_each_card_and_length_and_writes_a_script_that_trains
     });
 }
 
-/// Runs the written script, which the caller has as `run`, in one process with the checks that follow.
+/// Runs Python code, and returns what it prints. Its `run(arguments)` runs the written script and returns the script's
+/// variables.
 fn checked(torch: &Torch, folder: &Path, checks: &str) -> String {
     let run = "
 import runpy, sys
