@@ -266,8 +266,8 @@ fn fit_recipe_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing() {
             ),
             (&tiny(), format!("{lora} --set liger=on"), "needs liger_kernel"),
             (&tiny(), format!("{lora} --set rank=4 --set RANK=8"), "--set RANK=8: rank is set twice"),
-            (&tiny(), lora.replace("--max 1", "--values 0,1"), "--values: `0` is not a batch"),
-            (&tiny(), lora.replace("--max 1", "--values two"), "--values: `two` is not a batch"),
+            (&tiny(), lora.replace("--max 1", "--seq 64 --values 0,1"), "--values: `0` is not a batch"),
+            (&tiny(), lora.replace("--max 1", "--seq 64 --values two"), "--values: `two` is not a batch"),
             (&tiny(), format!("{lora} --write none/train.py"), "there is no folder none"),
             (
                 &tiny(),
