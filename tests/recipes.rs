@@ -83,6 +83,73 @@ fn fit_recipe_has_a_row_for_each_card_and_length_and_writes_a_script_that_trains
     });
 }
 
+/// Runs Python code, and returns what it prints. Its `run(arguments)` runs the written script and returns the script's
+/// variables.
+fn checked(torch: &Torch, folder: &Path, checks: &str) -> String {
+    let run = "
+import runpy, sys
+def run(arguments):
+    sys.argv = ['train.py', *arguments.split()]
+    return runpy.run_path('train.py', run_name='__main__')
+";
+    let mut script = std::process::Command::new(&torch.python);
+    script.args(["-c", &format!("{run}{checks}")]).current_dir(folder);
+    let output = script.env("HF_HUB_OFFLINE", "1").env("OMP_NUM_THREADS", "1").output().unwrap();
+    let told = text(&output.stdout);
+    assert!(output.status.success(), "{told}{}", text(&output.stderr));
+    told
+}
+
+/// The loss of a packed row is the mean over its documents, each computed alone.
+#[test]
+fn fit_recipe_full_keeps_packed_documents_apart_and_saves_the_tokenizer() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let arguments = "--recipe full --model . --seq 32 --phantom t4 --max 1 -o out --write train.py --set packing=4 \
+                         --set dtype=float32 --set autocast=off --set learning_rate=1e-12";
+        let output = fit(torch, folder.path(), &tiny(), arguments);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let checks = "
+import tokenizers, torch, transformers
+words = {'<end>': 0, **{f'w{number}': number for number in range(1, 512)}}
+inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token='<end>'))
+inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token='<end>').save_pretrained('real')
+config = transformers.AutoConfig.from_pretrained('.')
+transformers.AutoModelForCausalLM.from_config(config).save_pretrained('real')
+with open('book.txt', 'w') as file:
+    file.write(' '.join(f'w{number % 500 + 1}' for number in range(70)))
+end = run('--model real --data book.txt --seq 32 --batch 1 --steps 2')
+documents = end['part'].view(4, 8)
+alone = sum(end['model'](input_ids=one[None], labels=one[None]).loss.item() for one in documents) / 4
+print('equal:', abs(alone - end['loss'].item()) < 1e-4, alone, end['loss'].item())
+print('tokens:', transformers.AutoTokenizer.from_pretrained('trained')('w3 w4').input_ids)
+";
+        let told = checked(torch, folder.path(), checks);
+        assert!(told.contains("equal: True") && told.contains("tokens: [3, 4]"), "{told}");
+    });
+}
+
+/// Buffers that no checkpoint has, such as the frequencies of rotary embeddings, must not stay unwritten.
+#[test]
+fn fit_recipe_pretrain_writes_the_buffers_of_the_model() {
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let arguments = "--recipe pretrain --model . --seq 32 --phantom t4 --max 1 -o out --write train.py";
+        let output = fit(torch, folder.path(), &tiny(), arguments);
+        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+        let checks = "
+import transformers
+model = run('--random --model . --seq 32 --steps 1')['model']
+real = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained('.'))
+buffers = dict(model.named_buffers())
+print('buffers:', len(buffers), all(buffers[name].equal(buffer) for name, buffer in real.named_buffers()))
+";
+        let told = checked(torch, folder.path(), checks);
+        assert!(told.contains("buffers: 1 True"), "{told}");
+    });
+}
+
 /// A folder's name that tries to run code: it would end the docstring at the top of the written script if the
 /// script did not escape it.
 #[test]
@@ -198,6 +265,15 @@ fn fit_recipe_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing() {
                 "--set targets=(: not a regular expression",
             ),
             (&tiny(), format!("{lora} --set liger=on"), "needs liger_kernel"),
+            (&tiny(), format!("{lora} --set rank=4 --set RANK=8"), "--set RANK=8: rank is set twice"),
+            (&tiny(), lora.replace("--max 1", "--seq 64 --values 0,1"), "--values: `0` is not a batch"),
+            (&tiny(), lora.replace("--max 1", "--seq 64 --values two"), "--values: `two` is not a batch"),
+            (&tiny(), format!("{lora} --write none/train.py"), "there is no folder none"),
+            (
+                &tiny(),
+                lora.replace("lora", "full") + " --set dtype=float16",
+                "the recipe full trains the weights in this type",
+            ),
             (&tiny(), format!("{lora} --batch 4"), "to try one batch: --values 4"),
             (
                 &tiny(),

@@ -272,7 +272,31 @@ fn fit_recipe_diffusion_with_swapped_blocks_writes_a_script_that_trains() {
 #[test]
 #[ignore = "scripts/check --deep runs it"]
 fn fit_recipe_vision_writes_a_script_that_trains() {
-    trains(&tiny(), "vision", "--model resnet18 --size 64 --phantom t4");
+    let own = "--model resnet18 --size 64 --phantom t4";
+    let Some((torch, folder)) = trains(&tiny(), "vision", own) else { return };
+    let images = "
+import pathlib, PIL.Image, runpy, sys
+for place in range(6):
+    folder = pathlib.Path('images', 'ab'[place % 2])
+    folder.mkdir(parents=True, exist_ok=True)
+    PIL.Image.new('RGB', (80, 80), (40 * place, 90, 10)).save(folder / f'{place}.png')
+script = pathlib.Path('train.py').read_text().replace('pretrained=not args.random', 'pretrained=False')
+for classes in ('CLASSES = 1000', 'CLASSES = 2'):
+    pathlib.Path('own.py').write_text(script.replace('CLASSES = 1000', classes))
+    sys.argv = 'own.py --data images --model resnet18 --batch 2 --steps 4'.split()
+    try:
+        runpy.run_path('own.py', run_name='__main__')
+    except SystemExit as refusal:
+        print(refusal)
+print(pathlib.Path('trained.pt').exists())
+";
+    let mut script = std::process::Command::new(&torch.python);
+    script.args(["-c", images]).current_dir(&folder).env("OMP_NUM_THREADS", "1");
+    let output = script.output().unwrap();
+    let told = text(&output.stdout);
+    let lines: Vec<&str> = told.lines().collect();
+    let refusal = "--data has a folder for each of 2 classes: set CLASSES = 2";
+    assert_eq!((lines.len(), lines[0], lines[5]), (6, refusal, "True"), "{told}{}", text(&output.stderr));
 }
 
 #[test]
@@ -281,6 +305,12 @@ fn fit_recipe_refuses_models_and_cards_of_other_recipes_in_one_line() {
     for (config, arguments, part) in [
         (&tiny(), "--recipe diffusion --model .", "trains UNet2DConditionModel and FluxTransformer2DModel"),
         (&tiny_unet(), "--recipe diffusion --model . --size 100", "multiples of 16 pixels"),
+        (&tiny_unet(), "--recipe diffusion --model . --size 100,128", "--size 100: the width and height"),
+        (
+            &tiny_unet(),
+            "--recipe diffusion --model . --size wide",
+            "--size: `wide` is not a length; expected pixels",
+        ),
         (&tiny_unet(), "--recipe lora --model .", "has no model type None"),
         (&tiny(), "--recipe vision --model resnet81", "timm has no such model; similar names: resnet18"),
         (&tiny(), "--recipe serve --model .", "needs vllm: "),
@@ -302,6 +332,7 @@ fn fit_recipe_refuses_models_and_cards_of_other_recipes_in_one_line() {
         ),
         (&tiny_unet(), "--recipe diffusion --model . --set dtype=foo", "expected one of bfloat16"),
         (&tiny(), "--recipe vision --model resnet18 --set dtype=foo", "expected one of bfloat16"),
+        (&tiny(), "--recipe vision --model resnet18 --set dtype=float16", "use bfloat16 or float32"),
         (&tiny(), "--recipe vision --model resnet18 --set optimizer=foo", "an optimizer's class"),
         (&tiny(), "--recipe infer --model . --set cache=foo", "expected one of dynamic"),
         (&tiny(), "--recipe infer --model . --set offloaded_layers=-1", "a whole number from 0"),

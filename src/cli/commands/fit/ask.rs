@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::places::{self, Filling, VALUE, entries};
 use super::plan::{program, words_and_cards};
 use super::recipe;
-use super::trial::{PlannedTrial, Trial, TrialOutcome, check_names};
+use super::trial::{PlannedTrial, Trial, TrialOutcome, check_names, output};
 use super::trials::Trials;
 use super::worst::Worst;
 use crate::child_env::PhantomArgs;
@@ -35,9 +35,8 @@ struct Answered {
 /// Returns the figure in a trial's output: the groups of the pattern's last match, or the whole match if the
 /// pattern has no groups. Searches stderr first, then stdout. Returns `None` without a match.
 fn figure(pattern: &Regex, trial: &Trial) -> Option<String> {
-    let read = |name: &str| fs::read(trial.files.join(name)).unwrap_or_default();
     ["stderr.txt", "stdout.txt"].iter().find_map(|name| {
-        let text = String::from_utf8_lossy(&read(name)).into_owned();
+        let text = output(&trial.files, name);
         let found = pattern.captures_iter(&text).last()?;
         let groups: Vec<&str> = found.iter().skip(1).flatten().map(|group| group.as_str()).collect();
         Some(if groups.is_empty() { found[0].to_owned() } else { groups.join(" ") })

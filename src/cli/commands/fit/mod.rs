@@ -9,13 +9,15 @@
 //! - [`plan`]: the request: its searches and their trials; [`values`]: the candidates of a search.
 //! - [`search`] and [`guess`]: the next candidates; [`searches`]: the candidates of all cards and numbers of GPUs.
 //! - [`trial`], [`process_tree`], [`trials`]: a trial, its processes, and trials side by side.
-//! - [`recipe`], [`recipes`], [`settings`], [`models`]: `--recipe`, a script for a model that the user names.
+//! - [`recipe`]: `--recipe`, a script for a model that the user names; [`recipes`]: the scripts; [`settings`]: `--set`;
+//!   [`models`]: the models that memtrace has; [`check`]: the check in the user's Python.
 //! - [`prices`]: `--prices`, the price of each card, by which rows are sorted.
 //! - [`worst`]: `--worst`, the largest input of a trace as the case to plan for.
 //! - [`answer`], [`table`]: what is printed for one search and for several; [`ask`]: `--ask`.
 
 mod answer;
 mod ask;
+mod check;
 mod guess;
 mod models;
 mod places;

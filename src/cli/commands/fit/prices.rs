@@ -1,6 +1,7 @@
 //! `--prices`: a file with the price of each card, by which the rows of the answer are sorted.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -37,11 +38,15 @@ impl Prices {
     pub(super) fn new(matches: &ArgMatches) -> Result<Option<Prices>> {
         let Some(file) = matches.get_one::<PathBuf>("prices") else { return Ok(None) };
         let shown = file.display();
-        let size = fs::metadata(file).with_context(|| format!("--prices {shown}"))?.len();
-        if size > MOST_BYTES {
-            bail!("--prices {shown}: {size} bytes are too many for a list of prices");
+        // A device such as /dev/zero has no size and no end.
+        let mut text = String::new();
+        let start = File::open(file).map(|file| file.take(MOST_BYTES + 1));
+        start
+            .and_then(|mut start| start.read_to_string(&mut text))
+            .with_context(|| format!("--prices {shown}"))?;
+        if text.len() as u64 > MOST_BYTES {
+            bail!("--prices {shown}: more than {MOST_BYTES} bytes are too many for a list of prices");
         }
-        let text = fs::read_to_string(file).with_context(|| format!("--prices {shown}"))?;
         Prices::parse(&text).map(Some).map_err(|error| anyhow!("--prices {shown}: {error}"))
     }
 
@@ -99,6 +104,14 @@ mod tests {
         assert_eq!(prices.price("mem=80g", None), None);
         assert_eq!(prices.price("RTX4090,mem=20g", None), Some(0.35));
         assert_eq!(prices.price("l40s", None), None);
+    }
+
+    #[test]
+    fn a_file_without_an_end_is_refused() {
+        let words = "fit --phantom l4 --prices /dev/zero -- python t.py {}";
+        let matches = super::super::command().try_get_matches_from(words.split(' ')).unwrap();
+        let error = Prices::new(&matches).unwrap_err().to_string();
+        assert!(error.contains("too many for a list of prices"), "{error}");
     }
 
     #[test]

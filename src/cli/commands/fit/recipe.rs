@@ -1,18 +1,17 @@
 //! `memtrace fit --recipe`: a script for a model that the user names, run as any other program.
 //!
 //! A recipe is an ordinary script that uses the user's own packages. Its settings are the constants at its
-//! top. Lines between `# [NAME...]` and `# []` belong only to the recipes of these names, or to scripts in which a
-//! setting of this name is changed.
+//! top. See [`recipes`](super::recipes) for the templates of the scripts.
 
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use serde_json::{Map, Value};
 
+use super::check::{Facts, Question, check};
 use super::models::{self, MODELS};
 use super::places::{self, Filling, LENGTH, VALUE, entries};
 use super::recipes::{RECIPES, Recipe};
@@ -20,7 +19,6 @@ use super::settings::{self, Changed, quoted, setting, shown, with, with_setting}
 use super::worst::Worst;
 use crate::child_env::{Scratch, run_id};
 
-const CHECK: &str = include_str!("recipes/check.py");
 /// The heading of the options in the help.
 const HEADING: &str = "Recipes (a script for a model that you name; no weights are read)";
 
@@ -83,6 +81,83 @@ pub(super) struct Request {
     _scratch: Scratch,
 }
 
+/// The model that the user names.
+struct Model {
+    recipe: &'static Recipe,
+    /// The model's name in the script.
+    name: String,
+    /// The model's configuration, if memtrace has it.
+    config: Option<Value>,
+    /// The names of the most similar models that memtrace has.
+    similar: String,
+    trusts_code: bool,
+}
+
+impl Model {
+    fn new(matches: &ArgMatches, recipe: &'static Recipe) -> Result<Model> {
+        let given = matches.get_one::<String>("model").context("--recipe needs --model")?;
+        let mut bundled: Map<String, Value> = serde_json::from_str(MODELS)?;
+        bundled.retain(|_, config| recipe.suits(config));
+        let found = if Path::new(given).exists() { None } else { models::find(&bundled, given) };
+        Ok(Model {
+            recipe,
+            name: found.map_or(given, |(name, _)| name).clone(),
+            config: found.map(|(_, config)| config.clone()),
+            similar: models::nearest(&bundled, given),
+            trusts_code: matches.get_flag("trust-remote-code"),
+        })
+    }
+
+    /// Checks in the user's Python that the recipe can have this model, these lengths and the changed settings.
+    /// Writes the model's configuration into the new `folder`, and what memtrace has of it into `scratch`.
+    fn check(
+        &self,
+        python: &Path,
+        scratch: &Path,
+        folder: &Path,
+        lengths: &[u64],
+        changed: &Changed,
+    ) -> Result<Facts> {
+        let given = match &self.config {
+            Some(config) => models::write_config(&scratch.join("bundled"), config)?,
+            None => self.name.clone(),
+        };
+        let mut packages = vec!["torch", self.recipe.library];
+        packages.extend(self.recipe.packages);
+        let searched = changed.searched.as_deref();
+        if setting(&changed.script, "LIGER") == "True" || searched == Some("LIGER") {
+            packages.push("liger_kernel");
+        }
+        let question = Question {
+            model: &given,
+            lengths,
+            trusts_code: self.trusts_code,
+            searched,
+            texts: &changed.texts,
+            library: self.recipe.library,
+            packages,
+        };
+        check(python, folder, &question, |why| {
+            let is_unknown = why.contains("no config.json was found");
+            let similar = is_unknown.then(|| format!("; memtrace has {}", self.similar));
+            format!("{}{}", why.replace(&given, &self.name), similar.unwrap_or_default())
+        })
+    }
+
+    /// Returns the script with the constants of this model, and with the title at its top.
+    fn fill(&self, script: &str, facts: &Facts) -> String {
+        // Quote the name: otherwise, the name of a folder could end the Python string at the top of the script.
+        let name = quoted(&self.name);
+        let script = with(script, "MODEL", &name);
+        let script = with(&script, "TRUST_REMOTE_CODE", if self.trusts_code { "True" } else { "False" });
+        let script = with(&script, "SUBFOLDER", &quoted(&facts.subfolder));
+        let Recipe { title, name: recipe, .. } = self.recipe;
+        let note = if self.recipe.trains() { " It neither evaluates nor resumes." } else { "" };
+        let title = format!("{title} of {name}, written by memtrace fit --recipe {recipe}.{note}");
+        script.replacen("TITLE", &title, 1)
+    }
+}
+
 /// A setting that is searched for.
 struct Searched {
     /// The constant in the script.
@@ -101,93 +176,60 @@ impl Request {
     pub(super) fn new(matches: &ArgMatches, worst: Option<&Worst>) -> Result<Option<Request>> {
         let Some(name) = matches.get_one::<String>("recipe") else { return Ok(None) };
         let recipe = RECIPES.iter().find(|recipe| recipe.name == name).context("an unknown recipe")?;
-        let model = matches.get_one::<String>("model").context("--recipe needs --model")?;
-        if let Some(file) = matches.get_one::<PathBuf>("write").filter(|file| file.symlink_metadata().is_ok())
-        {
-            bail!("--write {}: File exists; name a new one", file.display());
+        if let Some(file) = matches.get_one::<PathBuf>("write") {
+            check_new_file(file)?;
         }
-        let trusts = matches.get_flag("trust-remote-code");
         let card = matches.get_one::<String>("phantom").map_or("", String::as_str);
         check_ranks(recipe, card, matches.contains_id("ranks"))?;
         let lengths = match worst {
             Some(worst) => vec![worst.length(recipe.is_of_images())?],
-            None => lengths(matches.get_one::<String>("seq").map_or(recipe.length, String::as_str))?,
+            None => {
+                let list = matches.get_one::<String>("seq").map_or(recipe.length, String::as_str);
+                lengths(list, recipe.length_option())?
+            }
         };
-        let mut bundled: Map<String, Value> = serde_json::from_str(MODELS)?;
-        bundled.retain(|_, config| recipe.suits(config));
-        let found = if Path::new(model).exists() { None } else { models::find(&bundled, model) };
-        let shown = found.map_or(model.as_str(), |(name, _)| name.as_str());
         let listed = matches.get_one::<String>("values").map(|list| entries(list)).unwrap_or_default();
         let changes: Vec<&String> = matches.get_many::<String>("set").into_iter().flatten().collect();
-        let Changed { mut script, searched, texts } =
-            settings::changed(recipe, lines_of(recipe, &changes), changes.into_iter(), &listed)?;
-        settings::check_search(matches, &script, searched.as_deref())?;
+        let changed = settings::changed(recipe, &changes, &listed)?;
         let gpus = counts(card);
-        check_gpus(&script, searched.as_deref(), &listed, &gpus)?;
-        check_packing(&script)?;
-        script = with(&script, "MODEL", &quoted(shown));
-        script = with(&script, "TRUST_REMOTE_CODE", if trusts { "True" } else { "False" });
-        // Quote the name: otherwise, the name of a folder could end the Python string at the top of the
-        // script.
-        let title =
-            format!("{} of {}, written by memtrace fit --recipe {name}.", recipe.title, quoted(shown));
-        script = script.replacen("TITLE", &title, 1);
+        check_settings(matches, recipe, &changed, &listed, &gpus)?;
 
+        let model = Model::new(matches, recipe)?;
         let scratch = Scratch::new(&run_id())?;
         let folder = scratch.folder.join("model");
-        let given = match found {
-            Some((_, config)) => models::write_config(&scratch.folder.join("bundled"), config)?,
-            None => model.clone(),
-        };
         let python = python().context("no python is on the PATH")?;
-        let mut check = Command::new(&python);
-        let longest = lengths.iter().max().copied().unwrap_or(0).to_string();
-        let needs_liger = setting(&script, "LIGER") == "True" || searched.as_deref() == Some("LIGER");
-        check
-            .args(["-c", CHECK, &given])
-            .arg(&folder)
-            .args([longest.as_str(), if trusts { "1" } else { "0" }, searched.as_deref().unwrap_or_default()])
-            .args([&Value::from(texts).to_string(), recipe.library, "torch", recipe.library])
-            .args(recipe.packages)
-            .args(needs_liger.then_some("liger_kernel"));
-        let printed = checked(&mut check, |why| {
-            let is_unknown = why.contains("no config.json was found");
-            let near = is_unknown.then(|| format!("; memtrace has {}", models::nearest(&bundled, model)));
-            format!("{}{}", why.replace(&given, shown), near.unwrap_or_default())
-        })?;
-        let mut last = printed.lines().rev();
-        let layers = last.next().and_then(|count| count.parse().ok());
-        script = with(&script, "SUBFOLDER", &quoted(last.next().unwrap_or_default()));
-        let own = script.lines().find_map(|line| line.strip_prefix("BATCH = ")?.parse().ok());
-        let searched = searched.map(|name| {
-            let batch = matches.get_one::<u64>("batch").copied().or(own).unwrap_or(1);
-            Searched { usual: settings::usual(&name, batch, gpus.first().copied(), layers), name, batch }
+        let facts = model.check(&python, &scratch.folder, &folder, &lengths, &changed)?;
+        let script = model.fill(&changed.script, &facts);
+        let searched = changed.searched.map(|name| {
+            let of_script = script.lines().find_map(|line| line.strip_prefix("BATCH = ")?.parse().ok());
+            let batch = matches.get_one::<u64>("batch").copied().or(of_script).unwrap_or(1);
+            let usual = settings::usual(&name, batch, gpus.first().copied(), facts.layers);
+            Searched { name, usual, batch }
         });
-        if let Some(Searched { name, batch: 1, .. }) = &searched
-            && name == "ACCUMULATION"
+        if searched.as_ref().is_some_and(|one| one.name == "ACCUMULATION" && one.batch == 1)
             && listed.is_empty()
         {
             bail!("--set accumulation={{}} divides a batch: add --batch N");
         }
         // Each value of a setting has a script of its own.
         let file = scratch.folder.join(if searched.is_some() { "recipe-{}.py" } else { "recipe.py" });
-        let of_model = if recipe.library == "timm" { given.into() } else { folder.into_os_string() };
+        let of_model = if recipe.library == "timm" { model.name.clone().into() } else { folder.into() };
         let mut words: Vec<OsString> = vec![python.into(), file.into()];
         words.extend(script_arguments(recipe, searched.as_ref()));
         words.extend(["--model".into(), of_model]);
         let request =
-            Request { recipe, model: shown.to_owned(), words, lengths, script, searched, _scratch: scratch };
+            Request { recipe, model: model.name, words, lengths, script, searched, _scratch: scratch };
         Ok(Some(request))
     }
 
     /// Returns true if the recipe starts a server, which is asked how much it holds.
     pub(super) fn is_asked(&self) -> bool {
-        self.recipe.name == "serve" && self.searched.is_none()
+        self.is_server() && self.searched.is_none()
     }
 
     /// Returns true if the recipe starts a server.
     pub(super) fn is_server(&self) -> bool {
-        self.recipe.name == "serve"
+        self.recipe.is_server()
     }
 
     /// Returns the setting that is searched for, as users write it; `None` if this is the batch.
@@ -213,12 +255,16 @@ impl Request {
         }
     }
 
-    /// Checks values of the setting that is searched for.
+    /// Checks values of the setting that is searched for, or of the batch.
     ///
     /// # Errors
     /// When a value has the wrong kind.
     pub(super) fn check(&self, mut values: impl Iterator<Item = String>) -> Result<()> {
-        values.try_for_each(|value| self.script_with(&value).map(drop))
+        values.try_for_each(|value| match &self.searched {
+            Some(_) => self.script_with(&value).map(drop),
+            None if value.parse().is_ok_and(|batch: u64| batch > 0) => Ok(()),
+            None => bail!("--values: `{value}` is not a batch; expected a whole number from 1"),
+        })
     }
 
     /// Writes the script for the trials with a value, unless an earlier trial has it.
@@ -325,7 +371,7 @@ fn check_ranks(recipe: &Recipe, card: &str, has_ranks: bool) -> Result<()> {
     if recipe.has_ranks() && has_count && !has_ranks {
         bail!("--recipe {name} has a process for each GPU: add --ranks 0");
     }
-    if !recipe.has_ranks() && (has_ranks || has_count && name != "serve") {
+    if !recipe.has_ranks() && (has_ranks || has_count && !recipe.is_server()) {
         bail!("--recipe {name} uses one GPU; for several GPUs, use the recipes pretrain and zero");
     }
     Ok(())
@@ -355,6 +401,41 @@ fn check_gpus(script: &str, searched: Option<&str>, listed: &[String], counts: &
     Ok(())
 }
 
+/// Checks that the settings suit one another, the search and the cards.
+fn check_settings(
+    matches: &ArgMatches,
+    recipe: &Recipe,
+    changed: &Changed,
+    listed: &[String],
+    gpus: &[u64],
+) -> Result<()> {
+    let (script, searched) = (&changed.script, changed.searched.as_deref());
+    settings::check_search(matches, &recipe.with_all_settings(), searched)?;
+    check_gpus(script, searched, listed, gpus)?;
+    let types = changed.texts.get("DTYPE").and_then(Value::as_array);
+    if recipe.trains_weights() && types.is_some_and(|types| types.iter().any(|name| name == "float16")) {
+        bail!(
+            "--set dtype=float16: the recipe {} trains the weights in this type, for which float16 has too small a \
+             range: use bfloat16 or float32",
+            recipe.name
+        );
+    }
+    check_packing(script)
+}
+
+/// Checks that a file can be created, before a search that may take minutes.
+fn check_new_file(file: &Path) -> Result<()> {
+    let shown = file.display();
+    if file.symlink_metadata().is_ok() {
+        bail!("--write {shown}: File exists; name a new one");
+    }
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        bail!("--write {shown}: there is no folder {}", folder.display());
+    }
+    rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).with_context(|| format!("--write {shown}"))
+}
+
 /// Checks that the documents of a packed row are kept apart.
 fn check_packing(script: &str) -> Result<()> {
     if setting(script, "PACKING").parse().is_ok_and(|documents: u64| documents > 1)
@@ -368,24 +449,12 @@ fn check_packing(script: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs the check of a model and returns what it prints. `explain` makes the error of the reason that it gives.
-fn checked(check: &mut Command, explain: impl FnOnce(&str) -> String) -> Result<String> {
-    let python = check.get_program().to_owned();
-    let output = check.stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("cannot run {}", Path::new(&python).display()))?;
-    if !output.status.success() {
-        let text = String::from_utf8_lossy(&output.stderr);
-        bail!("{}", explain(text.lines().last().unwrap_or("the check of the model failed")));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
 /// Returns the arguments of a recipe's script, with [`VALUE`] and [`LENGTH`] for the batch and the length.
 fn script_arguments(recipe: &Recipe, searched: Option<&Searched>) -> Vec<OsString> {
     // `serve` is asked for one number at each length, and vLLM fills the card at any batch.
     let (batch, length) = match searched {
         Some(searched) => (Some(searched.batch.to_string()), LENGTH),
-        None if recipe.name == "serve" => (None, VALUE),
+        None if recipe.is_server() => (None, VALUE),
         None => (Some(VALUE.to_owned()), LENGTH),
     };
     let mut words: Vec<OsString> = ["--random", recipe.length_option(), length].map(OsString::from).into();
@@ -396,41 +465,16 @@ fn script_arguments(recipe: &Recipe, searched: Option<&Searched>) -> Vec<OsStrin
     words
 }
 
-/// Returns the script of a recipe without the lines of other recipes, and of settings that no `NAME=VALUE` of
-/// `changes` changes.
-pub(super) fn lines_of(recipe: &Recipe, changes: &[&String]) -> String {
-    let is_changed = |name: &str| {
-        let mut names = changes.iter().filter_map(|change| change.split_once('='));
-        names.any(|(changed, _)| changed.replace('-', "_").eq_ignore_ascii_case(name))
-    };
-    let mut is_kept = true;
-    let mut text = String::new();
-    for line in recipe.script.lines() {
-        // In the template, an empty line precedes the marker, because Python's formatter requires one after
-        // imports. The script has no marker, so remove this line, too.
-        let marker = line.trim_start();
-        if marker == "# []" && is_kept && text.ends_with("\n\n") {
-            text.pop();
-        }
-        if let Some(names) = marker.strip_prefix("# [").and_then(|rest| rest.strip_suffix(']')) {
-            is_kept =
-                names.is_empty() || names.split(' ').any(|name| name == recipe.name || is_changed(name));
-        } else if is_kept {
-            text.push_str(line);
-            text.push('\n');
-        }
-    }
-    text
-}
-
-fn lengths(list: &str) -> Result<Vec<u64>> {
+/// Returns the lengths in the list of the script's `option`.
+fn lengths(list: &str, option: &str) -> Result<Vec<u64>> {
+    let examples = if option == "--size" { "pixels, such as 512,1024" } else { "tokens, such as 2048,8192" };
     let number = |word: String| {
         let number = word.parse().ok().filter(|number| (2..=1 << 30).contains(number));
-        number.ok_or_else(|| anyhow!("--seq: `{word}` is not a length; expected tokens, such as 2048,8192"))
+        number.ok_or_else(|| anyhow!("{option}: `{word}` is not a length; expected {examples}"))
     };
     let lengths: Vec<u64> = entries(list).into_iter().map(number).collect::<Result<_>>()?;
     if lengths.is_empty() {
-        bail!("--seq names no length; for example: --seq 2048,8192");
+        bail!("{option} names no length; expected {examples}");
     }
     Ok(lengths)
 }
@@ -452,23 +496,6 @@ mod tests {
     fn a_server_gets_at_least_one_request_and_at_most_the_default_of_vllm() {
         assert_eq!(requests(168_800, 4096), 41);
         assert_eq!((requests(0, 4096), requests(100, 0), requests(u64::MAX, 1)), (1, 100, 256));
-    }
-
-    #[test]
-    fn a_script_of_a_recipe_has_its_own_lines_alone_and_is_short() {
-        for recipe in &RECIPES {
-            let script = lines_of(recipe, &[]);
-            assert!(!script.contains("# ["), "{}", recipe.name);
-            assert!(script.lines().count() < 80, "{}: {}", recipe.name, script.lines().count());
-            for package in ["peft", "bitsandbytes", "trl", "deepspeed"] {
-                let is_listed = recipe.packages.contains(&package);
-                assert_eq!(script.contains(package), is_listed, "{} {package}", recipe.name);
-            }
-            assert!(script.contains(&format!("import {}\n", recipe.library)), "{}", recipe.name);
-            // Without data, a script that saves would train the real weights on noise.
-            let is_checked = script.contains(".data) == args.random:\n    parser.error(");
-            assert_eq!(script.contains("\"trained"), is_checked, "{}", recipe.name);
-        }
     }
 
     #[test]

@@ -1,4 +1,8 @@
-//! The recipes of `memtrace fit --recipe`.
+//! The recipes of `memtrace fit --recipe`, and the templates of their scripts.
+//!
+//! Several recipes share a template. The lines after `# [NAME...]`, up to `# []`, are only in the scripts of the recipes
+//! with these names. A name may also be a setting: its lines are in scripts in which the setting is changed, and those
+//! of `!NAME` in scripts in which it is not.
 
 use serde_json::Value;
 
@@ -14,7 +18,8 @@ const SERVE: &str = include_str!("recipes/serve.py");
 pub(super) struct Recipe {
     pub(super) name: &'static str,
     pub(super) title: &'static str,
-    pub(super) script: &'static str,
+    /// The file in `recipes/`; see the top of this file for its markers.
+    template: &'static str,
     /// The package that builds the model from its configuration.
     pub(super) library: &'static str,
     /// The further packages that the script imports.
@@ -41,110 +46,170 @@ impl Recipe {
         matches!(self.name, "pretrain" | "zero")
     }
 
+    /// Returns true if the script starts a server, which fills the card at any batch.
+    pub(super) fn is_server(&self) -> bool {
+        self.name == "serve"
+    }
+
+    /// Returns true if the script trains a model.
+    pub(super) fn trains(&self) -> bool {
+        !matches!(self.name, "infer" | "serve")
+    }
+
+    /// Returns true if the script trains the weights themselves in the type of the setting `dtype`.
+    pub(super) fn trains_weights(&self) -> bool {
+        matches!(self.name, "full" | "vision")
+    }
+
+    /// Returns the lines of the template that are in the script of this recipe, in which the settings with `is_changed`
+    /// are changed. A setting has the name of its constant in small letters.
+    pub(super) fn script(&self, is_changed: impl Fn(&str) -> bool) -> String {
+        let has = |name: &str| match name.strip_prefix('!') {
+            Some(setting) => !is_changed(setting),
+            None => name == self.name || is_changed(name),
+        };
+        let mut is_kept = true;
+        let mut text = String::new();
+        for line in self.template.lines() {
+            // In the template, an empty line precedes the marker, because Python's formatter requires one after
+            // imports. The script has no marker, so remove this line, too.
+            let marker = line.trim_start();
+            if marker == "# []" && is_kept && text.ends_with("\n\n") {
+                text.pop();
+            }
+            if let Some(names) = marker.strip_prefix("# [").and_then(|rest| rest.strip_suffix(']')) {
+                is_kept = names.is_empty() || names.split(' ').any(has);
+            } else if is_kept {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+        text
+    }
+
+    /// Returns the script with all of its settings, for a list of them.
+    pub(super) fn with_all_settings(&self) -> String {
+        self.script(|name| RECIPES.iter().all(|recipe| recipe.name != name))
+    }
+
     /// Returns true if this recipe can have a model with this configuration.
     pub(super) fn suits(&self, config: &Value) -> bool {
         config.get("_class_name").is_some() == (self.library == "diffusers")
     }
 }
 
+/// What the recipes for models of transformers share.
+const LANGUAGE: Recipe = Recipe {
+    name: "",
+    title: "",
+    template: "",
+    library: "transformers",
+    packages: &["accelerate"],
+    steps: "2",
+    length: "2048",
+};
+
 pub(super) const RECIPES: [Recipe; 11] = [
-    Recipe {
-        name: "full",
-        title: "Full fine-tuning",
-        script: TRAIN,
-        library: "transformers",
-        packages: &["accelerate"],
-        steps: "2",
-        length: "2048",
-    },
+    Recipe { name: "full", title: "Full fine-tuning", template: TRAIN, ..LANGUAGE },
     Recipe {
         name: "lora",
         title: "LoRA fine-tuning",
-        script: TRAIN,
-        library: "transformers",
+        template: TRAIN,
         packages: &["accelerate", "peft"],
-        steps: "2",
-        length: "2048",
+        ..LANGUAGE
     },
     Recipe {
         name: "qlora",
         title: "QLoRA fine-tuning (NF4)",
-        script: TRAIN,
-        library: "transformers",
+        template: TRAIN,
         packages: &["accelerate", "peft", "bitsandbytes"],
-        steps: "2",
-        length: "2048",
+        ..LANGUAGE
     },
     Recipe {
         name: "dpo",
         title: "DPO with LoRA",
-        script: ALIGN,
-        library: "transformers",
+        template: ALIGN,
         packages: &["accelerate", "peft", "trl"],
-        steps: "2",
-        length: "2048",
+        ..LANGUAGE
     },
     Recipe {
         name: "grpo",
         title: "GRPO with LoRA",
-        script: ALIGN,
-        library: "transformers",
+        template: ALIGN,
         packages: &["accelerate", "peft", "trl"],
-        steps: "2",
-        length: "2048",
+        ..LANGUAGE
     },
-    Recipe {
-        name: "pretrain",
-        title: "Pretraining with FSDP2",
-        script: PRETRAIN,
-        library: "transformers",
-        packages: &[],
-        steps: "2",
-        length: "2048",
-    },
+    Recipe { name: "pretrain", title: "Pretraining with FSDP2", template: PRETRAIN, ..LANGUAGE },
     Recipe {
         name: "zero",
         title: "Pretraining with DeepSpeed's ZeRO",
-        script: PRETRAIN,
-        library: "transformers",
+        template: PRETRAIN,
         packages: &["deepspeed"],
-        steps: "2",
-        length: "2048",
+        ..LANGUAGE
     },
     Recipe {
         name: "diffusion",
         title: "LoRA fine-tuning",
-        script: DIFFUSION,
+        template: DIFFUSION,
         library: "diffusers",
         packages: &["peft"],
-        steps: "2",
         length: "1024",
+        ..LANGUAGE
     },
     Recipe {
         name: "vision",
         title: "Training",
-        script: VISION,
+        template: VISION,
         library: "timm",
         packages: &[],
-        steps: "2",
         length: "224",
+        ..LANGUAGE
     },
-    Recipe {
-        name: "infer",
-        title: "Generation",
-        script: INFER,
-        library: "transformers",
-        packages: &["accelerate"],
-        steps: "8",
-        length: "2048",
-    },
+    Recipe { name: "infer", title: "Generation", template: INFER, steps: "8", ..LANGUAGE },
     Recipe {
         name: "serve",
         title: "Serving with vLLM",
-        script: SERVE,
+        template: SERVE,
         library: "vllm",
         packages: &["transformers"],
         steps: "",
-        length: "2048",
+        ..LANGUAGE
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_of_a_recipe_has_its_own_lines_alone_and_is_short() {
+        for recipe in &RECIPES {
+            let script = recipe.script(|_| false);
+            assert!(!script.contains("# ["), "{}", recipe.name);
+            assert!(script.lines().count() < 80, "{}: {}", recipe.name, script.lines().count());
+            for package in ["peft", "bitsandbytes", "trl", "deepspeed"] {
+                let is_listed = recipe.packages.contains(&package);
+                assert_eq!(script.contains(package), is_listed, "{} {package}", recipe.name);
+            }
+            assert!(script.contains(&format!("import {}\n", recipe.library)), "{}", recipe.name);
+            // Without data, a script that saves would train the real weights on noise.
+            let is_checked = script.contains(".data) == args.random:\n    parser.error(");
+            assert_eq!(script.contains("\"trained"), is_checked, "{}", recipe.name);
+        }
+    }
+
+    #[test]
+    fn lines_of_a_setting_are_in_scripts_that_change_it() {
+        let lora = RECIPES.iter().find(|recipe| recipe.name == "lora").unwrap();
+        for is_changed in [true, false] {
+            let script = lora.script(|name| is_changed && name == "packing");
+            assert_eq!(script.contains("\nPACKING = 1\n"), is_changed, "{script}");
+            assert_eq!(script.contains("position_ids=places"), is_changed, "{script}");
+            assert_ne!(script.contains("labels=part, use_cache=False"), is_changed, "{script}");
+            assert!(!script.contains("LIGER"), "{script}");
+        }
+        let all = lora.with_all_settings();
+        assert!(all.contains("\nPACKING = 1\n") && all.contains("\nLIGER = False\n"), "{all}");
+        assert!(!all.contains("UPCAST"), "of qlora: {all}");
+    }
+}

@@ -127,6 +127,47 @@ impl<'a> Lane<'a> {
         self.is_over |= is_empty;
     }
 
+    /// Records a trial that has ended. Ends the search if it cannot have an answer.
+    fn record(&mut self, trial: Trial, plan: &Plan) {
+        self.in_progress = self.in_progress.saturating_sub(1);
+        let text = trial.candidate.clone();
+        let with = match (text.as_str(), plan.values_are_gpus) {
+            ("", _) => String::new(),
+            (value, true) => format!("on {} ", gpus_text(value).0),
+            (value, false) => format!("with value {value} "),
+        };
+        let no_gpu = self.row.capacity == 0 && trial.peak.used == 0;
+        let hint = if no_gpu { "; without a GPU, add --phantom h100-80g" } else { "" };
+        let failure = format!("{with}the program failed for a reason other than memory");
+        let failed = has_failed(&trial);
+        let used_none = trial.outcome == TrialOutcome::Fits && trial.peak.processes == 0;
+        // A smaller value of what saves the card's memory needs no more host memory. So the host decides only about
+        // the smallest value that fits on the card.
+        let fits = trial.outcome == TrialOutcome::Fits || plan.wants_smallest && trial.peak.exceeds_host;
+        self.trials.push((text.clone(), trial));
+        if used_none {
+            self.stopped = Some(format!("{with}the program allocated no GPU memory{hint}"));
+        } else if failed && plan.values_are_gpus {
+            self.leave_out(&text, plan.within);
+            let all_failed = self.trials.iter().all(|(_, trial)| has_failed(trial));
+            if all_failed && (self.is_over || self.trials.len() >= HOPELESS) {
+                self.stopped = Some(failure);
+            }
+        } else if failed {
+            self.stopped = Some(failure + hint);
+        } else if let Some(index) = self.index_of(&text) {
+            self.search.record(index, fits);
+        }
+        // With `--smallest`, the search ends when the last candidate fits, and needs no other reason.
+        let is_found = plan.wants_smallest && self.search.fits == Some(self.values.last());
+        let is_open = self.stopped.is_none() && self.search.too_big.is_none() && !is_found;
+        if is_open && !self.values.are_gpus() && self.is_unchanged() {
+            self.stopped = Some(format!(
+                "the peak is the same for the last {UNCHANGED} values: the program seems to ignore {{}}"
+            ));
+        }
+    }
+
     /// Returns true if the last [`UNCHANGED`] trials have the same peak.
     fn is_unchanged(&self) -> bool {
         let last = self.trials.len().saturating_sub(UNCHANGED);
@@ -162,6 +203,11 @@ impl<'a> Lane<'a> {
             (None, None) => "no trial has finished".to_owned(),
         }
     }
+}
+
+/// Returns true if the program of a trial failed for another reason than memory.
+fn has_failed(trial: &Trial) -> bool {
+    matches!(trial.outcome, TrialOutcome::Failed(..))
 }
 
 fn new_search(values: &Values, within: f64) -> Search {
@@ -293,66 +339,28 @@ impl<'a> Searches<'a> {
 
     /// Records a trial that has ended.
     fn record(&mut self, number: usize, trial: Trial) {
-        let within = self.plan.within;
         let lane = &mut self.lanes[number];
-        lane.in_progress = lane.in_progress.saturating_sub(1);
-        let text = trial.candidate.clone();
-        let (value, are_gpus) = (text.clone(), lane.values.are_gpus());
-        let values_are_gpus = self.plan.values_are_gpus;
-        let with = match (value.as_str(), values_are_gpus) {
-            ("", _) => String::new(),
-            (value, true) => format!("on {} ", gpus_text(value).0),
-            (value, false) => format!("with value {value} "),
-        };
-        let failed = matches!(trial.outcome, TrialOutcome::Failed(..));
-        let used_none = trial.outcome == TrialOutcome::Fits && trial.peak.processes == 0;
-        // A smaller value of what saves the card's memory needs no more host memory. So the host decides only about
-        // the smallest value that fits on the card.
-        let fits = trial.outcome == TrialOutcome::Fits || self.plan.wants_smallest && trial.peak.exceeds_host;
-        let no_gpu = lane.row.capacity == 0 && trial.peak.used == 0;
-        let hint = if no_gpu { "; without a GPU, add --phantom h100-80g" } else { "" };
-        lane.trials.push((text, trial));
-        if used_none {
-            lane.stopped = Some(format!("{with}the program allocated no GPU memory{hint}"));
-        } else if failed && values_are_gpus {
-            lane.leave_out(&value, within);
-            let failures =
-                lane.trials.iter().filter(|(_, trial)| matches!(trial.outcome, TrialOutcome::Failed(..)));
-            let all_failed = failures.count() == lane.trials.len();
-            if all_failed && (lane.is_over || lane.trials.len() >= HOPELESS) {
-                lane.stopped = Some(format!("{with}the program failed for a reason other than memory"));
-            }
-        } else if failed {
-            lane.stopped = Some(format!("{with}the program failed for a reason other than memory{hint}"));
-        } else if let Some(index) = lane.index_of(&value) {
-            lane.search.record(index, fits);
-        }
-        // With `--smallest`, the search ends when the last candidate fits, and needs no other reason.
-        let is_found = self.plan.wants_smallest && lane.search.fits == Some(lane.values.last());
-        let is_open = lane.stopped.is_none() && lane.search.too_big.is_none() && !are_gpus && !is_found;
-        if is_open && lane.is_unchanged() {
-            lane.stopped = Some(format!(
-                "the peak is the same for the last {UNCHANGED} values: the program seems to ignore {{}}"
-            ));
-        }
+        lane.record(trial, self.plan);
         if lane.stopped.is_some() {
             lane.queue.clear();
-            // If no trial of any search has worked, the program would also fail in the other searches. End
-            // them, unless the reason may be the number of GPUs, and other rows have other numbers.
-            let worked = |lane: &Lane<'_>| {
-                lane.trials.iter().any(|(_, trial)| {
-                    trial.peak.processes > 0 && !matches!(trial.outcome, TrialOutcome::Failed(..))
-                })
-            };
-            let stopped = self.lanes.iter().filter(|lane| lane.stopped.is_some());
-            let numbers: HashSet<Option<u64>> = stopped.map(|lane| lane.row.gpus).collect();
-            let may_be_number = numbers.len() < HOPELESS && !numbers.contains(&None);
-            if !may_be_number && !self.lanes.iter().any(worked) {
-                self.lanes.iter_mut().for_each(|lane| {
-                    lane.is_over = true;
-                    lane.queue.clear();
-                });
-            }
+            self.end_hopeless();
+        }
+    }
+
+    /// Ends all searches if no trial of any of them has worked, because the program would also fail in the others. Does
+    /// nothing if the reason may be the number of GPUs, and other rows have other numbers.
+    fn end_hopeless(&mut self) {
+        let worked = |lane: &Lane<'_>| {
+            lane.trials.iter().any(|(_, trial)| trial.peak.processes > 0 && !has_failed(trial))
+        };
+        let stopped = self.lanes.iter().filter(|lane| lane.stopped.is_some());
+        let numbers: HashSet<Option<u64>> = stopped.map(|lane| lane.row.gpus).collect();
+        let may_be_number = numbers.len() < HOPELESS && !numbers.contains(&None);
+        if !may_be_number && !self.lanes.iter().any(worked) {
+            self.lanes.iter_mut().for_each(|lane| {
+                lane.is_over = true;
+                lane.queue.clear();
+            });
         }
     }
 
@@ -361,8 +369,7 @@ impl<'a> Searches<'a> {
         for lane in &self.lanes {
             let named = [lane.fits(), lane.too_big()].map(|trial| trial.map(|trial| &trial.files));
             for (_, trial) in &lane.trials {
-                let failed = matches!(trial.outcome, TrialOutcome::Failed(..));
-                if !named.contains(&Some(&trial.files)) && !failed {
+                if !named.contains(&Some(&trial.files)) && !has_failed(trial) {
                     fs::remove_dir_all(&trial.files).ok();
                 }
             }

@@ -103,16 +103,15 @@ pub(super) struct Changed {
 /// replace a `{}`.
 ///
 /// # Errors
-/// When a setting is unknown or its value has the wrong kind, or two settings have `{}`.
-pub(super) fn changed<'a>(
-    recipe: &Recipe,
-    script: String,
-    changes: impl Iterator<Item = &'a String>,
-    listed: &[String],
-) -> Result<Changed> {
+/// When a setting is unknown or changed twice, its value has the wrong kind, or two settings have `{}`.
+pub(super) fn changed(recipe: &Recipe, changes: &[&String], listed: &[String]) -> Result<Changed> {
+    let every = recipe.with_all_settings();
+    let found: Vec<(&str, &str)> =
+        changes.iter().map(|change| find(recipe, &every, change)).collect::<Result<_>>()?;
+    let script = recipe.script(|setting| found.iter().any(|(name, _)| shown(name) == setting));
     let mut all = Changed { script, searched: None, texts: Map::new() };
-    for change in changes {
-        let (name, value) = find(recipe, &all.script, change)?;
+    for (place, (change, (name, value))) in changes.iter().zip(&found).enumerate() {
+        let (name, value) = ((*name).to_owned(), *value);
         let is_text = matches!(entry(&name), Some(Setting { takes: Kind::Text, .. }));
         if value == VALUE {
             if let Some(first) = all.searched.replace(name.clone()) {
@@ -128,6 +127,9 @@ pub(super) fn changed<'a>(
             if let Some(wrong) = listed.iter().find(|value| value.contains('/')) {
                 bail!("--set {change}: `{wrong}` cannot be the name of a file; try it alone");
             }
+        }
+        if found[..place].iter().any(|(earlier, _)| *earlier == name) {
+            bail!("--set {change}: {} is set twice", shown(&name));
         }
         if is_text {
             let values = if value == VALUE { listed.to_vec() } else { vec![value.to_owned()] };
@@ -201,13 +203,13 @@ pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// Returns the constant that a change `NAME=VALUE` names, and the new value.
-fn find<'a>(recipe: &Recipe, script: &str, change: &'a str) -> Result<(String, &'a str)> {
+/// Returns the constant that a change `NAME=VALUE` names, and the new value. `script` has all settings of the recipe.
+fn find<'a>(recipe: &Recipe, script: &'a str, change: &'a str) -> Result<(&'a str, &'a str)> {
     let settings = settings(script);
     let known = change.split_once('=').and_then(|(key, value)| {
         let key = key.replace('-', "_");
         let (name, _) = settings.iter().find(|(name, _)| name.eq_ignore_ascii_case(&key))?;
-        Some(((*name).to_owned(), value))
+        Some((*name, value))
     });
     known.ok_or_else(|| {
         let all = settings.iter().map(|(name, value)| format!("{}={}", shown(name), value.trim_matches('"')));
@@ -260,7 +262,7 @@ pub(super) fn usual(name: &str, batch: u64, gpus: Option<u64>, layers: Option<u6
     Some(numbers.iter().map(u64::to_string).collect())
 }
 
-/// Checks that the options of a search suit the setting that is searched for.
+/// Checks that the options of a search suit the setting that is searched for. `script` has all settings of the recipe.
 pub(super) fn check_search(matches: &ArgMatches, script: &str, searched: Option<&str>) -> Result<()> {
     let (is_smallest, has_values) = (matches.get_flag("smallest"), matches.contains_id("values"));
     let saving = saving(script);
@@ -292,16 +294,14 @@ pub(super) fn check_search(matches: &ArgMatches, script: &str, searched: Option<
 
 #[cfg(test)]
 mod tests {
-    use super::super::recipe::lines_of;
     use super::super::recipes::RECIPES;
     use super::*;
 
     fn change(name: &str, changes: &[&str], listed: &[&str]) -> Result<Changed> {
         let recipe = RECIPES.iter().find(|recipe| recipe.name == name).unwrap();
-        let [changes, listed] = [changes, listed].map(|list| list.iter().map(|one| (*one).to_owned()));
-        let changes: Vec<String> = changes.collect();
-        let script = lines_of(recipe, &changes.iter().collect::<Vec<_>>());
-        changed(recipe, script, changes.iter(), &listed.collect::<Vec<_>>())
+        let [changes, listed] =
+            [changes, listed].map(|list| list.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>());
+        changed(recipe, &changes.iter().collect::<Vec<_>>(), &listed)
     }
 
     #[test]
@@ -322,6 +322,7 @@ mod tests {
             ("lora", "rnk=4", "the recipe lora has rank=16, targets=all-linear, optimizer=torch.optim.AdamW"),
             ("lora", "model=x", "the recipe lora has"),
             ("lora", "rank", "the recipe lora has"),
+            ("lora", "rnk=4", "accumulation=1, packing=1, liger=False"),
             ("infer", "rank=4", "the recipe infer has"),
             ("lora", "rank=many", "expected a whole number from 1"),
             ("lora", "rank=0", "expected a whole number from 1"),
@@ -347,6 +348,8 @@ mod tests {
         assert_eq!(texts["DTYPE"], serde_json::json!(["float16", "float32"]));
         for (changes, part) in [
             (&["rank={}", "accumulation={}"][..], "{} is rank already"),
+            (&["rank={}", "RANK=8"], "--set RANK=8: rank is set twice"),
+            (&["rank=4", "rank=8"], "--set rank=8: rank is set twice"),
             (&["dtype={}"], "name the values from least to most memory"),
             (&["checkpointing={}"], "name the values from least to most memory"),
             (&["rnk={}"], "the recipe lora has rank=16"),
@@ -366,7 +369,7 @@ mod tests {
         let others = ["MODEL", "SUBFOLDER", "BATCH", "SEQ", "SIZE", "TRUST_REMOTE_CODE"];
         let mut seen = Vec::new();
         for recipe in &RECIPES {
-            let script = lines_of(recipe, &[]);
+            let script = recipe.with_all_settings();
             let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
             let constants = script.lines().filter_map(|line| line.split_once(" = "));
             for (name, usual) in constants.filter(|(name, _)| is_name(name) && !others.contains(name)) {

@@ -8,7 +8,7 @@ use super::answer::{Answer, show};
 use super::plan::{Plan, Wanted};
 use super::recipe::Request;
 use super::searches::Lane;
-use super::trial::{self, Trial, TrialOutcome};
+use super::trial::{self, PeakUse, Trial, TrialOutcome};
 use crate::terminal;
 
 /// Returns the answer as text for stdout.
@@ -69,102 +69,115 @@ fn name(plan: &Plan, lane: &Lane<'_>) -> String {
     lane.row.length.map_or_else(|| name.clone(), |length| format!("{name} at {length} {}", plan.length_unit))
 }
 
-/// Prints a row for each search, with the limit that it found.
-fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
-    let by_gpus = lanes.iter().any(|lane| lane.row.gpus.is_some());
-    let by_length = lanes.iter().any(|lane| lane.row.length.is_some());
-    let side = if plan.wants_smallest { "smallest" } else { "largest" };
-    let limit = format!("{side} {}", plan.value_name);
-    let (limit, other) = match plan.wanted {
-        Wanted::Value => (limit.as_str(), "does not fit"),
-        Wanted::Gpus => ("fewest GPUs", "too few"),
-        Wanted::YesOrNo => ("", ""),
-    };
-    let mut columns = vec![("card", Side::Left)];
-    if plan.has_prices() {
-        columns.push(("price", Side::Right));
+/// A column of a table with a row for each search.
+struct Column<'a> {
+    head: String,
+    side: Side,
+    /// Returns the cell of a search.
+    cell: Box<dyn Fn(&Lane<'_>) -> Cell + 'a>,
+}
+
+impl<'a> Column<'a> {
+    fn new(head: &str, side: Side, cell: impl Fn(&Lane<'_>) -> Cell + 'a) -> Column<'a> {
+        Column { head: head.to_owned(), side, cell: Box::new(cell) }
     }
-    if by_gpus {
-        columns.push(("GPUs", Side::Right));
+
+    /// Returns a column of what is known of the trial that a row shows; `-` if it did not fit.
+    fn of_peak(head: &str, side: Side, text: impl Fn(&PeakUse) -> String + 'a) -> Column<'a> {
+        Column::new(head, side, move |lane| {
+            // A trial that did not fit ended early, so its peak does not show how much it needs.
+            let fitted = trial_of(lane).filter(|trial| trial.outcome == TrialOutcome::Fits);
+            fitted.map_or("-".to_owned(), |trial| text(&trial.peak)).into()
+        })
     }
-    if by_length {
-        columns.push((plan.length_unit, Side::Right));
-    }
-    columns.push((limit, Side::Right));
-    if !other.is_empty() {
-        columns.push((other, Side::Right));
-    }
-    columns.extend([("peak allocated", Side::Right), ("reserved", Side::Right), ("of device", Side::Right)]);
-    if by_length {
-        columns.extend([("free", Side::Right), ("peak host", Side::Right), ("largest part", Side::Left)]);
-    }
-    columns.extend([("trials", Side::Right), ("took", Side::Right)]);
-    let mut table = Table::new(&columns);
+}
+
+/// Prints a table with these columns.
+fn print(page: &mut Printer, columns: &[Column<'_>], lanes: &[&Lane<'_>]) {
+    let heads: Vec<(&str, Side)> = columns.iter().map(|column| (column.head.as_str(), column.side)).collect();
+    let mut table = Table::new(&heads);
     for lane in lanes {
-        let mut row: Vec<Cell> = vec![plan.card_of(lane.row).into()];
-        if plan.has_prices() {
-            row.push(price_text(price(plan, lane)).into());
-        }
-        if by_gpus {
-            row.push(lane.row.gpus.map(|gpus| gpus.to_string()).unwrap_or_default().into());
-        }
-        if by_length {
-            row.push(lane.row.length.map(|length| length.to_string()).unwrap_or_default().into());
-        }
-        let shown = lane.fits().or(lane.too_big()).or(lane.trials.last().map(|(_, trial)| trial));
-        if other.is_empty() {
-            let outcome = shown.map_or("-", |trial| trial.outcome.word());
-            let style = if lane.fits().is_some() { Style::Strong } else { Style::Alarm };
-            row.push(Cell::new(outcome, style));
-        } else {
-            let text = |trial: Option<&Trial>| trial.map_or("-".to_owned(), |trial| trial.candidate.clone());
-            row.push(Cell::new(text(lane.fits()), Style::Strong));
-            row.push(text(lane.too_big()).into());
-        }
-        // A trial that did not fit ended early, so its peak does not show how much it needs.
-        let peak = shown.filter(|trial| trial.outcome == TrialOutcome::Fits).map(|trial| &trial.peak);
-        row.push(peak.map_or("-".to_owned(), |peak| show(peak.allocated)).into());
-        row.push(peak.map_or("-".to_owned(), |peak| show(peak.reserved)).into());
-        row.push(peak.map_or("-".to_owned(), |peak| percent(share(peak.used, peak.capacity))).into());
-        if by_length {
-            row.push(peak.map_or("-".to_owned(), |peak| show((peak.capacity - peak.used).max(0))).into());
-            row.push(peak.map_or("-".to_owned(), |peak| show(peak.host)).into());
-            let part = peak.and_then(|peak| peak.by_category.first().map(|part| (part, peak.allocated)));
-            let part = part.map(|((name, bytes), all)| format!("{name} {}", percent(share(*bytes, all))));
-            row.push(part.unwrap_or("-".to_owned()).into());
-        }
-        let took: u128 = lane.trials.iter().map(|(_, trial)| trial.took.as_nanos()).sum();
-        row.push(lane.trials.len().to_string().into());
-        row.push(duration(took as i64).into());
-        table.row(row);
+        table.row(columns.iter().map(|column| (column.cell)(lane)));
     }
     page.table(&table);
+}
+
+/// Returns the columns that tell the searches apart: card, number of GPUs and length, and the price.
+fn row_names<'a>(plan: &'a Plan, lanes: &[&Lane<'_>]) -> Vec<Column<'a>> {
+    let number = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
+    let mut columns = vec![Column::new("card", Side::Left, move |lane| plan.card_of(lane.row).into())];
+    if plan.has_prices() {
+        columns.push(Column::new("price", Side::Right, move |lane| price_text(price(plan, lane)).into()));
+    }
+    if lanes.iter().any(|lane| lane.row.gpus.is_some()) {
+        columns.push(Column::new("GPUs", Side::Right, move |lane| number(lane.row.gpus).into()));
+    }
+    if has_lengths(lanes) {
+        columns.push(Column::new(plan.length_unit, Side::Right, move |lane| number(lane.row.length).into()));
+    }
+    columns
+}
+
+/// Returns true if the searches are for lengths of a recipe.
+fn has_lengths(lanes: &[&Lane<'_>]) -> bool {
+    lanes.iter().any(|lane| lane.row.length.is_some())
+}
+
+/// Returns the trial that a row of [`limits`] shows: at the limit, or else the last one.
+fn trial_of<'l>(lane: &'l Lane<'_>) -> Option<&'l Trial> {
+    lane.fits().or(lane.too_big()).or(lane.trials.last().map(|(_, trial)| trial))
+}
+
+/// Prints a row for each search, with the limit that it found.
+fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
+    let mut columns = row_names(plan, lanes);
+    let candidate = |trial: Option<&Trial>| trial.map_or("-".to_owned(), |trial| trial.candidate.clone());
+    let largest = format!("{} {}", if plan.wants_smallest { "smallest" } else { "largest" }, plan.value_name);
+    match plan.wanted {
+        Wanted::YesOrNo => columns.push(Column::new("", Side::Right, |lane| {
+            let outcome = trial_of(lane).map_or("-", |trial| trial.outcome.word());
+            Cell::new(outcome, if lane.fits().is_some() { Style::Strong } else { Style::Alarm })
+        })),
+        Wanted::Value | Wanted::Gpus => {
+            let (limit, other) = match plan.wanted {
+                Wanted::Gpus => ("fewest GPUs", "too few"),
+                _ => (largest.as_str(), "does not fit"),
+            };
+            columns.push(Column::new(limit, Side::Right, move |lane| {
+                Cell::new(candidate(lane.fits()), Style::Strong)
+            }));
+            columns.push(Column::new(other, Side::Right, move |lane| candidate(lane.too_big()).into()));
+        }
+    }
+    columns.extend([
+        Column::of_peak("peak allocated", Side::Right, |peak| show(peak.allocated)),
+        Column::of_peak("reserved", Side::Right, |peak| show(peak.reserved)),
+        Column::of_peak("of device", Side::Right, |peak| percent(share(peak.used, peak.capacity))),
+    ]);
+    if has_lengths(lanes) {
+        columns.extend([
+            Column::of_peak("free", Side::Right, |peak| show((peak.capacity - peak.used).max(0))),
+            Column::of_peak("peak host", Side::Right, |peak| show(peak.host)),
+            Column::of_peak("largest part", Side::Left, |peak| match peak.by_category.first() {
+                Some((name, bytes)) => format!("{name} {}", percent(share(*bytes, peak.allocated))),
+                None => "-".to_owned(),
+            }),
+        ]);
+    }
+    columns.push(Column::new("trials", Side::Right, |lane| lane.trials.len().to_string().into()));
+    columns.push(Column::new("took", Side::Right, |lane| {
+        let took: u128 = lane.trials.iter().map(|(_, trial)| trial.took.as_nanos()).sum();
+        duration(took as i64).into()
+    }));
+    print(page, &columns, lanes);
 }
 
 /// Prints a table with a row for each card, number of GPUs and sequence length, and a column for each value.
 fn grid(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     let Some(values) = lanes.first().map(|lane| &lane.values) else { return };
-    let heads: Vec<String> = (0..=values.last()).map(|index| values.text(index)).collect();
-    let by_length = lanes.iter().any(|lane| lane.row.length.is_some());
-    let mut columns = vec![("card", Side::Left), ("GPUs", Side::Right)];
-    if plan.has_prices() {
-        columns.push(("price", Side::Right));
-    }
-    if by_length {
-        columns.push((plan.length_unit, Side::Right));
-    }
-    columns.extend(heads.iter().map(|head| (head.as_str(), Side::Right)));
-    let mut table = Table::new(&columns);
-    for lane in lanes {
-        let gpus = lane.row.gpus.map(|gpus| gpus.to_string()).unwrap_or_default();
-        let mut row: Vec<Cell> = vec![plan.card_of(lane.row).into(), Cell::new(gpus, Style::Strong)];
-        if plan.has_prices() {
-            row.push(price_text(price(plan, lane)).into());
-        }
-        if by_length {
-            row.push(lane.row.length.map(|length| length.to_string()).unwrap_or_default().into());
-        }
-        for index in 0..heads.len() {
+    let mut columns = row_names(plan, lanes);
+    for index in 0..=values.last() {
+        columns.push(Column::new(&values.text(index), Side::Right, move |lane| {
             let (word, style) = match lane.trial(index).map(|trial| (&trial.outcome, trial)) {
                 Some((TrialOutcome::Fits, trial)) => (show(trial.peak.used), Style::Plain),
                 Some((TrialOutcome::TooBig(_), _)) => ("no".to_owned(), Style::Alarm),
@@ -177,11 +190,10 @@ fn grid(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
                 }
                 None => ("-".to_owned(), Style::Faint),
             };
-            row.push(Cell::new(word, style));
-        }
-        table.row(row);
+            Cell::new(word, style)
+        }));
     }
-    page.table(&table);
+    print(page, &columns, lanes);
     page.gap();
     page.plain(
         "device memory used at the peak, for each value; fits: it needs less than a trial that fits, and was not tried; \

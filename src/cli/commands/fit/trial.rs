@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -14,6 +15,7 @@ use memtrace_analysis::options::Options;
 use memtrace_analysis::read::input::Input;
 use memtrace_analysis::render::phantom_run::PhantomRun;
 use memtrace_analysis::reports;
+use memtrace_trace::meta::Meta;
 use memtrace_trace::units::Unit;
 use serde_json::Value;
 
@@ -26,6 +28,8 @@ use crate::recovery;
 pub(super) const TRIALS_FILE: &str = "trials.txt";
 /// The number of last lines of a failed program's stderr that are shown.
 const TAIL_LINES: usize = 12;
+/// The maximum number of bytes of an output that are read: a program may print gigabytes.
+const MOST_OUTPUT: u64 = 16 << 20;
 
 /// The outcome of a trial with one value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -243,9 +247,8 @@ impl RunningTrial {
     /// When the trace of the trial cannot be read.
     pub(super) fn finish(self, status: ExitStatus) -> Result<Trial> {
         let took = self.started.elapsed();
-        let (mut peak, request, was_killed_for_memory) = measure(&self.folder)?;
-        let text = fs::read(self.folder.join("stderr.txt")).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text).into_owned();
+        let Measured { mut peak, request, was_killed_for_memory } = measure(&self.folder)?;
+        let text = output(&self.folder, "stderr.txt");
         peak.host = peak.host.saturating_add(unwritten_bytes(&self.folder));
         let over_host = self.host_limit.filter(|limit| peak.host > *limit);
         peak.exceeds_host = over_host.is_some() && request.is_none() && status.success();
@@ -284,11 +287,23 @@ impl RunningTrial {
     }
 }
 
+/// Returns the end of a file with the output of a trial, at most [`MOST_OUTPUT`] bytes; empty if there is no such file.
+pub(super) fn output(folder: &Path, name: &str) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(folder.join(name))?;
+        let size = file.metadata()?.len();
+        file.seek(SeekFrom::Start(size.saturating_sub(MOST_OUTPUT)))?;
+        let mut bytes = Vec::new();
+        file.take(MOST_OUTPUT).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+}
+
 /// Returns the bytes of weights that the script of a recipe left unwritten on the host, as it prints. They are not
 /// resident, and would be if the script had loaded them.
 fn unwritten_bytes(folder: &Path) -> i64 {
-    let text = fs::read(folder.join("stdout.txt")).unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
+    let text = output(folder, "stdout.txt");
     let number = |line: &str| {
         let rest = line.strip_prefix("unwritten weights on the host: ")?;
         rest.strip_suffix(" bytes")?.parse().ok().filter(|bytes: &i64| *bytes >= 0)
@@ -317,73 +332,101 @@ fn says_out_of_memory(text: &str) -> bool {
     .any(|phrase| text.contains(phrase))
 }
 
-/// Reads the peaks of a trial from its traces, and describes the request that ran out of memory, if any.
-/// The last value is true if the kernel killed a process because the host's memory ran out.
-fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
+/// What the traces of a trial show.
+#[derive(Default)]
+struct Measured {
+    peak: PeakUse,
+    /// The request that ran out of memory, if there was one.
+    request: Option<String>,
+    /// True if the kernel killed a process because the host's memory ran out.
+    was_killed_for_memory: bool,
+}
+
+/// Reads the traces of a trial.
+fn measure(folder: &Path) -> Result<Measured> {
     recovery::begin(folder);
     // The folder is new, so a failure to open it means that the trial left no trace.
     if Input::open(folder).is_err() {
-        return Ok((PeakUse::default(), None, false));
+        return Ok(Measured::default());
     }
-    let input = recovery::complete_quietly(|| Ok(Input::open(folder)?))?;
-    let inputs = [input];
+    let inputs = [recovery::complete_quietly(|| Ok(Input::open(folder)?))?];
     let ask = |name: &str| -> Result<Value> {
         let report = reports::find(name).with_context(|| format!("there is no report {name}"))?;
         Ok(report.run(&inputs, &Options::default())?.to_json(name))
     };
     let summary = ask("summary")?;
-    let number = |value: &Value| value.as_i64().unwrap_or(0);
+    let processes = summary["processes"].as_array().map_or(&[][..], Vec::as_slice);
     let mut peak = PeakUse::default();
-    let (mut ran_out, mut was_killed) = (false, false);
-    let (mut smallest_host, mut ranks_of_node) = (i64::MAX, 0);
-    for (process, trace) in summary["processes"].as_array().into_iter().flatten().zip(&inputs[0].traces) {
-        peak.processes += 1;
-        ran_out |= number(&process["events"]["oom"]) > 0;
-        peak.retries += number(&process["failed_calls"]);
-        let host = number(&process["host_peak_bytes"]).max(0);
-        peak.host += host;
-        smallest_host = smallest_host.min(host);
-        // With `--ranks`, only some ranks run. A node has one rank for each of its cards.
-        let about = &trace.meta.phantom;
-        ranks_of_node = number(&about["ranks_of"]).min(number(&about["count"]).max(1));
-        was_killed |= ["container_oom", "machine_oom"].iter().any(|by| process["killed"]["by"] == **by);
-        peak.phantom |= process["phantom"] == true;
-        for device in process["devices"].as_array().into_iter().flatten() {
-            let used = number(&device["peak_used"]["bytes"]);
-            let ordinal = i32::try_from(number(&device["device"])).unwrap_or(-1);
-            if used >= peak.used {
-                peak.used = used;
-                peak.allocated = number(&device["peak_allocated"]["bytes"]);
-                peak.reserved = number(&device["peak_reserved"]["bytes"]);
-                peak.capacity = trace.meta.total_bytes(ordinal);
-                let is_shared = !device["host_peak_bytes"].is_null();
-                peak.fills_machine = is_shared && peak.capacity > 0 && used >= peak.capacity;
-                let context = |name: &str| trace.meta.phantom[name].as_i64();
-                let more = context("context_high_bytes").zip(context("context_bytes"));
-                peak.inside_range = more.is_some_and(|(most, here)| peak.capacity - used < most - here);
-                peak.device = trace.meta.device(ordinal).map_or(String::new(), |card| card.name.clone());
-                let by_category = device["at_peak_by_category_bytes"].as_object();
-                peak.by_category = by_category
-                    .into_iter()
-                    .flatten()
-                    .map(|(name, bytes)| (name.clone(), number(bytes)))
-                    .collect();
-                peak.by_category.sort_by_key(|(_, bytes)| -bytes);
-            }
-        }
+    for (process, trace) in processes.iter().zip(&inputs[0].traces) {
+        peak.add(process, &trace.meta);
     }
     let lines = summary["phantom"]["acted_at"].as_array().into_iter().flatten();
     peak.acted_at = lines.filter_map(|line| line.as_str().map(str::to_owned)).collect();
     peak.pinned_absent = number(&summary["phantom"]["pinned_not_resident_bytes"]);
-    peak.absent_ranks = (ranks_of_node - peak.processes as i64).max(0);
-    if peak.processes > 0 {
-        peak.host = peak.host.saturating_add(peak.absent_ranks.saturating_mul(smallest_host));
+    if let Some(last) = inputs[0].traces.last() {
+        // With `--ranks`, only some ranks run. A node has one rank for each of its cards.
+        let about = &last.meta.phantom;
+        let ranks_of_node = number(&about["ranks_of"]).min(number(&about["count"]).max(1));
+        peak.absent_ranks = (ranks_of_node - peak.processes as i64).max(0);
+        let smallest = processes.iter().map(host_peak).min().unwrap_or(0);
+        peak.host = peak.host.saturating_add(peak.absent_ranks.saturating_mul(smallest));
     }
-    if !ran_out {
-        return Ok((peak, None, was_killed));
+    let is_killed =
+        |process: &Value| ["container_oom", "machine_oom"].iter().any(|by| process["killed"]["by"] == **by);
+    let was_killed_for_memory = processes.iter().any(is_killed);
+    let mut request = None;
+    if processes.iter().any(|process| number(&process["events"]["oom"]) > 0) {
+        let oom = &ask("oom")?["ooms"][0];
+        peak.inside_range = oom["inside_range"] == true;
+        request = Some(request_of(oom));
     }
-    let oom = &ask("oom")?["ooms"][0];
-    peak.inside_range = oom["inside_range"] == true;
+    Ok(Measured { peak, request, was_killed_for_memory })
+}
+
+impl PeakUse {
+    /// Adds a process, as `summary --json` shows it, whose trace has this `meta` row.
+    fn add(&mut self, process: &Value, meta: &Meta) {
+        self.processes += 1;
+        self.retries += number(&process["failed_calls"]);
+        self.host += host_peak(process);
+        self.phantom |= process["phantom"] == true;
+        for device in process["devices"].as_array().into_iter().flatten() {
+            if number(&device["peak_used"]["bytes"]) >= self.used {
+                self.set_device(device, meta);
+            }
+        }
+    }
+
+    /// Replaces the device by one with more memory in use.
+    fn set_device(&mut self, device: &Value, meta: &Meta) {
+        let ordinal = i32::try_from(number(&device["device"])).unwrap_or(-1);
+        self.used = number(&device["peak_used"]["bytes"]);
+        self.allocated = number(&device["peak_allocated"]["bytes"]);
+        self.reserved = number(&device["peak_reserved"]["bytes"]);
+        self.capacity = meta.total_bytes(ordinal);
+        let is_shared = !device["host_peak_bytes"].is_null();
+        self.fills_machine = is_shared && self.capacity > 0 && self.used >= self.capacity;
+        let context = |name: &str| meta.phantom[name].as_i64();
+        let more = context("context_high_bytes").zip(context("context_bytes"));
+        self.inside_range = more.is_some_and(|(most, here)| self.capacity - self.used < most - here);
+        self.device = meta.device(ordinal).map_or(String::new(), |card| card.name.clone());
+        let by_category = device["at_peak_by_category_bytes"].as_object().into_iter().flatten();
+        self.by_category = by_category.map(|(name, bytes)| (name.clone(), number(bytes))).collect();
+        self.by_category.sort_by_key(|(_, bytes)| -bytes);
+    }
+}
+
+fn number(value: &Value) -> i64 {
+    value.as_i64().unwrap_or(0)
+}
+
+/// Returns the peak of a process's host memory, as `summary --json` shows it; 0 if unknown.
+fn host_peak(process: &Value) -> i64 {
+    number(&process["host_peak_bytes"]).max(0)
+}
+
+/// Describes the request that ran out of memory, as `oom --json` shows it.
+fn request_of(oom: &Value) -> String {
     let bytes = number(&oom["requested_bytes"]).max(number(&oom["rounded_bytes"]));
     let mut request = format!("asked for {}", Unit::Auto.show(bytes));
     for (before, name) in [("by", "op"), ("in", "module"), ("in", "phase")] {
@@ -391,7 +434,7 @@ fn measure(folder: &Path) -> Result<(PeakUse, Option<String>, bool)> {
             request.push_str(&format!(" {before} {text}"));
         }
     }
-    Ok((peak, Some(request), was_killed))
+    request
 }
 
 /// Returns the note on the figures of trials on simulated `gpus`.
@@ -402,4 +445,21 @@ pub(super) fn note<'t>(trials: impl Iterator<Item = &'t Trial>, gpus: &str) -> S
         format!("simulated {gpus}: allocated memory is exact, because PyTorch computes it")
     });
     format!("note: {doubt}; reserved memory is an estimate")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_huge_output_only_the_end_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = File::create(folder.path().join("stderr.txt")).unwrap();
+        file.set_len(MOST_OUTPUT + 100).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"CUDA out of memory", MOST_OUTPUT + 82).unwrap();
+        let text = output(folder.path(), "stderr.txt");
+        assert_eq!(text.len() as u64, MOST_OUTPUT);
+        assert!(says_out_of_memory(&text) && text.ends_with("memory"));
+        assert_eq!(output(folder.path(), "stdout.txt"), "");
+    }
 }

@@ -1,9 +1,14 @@
 """TITLE
 
 python train.py --data rows.jsonl   trains MODEL, then writes the adapters to trained/
+# [dpo]
 python train.py --random            the same with random weights and tokens: reads config.json, writes nothing
 
-A line of the data is {"prompt": ...}; DPO needs "chosen" and "rejected", too. --seq is prompt and answer.
+A line of the data is {"prompt": ..., "chosen": ..., "rejected": ...}. --seq is prompt and answer.
+# []
+# [grpo]
+A line of the data is {"prompt": ..., "answer": ...}. A prompt longer than --seq - COMPLETION is left out.
+# []
 """
 
 import argparse
@@ -32,9 +37,9 @@ ATTENTION = "sdpa"
 DTYPE = "bfloat16"
 TRUST_REMOTE_CODE = False
 parser = argparse.ArgumentParser()
-for name, usual in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
-    parser.add_argument(f"--{name}", type=type(usual), default=usual)
-parser.add_argument("--random", action="store_true")
+for name, default in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
+    parser.add_argument(f"--{name}", type=type(default), default=default)
+parser.add_argument("--random", action="store_true", help="train random weights on random tokens")
 if bool((args := parser.parse_args()).data) == args.random:
     parser.error("give either --data FILE or --random")
 device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)
@@ -59,38 +64,44 @@ else:
 adapters = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
 part = -(-args.batch // ACCUMULATION)  # the rows of one of the steps that are accumulated
 # [dpo]
-answer = args.seq // 2
-own = {"per_device_train_batch_size": part, "max_length": args.seq}
+completion = args.seq // 2
+settings = {"per_device_train_batch_size": part, "max_length": args.seq}
 # []
 # [grpo]
-answer = min(COMPLETION, args.seq // 2)
-own = {"per_device_train_batch_size": part * GENERATIONS, "num_generations": GENERATIONS}
-# The answers of random weights must not end early.
-own |= {"max_completion_length": answer, "generation_kwargs": {"min_new_tokens": args.random * answer}}
+completion = min(COMPLETION, args.seq // 2)
+settings = {"per_device_train_batch_size": part * GENERATIONS, "num_generations": GENERATIONS}
+settings["max_completion_length"] = completion
+settings["generation_kwargs"] = {"min_new_tokens": args.random * completion}  # Random weights end early.
 # []
 if args.data:
     rows = datasets.load_dataset("json", data_files=args.data, split="train")
+    # [grpo]
+    rows = rows.filter(lambda row: len(tokenizer(row["prompt"]).input_ids) <= args.seq - completion)
+    # []
 else:
     # [dpo]
     # DPO adds a token at the end of each answer.
+    lengths = {"prompt": args.seq - completion, "chosen": completion - 1, "rejected": completion - 1}
     # []
-    lengths = {"prompt": args.seq - answer, "chosen": answer - 1, "rejected": answer - 1}
+    # [grpo]
+    lengths = {"prompt": args.seq - completion, "answer": 1}
+    # []
     text = lambda key: " " + " ".join(map(str, torch.randint(1, len(tokenizer), (lengths[key],)).tolist()))
     rows = datasets.Dataset.from_list([{key: text(key) for key in lengths}] * part * -(-args.batch // part))
-own |= {"output_dir": "." if args.random else "trained", "save_strategy": "no", "use_cpu": device == "cpu"}
-own |= {"logging_steps": 1, "max_steps": args.steps, "gradient_accumulation_steps": -(-args.batch // part)}
-own |= {"learning_rate": LEARNING_RATE, "optim": OPTIMIZER, "gradient_checkpointing": CHECKPOINTING}
-own |= {"report_to": "none", "bf16": DTYPE == "bfloat16", "fp16": DTYPE == "float16" and device == "cuda"}
+settings |= {"output_dir": "." if args.random else "trained", "save_strategy": "no", "report_to": "none"}
+settings |= {"logging_steps": 1, "max_steps": args.steps, "use_cpu": device == "cpu", "optim": OPTIMIZER}
+settings |= {"learning_rate": LEARNING_RATE, "gradient_checkpointing": CHECKPOINTING}
+settings |= {"gradient_accumulation_steps": -(-args.batch // part), "bf16": DTYPE == "bfloat16"}
+settings["fp16"] = DTYPE == "float16" and device == "cuda"
 # [dpo]
-trainer = trl.DPOTrainer(
-    model, None, trl.DPOConfig(**own), train_dataset=rows, processing_class=tokenizer, peft_config=adapters
-)
+own = {"args": trl.DPOConfig(**settings), "processing_class": tokenizer, "peft_config": adapters}
+trainer = trl.DPOTrainer(model, train_dataset=rows, **own)
 # []
 # [grpo]
-# This reward prefers short answers. Write your own.
-reward = lambda completions, **columns: [-len(completion) / answer for completion in completions]
-settings = trl.GRPOConfig(**own)
-trainer = trl.GRPOTrainer(model, reward, settings, rows, processing_class=tokenizer, peft_config=adapters)
+# A completion is worth 1 if it contains the answer. Write your own reward for other tasks.
+reward = lambda completions, answer, **columns: [float(str(a) in c) for a, c in zip(answer, completions)]
+own = {"args": trl.GRPOConfig(**settings), "processing_class": tokenizer, "peft_config": adapters}
+trainer = trl.GRPOTrainer(model, reward, train_dataset=rows, **own)
 # []
 trainer.train()
 if not args.random:

@@ -1,11 +1,9 @@
 """Checks a request of `memtrace fit --recipe` in the user's Python.
 
-The arguments are MODEL FOLDER LENGTH TRUST SEARCHED TEXTS LIBRARY PACKAGE... SEARCHED is the setting that is
-searched for, or empty. TEXTS is JSON: the changed settings that are texts, each with its values. LIBRARY
-builds the model: transformers, diffusers, timm, or vllm, which reads configurations with transformers. Writes
-the model's config.json into FOLDER, unless the model is timm's. Prints the folder of the model in a pipeline
-and the number of its layers or blocks; a line is empty if it is not known. If the request cannot be met,
-prints the reason and exits with 2.
+The arguments are FOLDER and the request as JSON, whose fields are those of `Question` in check.rs. Writes the
+model's config.json into FOLDER, unless the model is timm's. Prints JSON as the last line: the folder of the
+model in a pipeline (`subfolder`), and the number of its layers or blocks (`layers`), null if it is not known.
+If the request cannot be met, prints the reason as the last line of stderr, and exits with 2.
 """
 
 import difflib
@@ -18,8 +16,10 @@ import shutil
 import sys
 import typing
 
-model, folder, length, trust, searched, texts, library, *packages = sys.argv[1:]
-texts = json.loads(texts)
+folder, request = sys.argv[1], json.loads(sys.argv[2])
+model, lengths = request["model"], request["lengths"]
+trusts_code, searched, texts = request["trusts_code"], request["searched"], request["texts"]
+library, packages = request["library"], request["packages"]
 if os.path.basename(model) == "config.json" and os.path.isfile(model):
     model = os.path.dirname(os.path.abspath(model))
 
@@ -32,6 +32,10 @@ def refuse(why):
 def first_line(error):
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def answer(subfolder="", layers=None):
+    print(json.dumps({"subfolder": subfolder, "layers": layers}))
 
 
 def write(facts, place=""):
@@ -128,18 +132,19 @@ def check_timm():
     if not timm.is_model(model):
         near = difflib.get_close_matches(model, timm.list_models(), 3)
         refuse(f"--model {model}: timm has no such model; similar names: {', '.join(near) or 'none'}")
+    answer()
 
 
 def check_diffusers():
-    """Finds the UNet or the transformer of a pipeline, or alone. Prints the name of its folder and, if it is
-    needed, the number of its blocks."""
+    """Finds the UNet or the transformer of a pipeline, or alone."""
     from diffusers.configuration_utils import ConfigMixin
 
     class Configuration(ConfigMixin):
         config_name = "config.json"
 
     why = None
-    for place in ("unet", "transformer", ""):
+    is_alone = os.path.isfile(os.path.join(model, "config.json"))
+    for place in [""] if is_alone else ["unet", "transformer", ""]:
         try:
             facts = Configuration.load_config(model, subfolder=place)
             break
@@ -154,15 +159,15 @@ def check_diffusers():
         )
     if name == "UNet2DConditionModel" and facts.get("addition_embed_type") != "text_time":
         refuse(f"--model {model}: the recipe trains UNets of SDXL, which this configuration is not")
-    if int(length) % 16:
-        refuse(f"--size {length}: the width and height are multiples of 16 pixels")
+    for length in lengths:
+        if length % 16:
+            refuse(f"--size {length}: the width and height must be multiples of 16 pixels")
     if "TARGETS" in texts:
         import diffusers
 
         check_targets(lambda: getattr(diffusers, name).from_config(facts), True)
     write(facts, place)
-    print(place)
-    print(count_blocks(name, facts) if searched == "BLOCKS_TO_SWAP" else "")
+    answer(place, count_blocks(name, facts) if searched == "BLOCKS_TO_SWAP" else None)
 
 
 def count_blocks(name, facts):
@@ -189,7 +194,7 @@ def read_facts():
     kind = facts.get("model_type")
     if not facts:
         refuse(f"--model {model}: no config.json was found as a file, in the cache or on the hub")
-    if "auto_map" in facts and kind not in CONFIG_MAPPING and trust != "1":
+    if "auto_map" in facts and kind not in CONFIG_MAPPING and not trusts_code:
         refuse(
             f"--model {model}: the configuration has its own code, which is run only with --trust-remote-code"
         )
@@ -200,36 +205,36 @@ def read_facts():
 
 
 def check_transformers():
-    """Checks a model of transformers or vLLM, and prints the number of its layers."""
+    """Checks a model of transformers or vLLM."""
     import transformers
 
     facts = read_facts()
     kind = facts.get("model_type")
     try:
-        config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trust == "1")
+        config = transformers.AutoConfig.from_pretrained(model, trust_remote_code=trusts_code)
     except Exception as error:
         refuse(f"--model {model}: {first_line(error)}")
     if library == "transformers" and "ATTENTION" not in texts and lacks_sdpa(str(kind).replace("-", "_")):
         refuse(f"--model {model}: the model type {kind!r} has no sdpa attention: --set attention=eager")
     text = config.get_text_config()
     most = getattr(text, "max_position_embeddings", None)
-    if isinstance(most, int) and int(length) > most:
-        refuse(f"--seq {length}: the model's limit is {most} tokens (max_position_embeddings)")
+    if isinstance(most, int) and max(lengths) > most:
+        refuse(f"--seq {max(lengths)}: the model's limit is {most} tokens (max_position_embeddings)")
     if "liger_kernel" in packages:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
         if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
             refuse(f"--set liger: this version of Liger has no kernels for the model type {kind!r}")
     if "TARGETS" in texts:
-        auto, own_code = transformers.AutoModelForCausalLM, trust == "1"
-        check_targets(lambda: auto.from_config(config, trust_remote_code=own_code), False)
+        auto = transformers.AutoModelForCausalLM
+        check_targets(lambda: auto.from_config(config, trust_remote_code=trusts_code), False)
     write(facts)
-    print("", getattr(text, "num_hidden_layers", ""), sep="\n")
-    if os.path.isdir(model) and trust == "1":
+    if os.path.isdir(model) and trusts_code:
         # A configuration with its own code needs the Python files in its folder.
         for name in os.listdir(model):
             if name.endswith(".py"):
                 shutil.copy(os.path.join(model, name), folder)
+    answer(layers=getattr(text, "num_hidden_layers", None))
 
 
 def check_packages():
@@ -241,7 +246,7 @@ def check_packages():
 
 def main():
     check_packages()
-    needs_torch = texts or trust == "1" or "liger_kernel" in packages or searched == "BLOCKS_TO_SWAP"
+    needs_torch = texts or trusts_code or "liger_kernel" in packages or searched == "BLOCKS_TO_SWAP"
     if library != "timm" and not needs_torch:
         # A configuration needs no tensors. Without torch, the libraries import in a third of the time.
         sys.modules["torch"] = None

@@ -1,7 +1,7 @@
 """TITLE
 
-python train.py --data rows.pt   trains MODEL on torch.save's list of {"latents", "text", "pooled"}
-python train.py --random         the same with random weights and rows: only config.json is read
+python train.py --data rows.pt   trains MODEL on torch.save's list of {"latents", "text", "pooled"}: the
+scaled latents of the VAE (packed for FLUX), and what the text encoders made of the caption. Writes trained/
 """
 
 import argparse
@@ -20,12 +20,14 @@ TARGETS = "to_q,to_k,to_v,to_out.0"
 OPTIMIZER = "torch.optim.AdamW"
 LEARNING_RATE = 0.0001
 CHECKPOINTING = True
+# [blocks_to_swap]
 BLOCKS_TO_SWAP = 0
+# []
 DTYPE = "bfloat16"
 parser = argparse.ArgumentParser()
-for name, usual in {"model": MODEL, "batch": BATCH, "size": SIZE, "steps": 100, "data": ""}.items():
-    parser.add_argument(f"--{name}", type=type(usual), default=usual)
-parser.add_argument("--random", action="store_true")
+for name, default in {"model": MODEL, "batch": BATCH, "size": SIZE, "steps": 100, "data": ""}.items():
+    parser.add_argument(f"--{name}", type=type(default), default=default)
+parser.add_argument("--random", action="store_true", help="train random weights on random rows")
 if bool((args := parser.parse_args()).data) == args.random:
     parser.error("give either --data FILE or --random")
 device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)
@@ -79,36 +81,37 @@ if start == "meta" and args.random:
     print(f"unwritten weights on the host: {unwritten} bytes", flush=True)
 # []
 optimizer = pydoc.locate(OPTIMIZER)(model.to(device).parameters(), lr=LEARNING_RATE)
-config, side, tokens = model.config, args.size // 8, 512 if is_flux else 77
+config, side = model.config, args.size // 8
 if is_flux:
     shape, width, pooled = (side**2 // 4, 64), config.joint_attention_dim, config.pooled_projection_dim
-    places = torch.cartesian_prod(*(torch.arange(n, device=device) for n in (1, side // 2, side // 2)))
+    grid = torch.cartesian_prod(*(torch.arange(n, device=device) for n in (1, side // 2, side // 2)))
 else:  # SDXL adds six numbers about the image to the embedding of the text.
     shape, width = (config.in_channels, side, side), config.cross_attention_dim
     pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
     image = torch.tensor([[args.size, args.size, 0, 0, args.size, args.size]] * args.batch, device=device)
-    betas = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
-sizes = {"latents": shape, "text": (tokens, width), "pooled": (pooled,)}
+    noises = diffusers.DDPMScheduler(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012)
+sizes = {"latents": shape, "text": (512 if is_flux else 77, width), "pooled": (pooled,)}
 rows = torch.load(args.data) if args.data else [{name: torch.randn(sizes[name]) for name in sizes}]
 if not rows:
     raise SystemExit(f"--data {args.data}: the list is empty")
+order = torch.cat([torch.randperm(len(rows)) for _ in range(args.steps * args.batch // len(rows) + 1)])
 for step in range(args.steps):
-    chosen = [rows[(step * args.batch + index) % len(rows)] for index in range(args.batch)]
+    chosen = [rows[place] for place in order[step * args.batch : (step + 1) * args.batch]]
     clean, text, pooled = (torch.stack([row[name] for row in chosen]).to(device, dtype) for name in sizes)
     noise, times = torch.randn_like(clean), torch.rand(args.batch, device=device)
     with torch.autocast(device, torch.bfloat16):
         if is_flux:
             noisy, wanted = torch.lerp(clean, noise, times.to(dtype).view(-1, 1, 1)), noise - clean
             guidance = torch.ones_like(times) if config.guidance_embeds else None
-            found = model(noisy, text, pooled, times, places, places[:1].expand(tokens, 3), guidance).sample
+            out = model(noisy, text, pooled, times, grid, grid[:1].expand(text.shape[1], 3), guidance).sample
         else:
             steps, wanted, added = (times * 1000).long(), noise, {"text_embeds": pooled, "time_ids": image}
-            noisy = diffusers.DDPMScheduler(**betas).add_noise(clean, noise, steps)
-            found = model(noisy, steps, text, added_cond_kwargs=added).sample
-    loss = torch.nn.functional.mse_loss(found.float(), wanted.float())
+            noisy = noises.add_noise(clean, noise, steps)
+            out = model(noisy, steps, text, added_cond_kwargs=added).sample
+    loss = torch.nn.functional.mse_loss(out.float(), wanted.float())
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     print(f"step {step}: loss {loss.item():.3f}", flush=True)
 if not args.random:
-    model.save_lora_adapter("trained")
+    model.save_lora_adapter("trained")  # pipe.unet.load_lora_adapter("trained", prefix=None) reads it.

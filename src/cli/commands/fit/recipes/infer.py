@@ -1,7 +1,7 @@
 """TITLE
 
-python infer.py                 generates with the weights of MODEL; writes nothing
-python infer.py --random        the same with random weights: reads only config.json
+python infer.py            continues random prompts with the weights of MODEL, to measure; writes nothing
+python infer.py --random   the same with random weights: reads only config.json
 """
 
 import argparse

@@ -1,13 +1,19 @@
 """TITLE
 
 torchrun --nproc-per-node N train.py --data FILE   trains a new MODEL on 32-bit token ids, and writes trained/
-torchrun --nproc-per-node N train.py --random      the same on random tokens; writes nothing
+# [zero]
+python trained/zero_to_fp32.py trained weights     turns the checkpoint into a file of weights
+# []
 """
 
 import argparse
 import os
 import pydoc
 
+# [pretrain]
+import accelerate
+
+# []
 # [zero]
 import deepspeed
 
@@ -32,9 +38,9 @@ RESHARD = True
 # []
 TRUST_REMOTE_CODE = False
 parser = argparse.ArgumentParser(epilog="N is the number of GPUs. --batch is the batch of each GPU.")
-for name, usual in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
-    parser.add_argument(f"--{name}", type=type(usual), default=usual)
-parser.add_argument("--random", action="store_true")
+for name, default in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
+    parser.add_argument(f"--{name}", type=type(default), default=default)
+parser.add_argument("--random", action="store_true", help="train on random tokens, and write nothing")
 if bool((args := parser.parse_args()).data) == args.random:
     parser.error("give either --data FILE or --random")
 if "RANK" not in os.environ:
@@ -46,18 +52,19 @@ config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=T
 options = {"dtype": torch.float32, "attn_implementation": ATTENTION, "trust_remote_code": TRUST_REMOTE_CODE}
 # [pretrain]
 torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-with torch.device("meta"):
+with accelerate.init_empty_weights():
     model = transformers.AutoModelForCausalLM.from_config(config, **options)
-fsdp = torch.distributed.fsdp
+buffers, fsdp = dict(model.named_buffers()), torch.distributed.fsdp
 precision = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 offload = fsdp.CPUOffloadPolicy() if CPU_OFFLOAD else fsdp.OffloadPolicy()
-lists = [list(part) for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
-blocks = next(part for part in lists if len(part) == config.get_text_config().num_hidden_layers)
+blocks = [part for part in model.modules() if type(part).__name__ in model._no_split_modules]
 for part in [*blocks, model]:
     fsdp.fully_shard(part, mp_policy=precision, offload_policy=offload, reshard_after_forward=RESHARD)
 model.to_empty(device="cpu" if CPU_OFFLOAD else device)
 model.apply(lambda part: setattr(part, "_is_hf_initialized", False))  # transformers 4 sets it on meta
 model.init_weights()
+for name, buffer in model.named_buffers():
+    buffer.copy_(buffers[name])
 optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
 # []
 # [zero]
@@ -80,7 +87,6 @@ model, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, 
 # []
 if CHECKPOINTING:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-model.train()
 size, rank, world = args.batch * args.seq, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 tokens = torch.randint(config.get_text_config().vocab_size, (size,), dtype=torch.int32)
 if args.data:
@@ -90,6 +96,7 @@ if len(tokens) < size:
 rows = tokens[: len(tokens) // size * size].view(-1, args.batch, args.seq)
 for step in range(args.steps):
     batch = rows[(step * world + rank) % len(rows)].long().to(device)
+    optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1, (step + 1) * 10 / args.steps)  # warm-up
     parts, total = batch.chunk(ACCUMULATION), 0
     for part in parts:
         loss = model(input_ids=part, labels=part).loss * len(part) / len(batch)
@@ -103,8 +110,7 @@ for step in range(args.steps):
     optimizer.step()
     optimizer.zero_grad()
     # []
-    if rank == 0:
-        print(f"step {step}: loss {total.item():.3f}", flush=True)
+    print(f"step {step}, rank {rank}: loss {total.item():.3f}", flush=True)
 if not args.random:
     # [zero]
     model.save_checkpoint("trained")

@@ -1,7 +1,7 @@
 """TITLE
 
-python train.py --data book.txt     trains MODEL on a text file, then writes what it trained to trained/
-python train.py --random            the same with random weights and tokens: reads config.json, writes nothing
+python train.py --data book.txt   trains MODEL on a text file, then writes what it trained to trained/
+python train.py --random          the same with random weights and tokens: reads config.json, writes nothing
 """
 
 import argparse
@@ -32,22 +32,32 @@ UPCAST = True
 LEARNING_RATE = 0.0001
 CHECKPOINTING = True
 ATTENTION = "sdpa"
+# [full]
+# A weight in bfloat16 loses updates below 1/256 of it. In float32 it keeps them, and needs twice the memory.
+# []
 DTYPE = "bfloat16"
 AUTOCAST = True
 ACCUMULATION = 1
+# [packing]
 PACKING = 1
+# []
+# [liger]
 LIGER = False
+# []
 TRUST_REMOTE_CODE = False
 parser = argparse.ArgumentParser()
-for name, usual in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
-    parser.add_argument(f"--{name}", type=type(usual), default=usual)
+for name, default in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
+    parser.add_argument(f"--{name}", type=type(default), default=default)
 parser.add_argument("--random", action="store_true")
 if bool((args := parser.parse_args()).data) == args.random:
     parser.error("give either --data FILE or --random")
-device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+dtype = getattr(torch, DTYPE)
 auto, trust = transformers.AutoModelForCausalLM, TRUST_REMOTE_CODE
+# [liger]
 if LIGER:
     from liger_kernel.transformers import AutoLigerKernelForCausalLM as auto
+# []
 config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=trust)
 options = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION, "device_map": {"": device}}
 # [qlora]
@@ -60,8 +70,13 @@ if args.random:
     fill = torch.empty if device == "cuda" else lambda shape, dtype: torch.randn(shape, dtype=dtype) * 0.05
     weights = {name: fill(tensor.shape, dtype=tensor.dtype) for name, tensor in empty.named_parameters()}
     model = type(empty).from_pretrained(None, state_dict=weights, **options)
+    tokens = torch.randint(config.get_text_config().vocab_size, (args.seq * args.batch,))
 else:
     model = auto.from_pretrained(args.model, trust_remote_code=trust, **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model, trust_remote_code=trust)
+    tokens = tokenizer(pathlib.Path(args.data).read_text("utf-8"), return_tensors="pt").input_ids[0]
+if len(tokens) < args.seq:
+    raise SystemExit(f"--data has {len(tokens)} tokens, fewer than a row of {args.seq}")
 # [qlora]
 model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False) if UPCAST else model
 # []
@@ -70,26 +85,44 @@ if CHECKPOINTING:
 # [lora qlora]
 adapters = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
 model = peft.get_peft_model(model, adapters)
+scaler = torch.amp.GradScaler(device, enabled=DTYPE == "float16")  # Small gradients would round to 0.
 # []
 optimizer = pydoc.locate(OPTIMIZER)(model.train().parameters(), lr=LEARNING_RATE)
-tokens = torch.randint(config.get_text_config().vocab_size, (args.seq * args.batch,))
-if args.data:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model, trust_remote_code=trust)
-    tokens = tokenizer(pathlib.Path(args.data).read_text(), return_tensors="pt").input_ids[0]
-if len(tokens) < args.seq:
-    raise SystemExit(f"--data has {len(tokens)} tokens, fewer than a row of {args.seq}")
+schedule = transformers.get_linear_schedule_with_warmup(optimizer, args.steps // 10, args.steps)
 rows = tokens[: len(tokens) // args.seq * args.seq].view(-1, args.seq)
+order = torch.cat([torch.randperm(len(rows)) for _ in range(args.steps * args.batch // len(rows) + 1)])
+# [packing]
 # In each row, PACKING documents begin at position 0 and attend only to themselves.
-places = (torch.arange(args.seq, device=device) % -(-args.seq // PACKING))[None] if PACKING > 1 else None
+places = (torch.arange(args.seq, device=device) % -(-args.seq // PACKING))[None]
+# []
 for step in range(args.steps):
-    batch, total = rows[torch.arange(step * args.batch, (step + 1) * args.batch) % len(rows)].to(device), 0
+    batch, total = rows[order[step * args.batch : (step + 1) * args.batch]].to(device), 0
     for part in batch.chunk(ACCUMULATION):
-        with torch.autocast(device, torch.bfloat16, enabled=AUTOCAST):
-            loss = model(input_ids=part, labels=part, position_ids=places, use_cache=False).loss
+        with torch.autocast(device, dtype if dtype.itemsize == 2 else torch.bfloat16, enabled=AUTOCAST):
+            # [!packing]
+            loss = model(input_ids=part, labels=part, use_cache=False).loss
+            # []
+            # [packing]
+            labels = part.masked_fill(places == 0, -100)  # A document does not predict the next one.
+            loss = model(input_ids=part, labels=labels, position_ids=places, use_cache=False).loss
+            # []
+        # [lora qlora]
+        scaler.scale(loss * len(part) / len(batch)).backward()
+        # []
+        # [full]
         (loss * len(part) / len(batch)).backward()
+        # []
         total += loss.detach() * len(part) / len(batch)
+    # [lora qlora]
+    scaler.step(optimizer)
+    scaler.update()
+    # []
+    # [full]
     optimizer.step()
+    # []
     optimizer.zero_grad()
+    schedule.step()
     print(f"step {step}: loss {total.item():.3f}", flush=True)
 if not args.random:
     model.save_pretrained("trained")
+    tokenizer.save_pretrained("trained")

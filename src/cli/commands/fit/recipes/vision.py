@@ -17,7 +17,7 @@ BATCH = 1
 SIZE = 224
 CLASSES = 1000
 OPTIMIZER = "torch.optim.AdamW"
-LEARNING_RATE = 0.001
+LEARNING_RATE = 0.0001
 CHECKPOINTING = False
 ACCUMULATION = 1
 DTYPE = "float32"
@@ -43,11 +43,16 @@ layout = torch.channels_last if CHANNELS_LAST else torch.contiguous_format
 model = model.to(device, getattr(torch, DTYPE), memory_format=layout).train()
 model.set_grad_checkpointing(CHECKPOINTING)
 optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 
 if args.data:
     dataset = timm.data.create_dataset("", root=args.data, is_training=True)
-    dataset.transform = timm.data.create_transform(args.size, is_training=True)
-    batches = torch.utils.data.DataLoader(dataset, args.batch, shuffle=True, drop_last=True, num_workers=4)
+    if (count := len(dataset.reader.class_to_idx)) != CLASSES:
+        raise SystemExit(f"--data has a folder for each of {count} classes: set CLASSES = {count}")
+    own = timm.data.resolve_data_config({"input_size": (3, args.size, args.size)}, model=model)
+    dataset.transform = timm.data.create_transform(**own, is_training=True)
+    workers = {"num_workers": 4, "multiprocessing_context": "fork"}
+    batches = torch.utils.data.DataLoader(dataset, args.batch, shuffle=True, drop_last=True, **workers)
     if not len(batches):
         raise SystemExit(f"--data has {len(dataset)} images, fewer than a batch")
 else:
@@ -64,6 +69,7 @@ for step, (images, classes) in enumerate(itertools.islice(rounds, args.steps)):
         total += loss.detach() * len(part) / len(images)
     optimizer.step()
     optimizer.zero_grad()
+    schedule.step()
     print(f"step {step}: loss {total.item():.3f}", flush=True)
 if not args.random:
     torch.save(model.state_dict(), "trained.pt")
