@@ -17,9 +17,9 @@ _hook = None
 # The ids of the classes that were checked. An id is rarely reused, because classes of
 # modules are rarely freed.
 _seen: set[int] = set()
-# The number of imported modules and of classes that derive from `Module` directly, at the last check. A program may
-# have thousands of module classes, and the check runs after each backward, so classes are searched only if one of
-# these numbers has changed, and after every EVERY backwards.
+# The number of imported modules and of classes that derive from `Module` directly, at the last check. A
+# program may have thousands of module classes, and the check runs after each backward, so classes are
+# searched only if one of these numbers has changed, and at one in EVERY checks.
 _numbers: tuple[int, int] = (0, 0)
 _checks = 0
 EVERY = 100
