@@ -34,7 +34,9 @@ static ALLOCATOR: memtrace_analysis::allocator::EndsWhenFull = memtrace_analysis
 
 fn main() -> ExitCode {
     let result = match is_called("nvidia-smi") {
-        true => commands::nvidia_smi::answer(std::env::args().skip(1)),
+        true => commands::nvidia_smi::answer(
+            std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()),
+        ),
         false => match commands::command().try_get_matches() {
             Ok(matches) => commands::run(&matches),
             Err(error) => match named_trace(&error) {

@@ -18,10 +18,11 @@ use memtrace_trace::counts::counted;
 use memtrace_trace::end_row::Ending;
 use memtrace_trace::journal::folders;
 
+use crate::child_env::{Scratch, run_id};
 use crate::terminal;
 
 /// The folder of the temporary files of this command; `None` until the first file is needed.
-static FOLDER: Mutex<Option<PathBuf>> = Mutex::new(None);
+static FOLDER: Mutex<Option<Scratch>> = Mutex::new(None);
 
 /// The last rows of a trace that could not be written to its file. They are in the temporary file `file`
 /// instead.
@@ -77,7 +78,7 @@ pub(crate) fn begin(path: &Path) {
 /// Removes the temporary files of this command. Must be called last.
 pub(crate) fn remove_temporary_files() {
     if let Some(folder) = FOLDER.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        let _ = fs::remove_dir_all(folder);
+        drop(folder);
     }
 }
 
@@ -206,12 +207,8 @@ fn complete_beside(path: &Path, fate: Option<Fate>, error: &io::Error) -> Result
 /// Returns a private folder of this command, created at the first call.
 fn temporary_folder() -> Result<PathBuf> {
     let mut folder = FOLDER.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(folder) = &*folder {
-        return Ok(folder.clone());
+    if let Some(scratch) = &*folder {
+        return Ok(scratch.folder.clone());
     }
-    let new = std::env::temp_dir().join(format!("memtrace-rest-{}", std::process::id()));
-    // This fails if the name exists, so another user cannot have placed a link there.
-    let created = fs::DirBuilder::new().mode(0o700).create(&new);
-    created.with_context(|| format!("cannot create the temporary folder {}", new.display()))?;
-    Ok(folder.insert(new).clone())
+    Ok(folder.insert(Scratch::new(&run_id())?).folder.clone())
 }

@@ -718,6 +718,13 @@ fn check_name(pattern: &str) -> Result<(), String> {
         };
         rest = after;
     }
+    let filled =
+        PLACEHOLDERS.iter().fold(pattern.to_owned(), |name, p| name.replace(&format!("{{{p}}}"), "1"));
+    if !crate::files::is_trace_of_its_own(&filled) {
+        return Err("expected another end: a name that ends in `.stacks`, or in `.part` and a number, is that of a file \
+                    beside a trace"
+            .to_owned());
+    }
     Ok(())
 }
 
@@ -793,11 +800,15 @@ mod tests {
     #[test]
     fn a_trace_name_is_a_file_name_with_known_placeholders() {
         assert_eq!(fill("{run}-{host}.r{rank}.{pid}", "h", 3, 7, "x"), "x-h.r3.7");
-        for bad in ["", "a/b", ".hidden", "{user}", "{pid", "../x"] {
+        for bad in
+            ["", "a/b", ".hidden", "{user}", "{pid", "../x", "{run}.stacks", "run.part2", "run.part{rank}"]
+        {
             let (settings, warnings) = with("MEMTRACE_NAME", bad);
             assert_eq!((settings.name.as_str(), warnings.len()), ("{host}.r{rank}.{pid}", 1), "{bad}");
         }
-        assert_eq!(with("MEMTRACE_NAME", "trace").0.name, "trace");
+        for good in ["trace", "run.part", "run.parts", "stacks", "part2"] {
+            assert_eq!(with("MEMTRACE_NAME", good).0.name, good);
+        }
     }
 
     #[test]

@@ -119,6 +119,14 @@ pub fn first_stem(part: &Path) -> PathBuf {
     if is_part { plain.with_extension("") } else { plain }
 }
 
+/// Returns true if the files of a trace with this name are taken for what they are: `run.stacks.csv` would be no
+/// trace, and `run.part2.csv` a part of `run`.
+#[must_use]
+pub fn is_trace_of_its_own(name: &str) -> bool {
+    let file = trace_name(name, "");
+    is_trace(&file) && first_stem(Path::new(&file)) == Path::new(name)
+}
+
 /// Returns the name of a trace or part, compressed or not, without its endings: the trace name of its
 /// process.
 #[must_use]

@@ -184,7 +184,7 @@ pub fn redact(argv: impl IntoIterator<Item = String>) -> Vec<String> {
             if std::mem::take(&mut hide_next) && !word.starts_with("--") {
                 return "***".to_owned();
             }
-            let word = without_user(&word);
+            let word = without_secret_parameters(&without_user(&word));
             match word.split_once('=') {
                 Some((key, _)) if looks_secret(key) => format!("{key}=***"),
                 None if word.starts_with('-') && looks_secret(&word) => {
@@ -209,16 +209,46 @@ fn without_user(word: &str) -> String {
     word.split("://").enumerate().map(hide).collect::<Vec<_>>().join("://")
 }
 
+/// Replaces the values of the parameters of a URL that look like secrets by `***`, such as the signature of
+/// `https://host/data?X-Amz-Signature=1a2b`.
+fn without_secret_parameters(word: &str) -> String {
+    let Some(host) = word.find("://") else { return word.to_owned() };
+    let hide = |(number, piece): (usize, &str)| match piece.split_once('=') {
+        Some((name, value)) if number > 0 && looks_secret(name) => {
+            let end = value.find(['?', '&', '#']).map_or("", |end| &value[end..]);
+            format!("{name}=***{end}")
+        }
+        _ => piece.to_owned(),
+    };
+    let pieces = word[host..].split_inclusive(['?', '&', '#']).enumerate().map(hide);
+    format!("{}{}", &word[..host], pieces.collect::<String>())
+}
+
 /// The ends of words that name a secret.
-const SECRETS: [&str; 8] =
-    ["token", "secret", "secrets", "password", "passwd", "apikey", "credential", "credentials"];
+const SECRETS: [&str; 12] = [
+    "token",
+    "secret",
+    "secrets",
+    "password",
+    "passwd",
+    "passphrase",
+    "auth",
+    "signature",
+    "sig",
+    "apikey",
+    "credential",
+    "credentials",
+];
+/// The words before `key` that make it a secret.
+const KEYS: [&str; 5] = ["api", "access", "private", "secret", "encryption"];
 
 fn looks_secret(option: &str) -> bool {
     let option = option.to_ascii_lowercase();
     // The end of a word counts, because `--tokenizer` and `--max-tokens` have no secret, but `accessToken` has.
     let is_secret = |word: &str| SECRETS.iter().any(|secret| word.ends_with(secret));
-    ["api-key", "api_key"].iter().any(|key| option.contains(key))
-        || option.split(['-', '_', '.']).any(is_secret)
+    let is_key =
+        |kind: &str| ["-key", "_key", "key"].iter().any(|key| option.contains(&format!("{kind}{key}")));
+    KEYS.into_iter().any(is_key) || option.split(['-', '_', '.']).any(is_secret)
 }
 
 #[cfg(test)]
@@ -236,6 +266,11 @@ mod tests {
         assert_eq!(shown, expected);
         let argv = "--password -abc --db=postgres://u:p@w@host/d?x=a@b redis://:pw@host https://host/a@b s3://x --token -";
         let expected = "--password *** --db=postgres://***@host/d?x=a@b redis://***@host https://host/a@b s3://x --token ***";
+        assert_eq!(redacted(argv), expected);
+        let argv = "--s3-access-key A --passphrase x --auth=y --author z --keys 3 \
+                    --url=https://b/d?x=1&token=abc&y=2#access_token=q s3://b/token=5/d?X-Amz-Signature=1a";
+        let expected = "--s3-access-key *** --passphrase *** --auth=*** --author z --keys 3 \
+                        --url=https://b/d?x=1&token=***&y=2#access_token=*** s3://b/token=5/d?X-Amz-Signature=***";
         assert_eq!(redacted(argv), expected);
     }
 

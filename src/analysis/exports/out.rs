@@ -63,9 +63,9 @@ pub(super) const PARTIAL: &str = ".partial";
 
 impl Replacement {
     /// Creates the temporary file in the folder of its target. Returns `None` if `path` must be written in
-    /// place, because it is not a regular file, or because no file can be created in its folder or given to
-    /// its owner.
-    fn create(path: &Path) -> Option<(File, Replacement)> {
+    /// place, because it is not a regular file, or because no file can be created in its folder or, with
+    /// `keeps_owner`, given to its owner.
+    fn create(path: &Path, keeps_owner: bool) -> Option<(File, Replacement)> {
         let target = match fs::symlink_metadata(path) {
             Ok(_) => path.canonicalize().ok()?,
             Err(_) => path.to_owned(),
@@ -78,7 +78,7 @@ impl Replacement {
         let partial = target.with_file_name(format!(".{name}.{}{PARTIAL}", process::id()));
         let file = File::create_new(&partial).ok()?;
         let replacement = Replacement { partial, target };
-        if let Some(old) = old {
+        if let Some(old) = old.filter(|_| keeps_owner) {
             // Set the mode last, because a change of the owner clears parts of the mode.
             fchown(&file, Some(old.uid()), Some(old.gid())).ok()?;
             file.set_permissions(old.permissions()).ok()?;
@@ -99,6 +99,19 @@ impl Out {
     /// # Errors
     /// When a file or folder cannot be created or written to.
     pub fn create(path: &Path) -> Result<Out> {
+        Out::open(path, true)
+    }
+
+    /// Same as [`Out::create`], but never writes in place: an earlier file stays as it is until
+    /// [`Complete::publish`], and the new one belongs to this user.
+    ///
+    /// # Errors
+    /// When a file or folder cannot be created or written to.
+    pub(super) fn create_beside(path: &Path) -> Result<Out> {
+        Out::open(path, false)
+    }
+
+    fn open(path: &Path, may_be_in_place: bool) -> Result<Out> {
         if is_stdout(path) {
             let sink = Sink::Stdout(BufWriter::with_capacity(1 << 16, io::stdout()));
             return Ok(Out { path: path.to_owned(), replacement: None, sink, failed: None });
@@ -110,8 +123,11 @@ impl Out {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             fs::create_dir_all(folder).map_err(error)?;
         }
-        let (file, replacement) = match Replacement::create(path) {
+        let (file, replacement) = match Replacement::create(path, may_be_in_place) {
             Some((file, replacement)) => (file, Some(replacement)),
+            None if !may_be_in_place => {
+                return Err(error(io::Error::other("no file can be created beside it")));
+            }
             None => (File::create(path).map_err(error)?, None),
         };
         let file = BufWriter::with_capacity(1 << 18, file);
@@ -165,7 +181,7 @@ fn close(mut sink: Sink) -> io::Result<u64> {
     Ok(file.get_ref().metadata()?.len())
 }
 
-/// A complete output that may not have its final name yet. It is removed on drop if it does not.
+/// A complete output that may not have its final name yet. It is then removed on drop, unless it was written in place.
 pub(super) struct Complete {
     path: PathBuf,
     replacement: Option<Replacement>,

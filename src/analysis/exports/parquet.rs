@@ -71,13 +71,12 @@ impl Export for Parquet {
         }
         // The new export replaces the old one only when it is complete.
         let replaced: HashSet<_> = files.iter().map(|(file, _)| file.path().to_owned()).collect();
-        remove(job.place, old.into_iter().filter(|old| !replaced.contains(old)))?;
         for (file, rows) in files {
             let path = file.path().to_owned();
             let bytes = file.publish()?;
             job.written.push((path, bytes, counted(rows, "row")));
         }
-        Ok(())
+        remove(job.place, old.into_iter().filter(|old| !replaced.contains(old)))
     }
 }
 
@@ -141,13 +140,15 @@ fn old_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(old)
 }
 
-/// Removes files of an earlier export, and the folders that this empties.
+/// Removes files of an earlier export, and the folders that are then empty, also those of an export that failed.
 fn remove(folder: &Path, files: impl Iterator<Item = PathBuf>) -> Result<()> {
     let io = |source| Error::from(memtrace_trace::Error::Io { path: folder.to_owned(), source });
     for file in files {
         std::fs::remove_file(&file).map_err(io)?;
+    }
+    for child in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         // This fails if the folder has a file of the new export.
-        file.parent().map(std::fs::remove_dir);
+        std::fs::remove_dir(child.path()).ok();
     }
     Ok(())
 }
@@ -217,7 +218,7 @@ struct File {
 
 impl File {
     fn create(path: &Path, trace: &TraceFile) -> std::result::Result<File, ParquetError> {
-        let out = Out::create(path).map_err(|error| ParquetError::General(error.to_string()))?;
+        let out = Out::create_beside(path).map_err(|error| ParquetError::General(error.to_string()))?;
         let column = |column: &Column| {
             let physical =
                 if column.kind == ColumnType::Int { Physical::INT64 } else { Physical::BYTE_ARRAY };

@@ -69,8 +69,8 @@ impl FirstReading {
         let mut host: Option<HostMemory> = None;
         let wanted = replay::COLUMNS
             .and(Columns::of(&["ts_ns"]))
-            .plus(EventName::RangeBegin, Columns::of(&["api", "name"]))
-            .plus(EventName::RangeEnd, Columns::of(&["api", "name"]))
+            .plus(EventName::RangeBegin, Columns::of(&["tid", "api", "name"]))
+            .plus(EventName::RangeEnd, Columns::of(&["tid", "api", "name"]))
             .plus(EventName::Mark, retained::MARK_COLUMNS)
             .plus(EventName::Sample, SAMPLE);
         let replayed = replay_rows_knowing(trace, wanted, options, metric, flow, |row, replay| {

@@ -46,8 +46,8 @@ pub(crate) struct Contents {
     now: FxHashMap<i32, i64>,
     /// The highest sum of `now` so far.
     highest: i64,
-    /// The open calls of modules, each with the bytes that were allocated when it began.
-    open: Vec<(Symbol, i64)>,
+    /// The open calls of modules: the thread, the module, and the bytes that were allocated when the call began.
+    open: Vec<(i32, Symbol, i64)>,
     /// For each module: the maximum number of bytes that one of its calls left allocated.
     left: FxHashMap<Symbol, i64>,
     classes: ModuleClasses,
@@ -85,7 +85,7 @@ impl Contents {
             EventName::RangeBegin if row.api == self.module_api(symbols) => {
                 // Limit the number of open calls, because a hostile trace may never close them.
                 if self.open.len() < MOST_OPEN_CALLS {
-                    self.open.push((row.name, self.allocated()));
+                    self.open.push((row.tid, row.name, self.allocated()));
                 }
                 self.classes.feed(row, symbols);
                 let is_new = self.names.insert(row.name);
@@ -95,9 +95,12 @@ impl Contents {
                 is_new
             }
             EventName::RangeEnd if row.api == self.module_api(symbols) => {
-                if let Some(at) = self.open.iter().rposition(|(name, _)| *name == row.name) {
-                    let left = self.allocated() - self.open[at].1;
-                    self.open.truncate(at);
+                let is_same = |(tid, name, _): &(i32, Symbol, i64)| (*tid, *name) == (row.tid, row.name);
+                if let Some(at) = self.open.iter().rposition(is_same) {
+                    let left = self.allocated() - self.open[at].2;
+                    // A call that raised an exception may have left inner calls open, so close these, too.
+                    let inner = self.open.split_off(at);
+                    self.open.extend(inner.into_iter().filter(|(tid, ..)| *tid != row.tid));
                     let most = self.left.entry(row.name).or_default();
                     *most = left.max(*most);
                 }
@@ -142,7 +145,7 @@ impl Contents {
     /// root.
     fn is_batch_of_one(&self, symbols: &SymbolTable) -> bool {
         let is_one = |path: &str| self.facts.of(path).is_batch_of_one;
-        if let Some((name, _)) = self.open.first() {
+        if let Some((_, name, _)) = self.open.first() {
             return is_one(root_of(&symbols.get(*name)));
         }
         let mut roots = self.roots(symbols).peekable();
@@ -153,7 +156,7 @@ impl Contents {
     /// first: their calls leave at least [`LEAST_LEFT`] of the highest total allocated.
     fn worth_checkpoints(&self, groups: &[String], symbols: &SymbolTable) -> Vec<String> {
         let left: Vec<_> = self.left.iter().map(|(name, bytes)| (symbols.get(*name), *bytes)).collect();
-        let is_open = |root: &str| self.open.iter().any(|(name, _)| *symbols.get(*name) == *root);
+        let is_open = |root: &str| self.open.iter().any(|(_, name, _)| *symbols.get(*name) == *root);
         // A forward without a graph leaves only its results, whatever its modules left until it ended. If a
         // call of the root is open, it may be the first one with a graph.
         let most = |root: &str| {
@@ -231,7 +234,7 @@ pub fn with_units(trace: &TraceFile, changes: &[Change], options: &Options) -> R
 
 /// The columns that [`Contents::feed`] needs of a block (`TOTAL`) and of a module call (`CALL`).
 const TOTAL: Columns = Columns::of(&["device", "allocated_bytes"]);
-const CALL: Columns = RANGE_COLUMNS;
+const CALL: Columns = RANGE_COLUMNS.and(Columns::of(&["tid"]));
 
 fn contents(trace: &TraceFile, options: &Options) -> Result<(Contents, SymbolTable)> {
     let symbols = SymbolTable::default();

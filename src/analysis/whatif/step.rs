@@ -369,14 +369,17 @@ impl StepRecorder {
             }
             EventName::RangeEnd if row.api == self.module_api => {
                 // A call that raised an exception may have left inner calls open, so close these, too.
-                let open = self.open.entry(row.tid).or_default();
-                while let Some(call) = open.pop() {
+                while let Some(call) = self.open.get_mut(&row.tid).and_then(Vec::pop) {
                     self.open_calls -= 1;
                     let is_same = call.name == row.name;
                     self.now.modules.push(StepCall { to: self.now.end(), ..call });
                     if is_same {
                         break;
                     }
+                }
+                // Threads may come and go in each step.
+                if self.open.get(&row.tid).is_some_and(Vec::is_empty) {
+                    self.open.remove(&row.tid);
                 }
             }
             _ => {}

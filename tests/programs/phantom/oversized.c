@@ -46,6 +46,14 @@ int main(void) {
 
     CHECK(cudaMalloc((void **)&got, WHOLE), 2);
     CHECK(cudaMalloc((void **)&got, WHOLE - 511), 2);
+    // The runtime does not see the driver's errors, and only its cudaMalloc takes 0 bytes.
+    CHECK(cudaGetLastError(), 2);
+    CHECK(cuMemAlloc_v2(&start, WHOLE), 2);
+    CHECK(cudaGetLastError(), 0);
+    CHECK(cudaMalloc((void **)&got, 0), 0);
+    CHECK(cuMemAlloc_v2(&start, 0), 1);
+    CHECK(cudaGetLastError(), 0);
+    CHECK(cudaMallocManaged((void **)&got, 0, 1), 1);
     CHECK(cudaMallocAsync((void **)&got, WHOLE, 0), 2);
     CHECK(cudaMallocAsync((void **)&got, WHOLE - 511, 0), 2);
     CHECK(cudaMallocAsync((void **)&got, WHOLE - (1 << 20), 0), 2);

@@ -37,7 +37,7 @@ use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
-use crate::render::numbers::{count, counted, percent, share, step_or_dash};
+use crate::render::numbers::{counted, percent, share, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::marks;
 use crate::state::replay::{HOST, Metric, Replay, is_gpu};
@@ -143,7 +143,11 @@ impl Report for Budget {
             let more = faults.len().saturating_sub(MOST_FAULTS);
             faults.truncate(MOST_FAULTS);
             if more > 0 {
-                faults.push(format!("{} more limits match nothing", count(more as u64)));
+                faults.push(format!(
+                    "{} {} nothing",
+                    counted(more as u64, "more limit"),
+                    if more == 1 { "matches" } else { "match" }
+                ));
             }
             let advice = format!(
                 "to allow a limit with no match, write NAME = {{ limit = SIZE, optional = true }} in {file}"

@@ -316,7 +316,9 @@ impl Request {
     /// length.
     pub(super) fn settings(&self, value: &str, length: u64) -> Value {
         let script = self.script_with(value).unwrap_or_default();
-        let mut all = settings::json(&script);
+        // The script has no line for a setting that is off.
+        let mut all = settings::json(&self.recipe.with_all_settings());
+        all.extend(settings::json(&script));
         let batch = self.searched.as_ref().map_or_else(|| value.to_owned(), |one| one.batch.to_string());
         let name = self.recipe.length_option().trim_start_matches('-');
         all.insert("batch".to_owned(), batch.parse::<u64>().ok().into());

@@ -18,7 +18,7 @@ use crate::core::capture;
 use crate::core::const_text::{contains, is_in, starts_with};
 use crate::core::faults::{self, CallRole};
 use crate::core::ffi::{NO_DEVICE, OK, Status};
-use crate::core::host_state::{current, fail, host_state};
+use crate::core::host_state::{current, fail, host_state, last_error, set_last_error};
 use crate::core::on_behalf::is_on_behalf;
 
 /// The conditions under which one call fails at once: the driver is not initialized, a fault is injected, or
@@ -31,6 +31,8 @@ pub(crate) struct CallRules {
     capture: CaptureRule,
     /// True for a call of the runtime, which stores the status of a refusal for `cudaGetLastError`.
     is_runtime: bool,
+    /// True for a call of the driver, which stores no status there. It shares functions with calls of the runtime.
+    is_driver: bool,
 }
 
 impl CallRules {
@@ -42,7 +44,14 @@ impl CallRules {
             initialization: Initialization::from_name(name),
             capture: CaptureRule::from_name(name),
             is_runtime: starts_with(name, "cuda"),
+            is_driver: is_driver(name),
         }
+    }
+
+    /// Returns a value that restores the thread's last error when it is dropped, if this is a call of the driver.
+    #[inline]
+    pub(crate) fn keeps_last_error(self) -> KeptError {
+        KeptError(self.is_driver.then(|| last_error(false)))
     }
 
     /// Returns the status with which the call must fail, or `None` if it is allowed.
@@ -61,6 +70,23 @@ impl CallRules {
     }
 }
 
+/// The last error of the thread before a call of the driver.
+pub(crate) struct KeptError(Option<Status>);
+
+impl Drop for KeptError {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(status) = self.0 {
+            set_last_error(status);
+        }
+    }
+}
+
+/// Returns true for the name of a function of the driver, such as `cuMemAlloc_v2`.
+const fn is_driver(name: &str) -> bool {
+    starts_with(name, "cu") && name.len() > 2 && name.as_bytes()[2].is_ascii_uppercase()
+}
+
 impl CallRules {
     /// Returns the status with which an injected fault makes the call fail, or `None` if no fault does.
     #[cold]
@@ -75,7 +101,7 @@ impl CallRules {
 /// Returns the role that the call with this name has for injected faults.
 const fn role_of(name: &str) -> CallRole {
     let is_runtime = starts_with(name, "cuda");
-    let is_driver = starts_with(name, "cu") && name.len() > 2 && name.as_bytes()[2].is_ascii_uppercase();
+    let is_driver = is_driver(name);
     if is_in(name, &["cudaGetLastError", "cudaPeekAtLastError"]) {
         CallRole::LastError
     } else if is_in(name, &memtrace_cards::ALLOCATIONS) {

@@ -146,6 +146,8 @@ macro_rules! refuse_by_rule {
         if let Some(status) = RULE.refusal() {
             return status;
         }
+        // Lives until the call returns.
+        let _kept = RULE.keeps_last_error();
     };
     ($name:ident $type:ty) => {};
 }

@@ -98,7 +98,8 @@ pub(crate) fn set_step(step: i64) {
 /// Returns true if an out-of-memory fault was requested for this step or an earlier one and has not begun.
 pub(crate) fn begins_at_step(step: i64) -> bool {
     let waits = |armed: &Armed| {
-        let of_step = matches!(armed.fault.moment, Moment::Step(at) if at as i64 <= step);
+        let of_step =
+            matches!(armed.fault.moment, Moment::Step(at) if i64::try_from(at).is_ok_and(|at| at <= step));
         of_step && armed.fault.kind == FaultKind::OutOfMemory && !armed.has_begun.load(Ordering::Relaxed)
     };
     are_armed() && FAULTS.get().is_some_and(|faults| faults.iter().any(waits))
@@ -148,7 +149,7 @@ pub(crate) fn refusal(
             FaultKind::Ecc | FaultKind::Lost => !matches!(role, CallRole::None | CallRole::LastError),
         };
         let is_now = match &armed.fault.moment {
-            Moment::Step(step) => STEP.load(Ordering::Relaxed) >= *step as i64,
+            Moment::Step(step) => i64::try_from(*step).is_ok_and(|at| STEP.load(Ordering::Relaxed) >= at),
             Moment::Allocation(at) => is_allocation && number == *at,
             Moment::Call(call, at) => {
                 is_named(call, name) && here && armed.calls.fetch_add(1, Ordering::Relaxed) + 1 == *at

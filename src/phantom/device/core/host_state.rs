@@ -177,9 +177,14 @@ pub(crate) fn device(index: c_int) -> Option<&'static Device> {
 /// Stores an error for `cudaGetLastError` and returns it.
 pub(crate) fn fail(status: Status) -> Status {
     if status != OK {
-        let _ = LAST_ERROR.try_with(|cell| cell.set(status));
+        set_last_error(status);
     }
     status
+}
+
+/// Sets the last error of the calling thread.
+pub(crate) fn set_last_error(status: Status) {
+    let _ = LAST_ERROR.try_with(|cell| cell.set(status));
 }
 
 /// Returns the last error of the calling thread. If `clear` is true, the next call returns success.

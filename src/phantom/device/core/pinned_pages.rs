@@ -94,23 +94,26 @@ mod tests {
         assert!(fits(1 << 30, 2 << 30, 8 << 30) && !fits((1 << 30) + 1, 2 << 30, 8 << 30));
         assert!(!fits(usize::MAX, 2 << 30, 8 << 30) && !fits(1, -5, 1 << 30));
     }
-    /// Registered memory may begin in a page that follows unmapped memory.
+
+    /// Registered memory may begin in a page that follows inaccessible memory.
     #[test]
     fn pinned_pages_begin_at_a_page_of_the_kernel() {
         const LARGEST: usize = 1 << 16;
-        let (page, flags) = (host_page(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping, of which this test removes a part.
+        // SAFETY: it has no preconditions.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping, of which this test closes a part.
         let (memory, after_hole) = unsafe {
             let pages = libc::mmap(std::ptr::null_mut(), 3 * LARGEST, libc::PROT_WRITE, flags, -1, 0);
             assert_ne!(pages, libc::MAP_FAILED);
             let hole = (pages as usize).next_multiple_of(LARGEST);
-            assert_eq!(libc::munmap(hole as *mut c_void, page), 0);
+            assert_eq!(libc::mprotect(hole as *mut c_void, page, libc::PROT_NONE), 0);
             (pages, hole + page)
         };
         // SAFETY: memory of this test.
         let (whole, from_hole) = unsafe {
             let is_known = populate(after_hole, page);
-            let start = first_page(after_hole + 1, page);
+            let start = first_page(after_hole + 1, host_page());
             (is_known, populate(start, page) && start == after_hole)
         };
         assert!(from_hole || !whole, "Linux 5.14 or later");

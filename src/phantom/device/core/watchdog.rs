@@ -32,10 +32,12 @@ struct Watchdogs {
     rounds: u64,
     /// For each watchdog's thread, the last round that it has completed and the last one that it has begun.
     threads: BTreeMap<libc::pid_t, [u64; 2]>,
+    /// The process of `threads`. The child of a fork has no watchdog yet.
+    pid: libc::pid_t,
 }
 
 static WATCHDOGS: Mutex<Watchdogs> =
-    Mutex::new(Watchdogs { elapsed_ms: None, rounds: 0, threads: BTreeMap::new() });
+    Mutex::new(Watchdogs { elapsed_ms: None, rounds: 0, threads: BTreeMap::new(), pid: 0 });
 static LOOKED: Condvar = Condvar::new();
 
 /// Parses the value of [`STEP_MS_VARIABLE`]; 0 stands for the wall clock. Returns `None` if it is invalid.
@@ -58,6 +60,16 @@ fn step_ms() -> u64 {
 }
 
 impl Watchdogs {
+    /// Returns the watchdogs of this process.
+    fn of_process(&mut self) -> &mut BTreeMap<libc::pid_t, [u64; 2]> {
+        // SAFETY: it has no preconditions.
+        let pid = unsafe { libc::getpid() };
+        if std::mem::replace(&mut self.pid, pid) != pid {
+            self.threads.clear();
+        }
+        &mut self.threads
+    }
+
     /// Advances the timer by a step. Returns true if the watchdogs must look now.
     fn step_begins(&mut self, step_ms: u64) -> bool {
         let elapsed = self.elapsed_ms.map_or(0, |elapsed| elapsed.saturating_add(step_ms));
@@ -79,7 +91,7 @@ pub(crate) fn step_begins() {
         return;
     }
     let round = watchdogs.rounds;
-    let is_pending = |all: &mut Watchdogs| all.threads.values().any(|[completed, _]| *completed < round);
+    let is_pending = |all: &mut Watchdogs| all.of_process().values().any(|[completed, _]| *completed < round);
     let (mut watchdogs, waited) =
         LOOKED.wait_timeout_while(watchdogs, PATIENCE, is_pending).unwrap_or_else(PoisonError::into_inner);
     if waited.timed_out() {
@@ -122,8 +134,12 @@ unsafe extern "C-unwind" fn pthread_cond_timedwait(
 ) -> c_int {
     static REAL: OnceLock<usize> = OnceLock::new();
     let find = || {
-        // SAFETY: a constant C string.
-        unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_cond_timedwait".as_ptr()) as usize }
+        // Before glibc 2.36, `dlsym` finds the oldest version after this library (glibc bug 14932). On x86-64 that is
+        // the one for another `pthread_cond_t`.
+        let version = if cfg!(target_arch = "aarch64") { c"GLIBC_2.17" } else { c"GLIBC_2.3.2" };
+        let name = c"pthread_cond_timedwait";
+        // SAFETY: constant C strings.
+        unsafe { libc::dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) as usize }
     };
     let real = *REAL.get_or_init(find);
     if real == 0 {
@@ -140,17 +156,26 @@ unsafe extern "C-unwind" fn pthread_cond_timedwait(
     // SAFETY: it has no preconditions.
     let thread = unsafe { libc::gettid() };
     arrive(thread);
+    if deadline <= now() {
+        // Not the watchdog's sleep but a lock of Python, which counts by another clock. The program may hold that lock
+        // while it waits for the watchdog, so its look counts as completed.
+        // SAFETY: the caller's promise.
+        return unsafe { real(condition, mutex, until) };
+    }
     loop {
         let check = timespec_of(now() + CHECK);
         // SAFETY: the caller's promise; it holds the mutex, also after each wait.
         let status = unsafe { real(condition, mutex, &check) };
         if status != libc::ETIMEDOUT {
             // The group of processes ends, or something else happened that the watchdog must look at.
-            lock(&WATCHDOGS).threads.remove(&thread);
+            lock(&WATCHDOGS).of_process().remove(&thread);
             LOOKED.notify_all();
             return status;
         }
-        if now() >= deadline && may_look(thread) {
+        let now = now();
+        // Without a step, it looks at last: PyTorch ends a program whose watchdog is stuck for 480 s, and the capture
+        // of a CUDA graph waits until the watchdog has seen all collectives.
+        if now >= deadline && (may_look(thread) || now >= deadline + PATIENCE) {
             return libc::ETIMEDOUT;
         }
     }
@@ -160,7 +185,7 @@ unsafe extern "C-unwind" fn pthread_cond_timedwait(
 fn arrive(thread: libc::pid_t) {
     let mut watchdogs = lock(&WATCHDOGS);
     let rounds = watchdogs.rounds;
-    let [completed, begun] = watchdogs.threads.entry(thread).or_insert([rounds; 2]);
+    let [completed, begun] = watchdogs.of_process().entry(thread).or_insert([rounds; 2]);
     *completed = *begun;
     LOOKED.notify_all();
 }
@@ -169,7 +194,7 @@ fn arrive(thread: libc::pid_t) {
 fn may_look(thread: libc::pid_t) -> bool {
     let mut watchdogs = lock(&WATCHDOGS);
     let (rounds, is_started) = (watchdogs.rounds, watchdogs.elapsed_ms.is_some());
-    let [_, begun] = watchdogs.threads.entry(thread).or_insert([rounds; 2]);
+    let [_, begun] = watchdogs.of_process().entry(thread).or_insert([rounds; 2]);
     let is_due = *begun < rounds || !is_started;
     *begun = rounds;
     is_due
@@ -196,7 +221,7 @@ mod tests {
 
     /// Returns after which of ten steps of this length the watchdogs look.
     fn looks(step_ms: u64) -> Vec<usize> {
-        let mut watchdogs = Watchdogs { elapsed_ms: None, rounds: 0, threads: BTreeMap::new() };
+        let mut watchdogs = Watchdogs { elapsed_ms: None, rounds: 0, threads: BTreeMap::new(), pid: 0 };
         assert!(!watchdogs.step_begins(step_ms), "the first step has not ended");
         (1..=10).filter(|_| watchdogs.step_begins(step_ms)).collect()
     }

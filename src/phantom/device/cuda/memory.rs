@@ -34,6 +34,12 @@ pub(crate) fn alloc(out: Out<usize>, size: usize, purpose: BlockPurpose, caller:
     }
 }
 
+/// Same as [`alloc`], for a call that refuses 0 bytes: CUDA documents this for managed memory and for the driver, while
+/// `cudaMalloc` succeeds.
+fn alloc_some(out: Out<usize>, size: usize, purpose: BlockPurpose) -> Status {
+    if size == 0 { fail(INVALID_VALUE) } else { alloc(out, size, purpose, Caller::GivesUp) }
+}
+
 /// Frees a block of any device: a plain one, one from a memory pool, or one that a graph left allocated.
 pub(crate) fn free(address: usize) -> Status {
     if address == 0 {
@@ -273,7 +279,7 @@ answers! {
     }
     Real fn cudaFree(address: Word) { free(address) }
     Guess fn cudaMallocManaged(out: Out<usize>, size: usize, _flags: Word) {
-        alloc(out, size, BlockPurpose::Managed, Caller::GivesUp)
+        alloc_some(out, size, BlockPurpose::Managed)
     }
     // `_place` is a device before CUDA 13 and a `cudaMemLocation` since. Both occupy one register, which this
     // call ignores.
@@ -292,12 +298,10 @@ answers! {
     Real fn cudaHostGetDevicePointer(out: Out<usize>, address: Word, _flags: Word) { host_pointer(out, address) }
     Real fn cudaHostGetFlags(out: Out<u32>, address: Word) { host_flags(out, address) }
     Real fn cudaMemGetInfo(free: Out<usize>, total: Out<usize>) { memory_info(free, total) }
-    Real fn cuMemAlloc_v2(out: Out<usize>, size: usize) {
-        alloc(out, size, BlockPurpose::Plain, Caller::GivesUp)
-    }
+    Real fn cuMemAlloc_v2(out: Out<usize>, size: usize) { alloc_some(out, size, BlockPurpose::Plain) }
     Real fn cuMemFree_v2(address: Word) { free(address) }
     Guess fn cuMemAllocManaged(out: Out<usize>, size: usize, _flags: Word) {
-        alloc(out, size, BlockPurpose::Managed, Caller::GivesUp)
+        alloc_some(out, size, BlockPurpose::Managed)
     }
     Real fn cuMemPrefetchAsync(address: Word, size: usize, _place: Word) { managed_range(address, size) }
     Real fn cuMemPrefetchAsync_v2(address: Word, size: usize, _place: Word) { managed_range(address, size) }

@@ -100,11 +100,11 @@ impl Encoder {
         ages: bool,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        // The step of the latest report. A tag has no step of its own.
-        let mut step = None;
+        // A tag has no step of its own, so its rows have the window's, which is that of its first report: the last
+        // ones may have the number of the next step.
+        let step = events.iter().find_map(|(_, event)| event.unpack_block()).map(|(header, _)| header.step);
         for (index, (tid, event)) in events.iter().enumerate() {
             if let Some((header, block)) = event.unpack_block() {
-                step = Some(header.step);
                 self.brief_block(*tid, &header, &block, sink)?;
                 let peak = plan.peaks.get(header.device.max(0) as usize).copied().flatten();
                 if peak.is_some_and(|(at, _)| at == index) && self.unlisted.hidden(header.device) != 0 {

@@ -134,7 +134,10 @@ fn rows_that_a_tag_causes_have_the_step_of_the_window() {
     // The tag names a block of this window, and a block of an earlier window in a window without reports.
     for reports in [true, false] {
         if reports {
-            program.alloc(2, 512).alloc(3, 512);
+            program.alloc(2, 512).alloc(3, 512).alloc(4, 512);
+            // A late free has the number of the next step.
+            program.step = 8;
+            program.free(4, 512);
         }
         let (address, category) = (2 + u64::from(!reports), Category::Gradient);
         let claim = memtrace_trace::Claim::Strong;

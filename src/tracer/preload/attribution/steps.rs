@@ -52,8 +52,8 @@ pub(crate) fn set(step: i64) {
     SET_BY_PROGRAM.store(true, Ordering::Relaxed);
     let step = in_range(step);
     let before = STEP.swap(step, Ordering::Relaxed);
-    phantom::step_begins(step);
     if before != step {
+        phantom::step_begins(step);
         begins(step);
     }
     if before < 0 {

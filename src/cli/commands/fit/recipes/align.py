@@ -7,7 +7,7 @@ python train.py --random            the same with random weights and tokens: rea
 A line of the data is {"prompt": ..., "chosen": ..., "rejected": ...}. --seq is prompt and answer.
 # []
 # [grpo]
-A line of the data is {"prompt": ..., "answer": ...}. A prompt longer than --seq - COMPLETION is left out.
+A line of the data is {"prompt": ..., "answer": ...}. Longer prompts than --seq minus COMPLETION (or half of --seq) are left out.
 # []
 """
 
@@ -77,6 +77,8 @@ if args.data:
     rows = datasets.load_dataset("json", data_files=args.data, split="train")
     # [grpo]
     rows = rows.filter(lambda row: len(tokenizer(row["prompt"]).input_ids) <= args.seq - completion)
+    if len(rows) < args.batch:
+        raise SystemExit(f"--data has {len(rows)} prompts of {args.seq - completion} tokens or fewer, less than a batch")
     # []
 else:
     # [dpo]

@@ -57,14 +57,15 @@ with accelerate.init_empty_weights():
 buffers, fsdp = dict(model.named_buffers()), torch.distributed.fsdp
 precision = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 offload = fsdp.CPUOffloadPolicy() if CPU_OFFLOAD else fsdp.OffloadPolicy()
-blocks = [part for part in model.modules() if type(part).__name__ in model._no_split_modules]
-for part in [*blocks, model]:
+blocks = [part for part in model.modules() if type(part).__name__ in (model._no_split_modules or ())]
+assert blocks, f"{type(model).__name__} does not name its blocks (_no_split_modules), which FSDP shards"
+for part in [*reversed(blocks), model]:  # the inner ones first
     fsdp.fully_shard(part, mp_policy=precision, offload_policy=offload, reshard_after_forward=RESHARD)
 model.to_empty(device="cpu" if CPU_OFFLOAD else device)
 model.apply(lambda part: setattr(part, "_is_hf_initialized", False))  # transformers 4 sets it on meta
 model.init_weights()
 for name, buffer in model.named_buffers():
-    buffer.copy_(buffers[name])
+    buffer.data = buffers[name]  # fully_shard has moved it to the device.
 optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
 # []
 # [zero]

@@ -37,6 +37,10 @@ if bool((args := parser.parse_args()).data) == args.random:
 device = "cuda" if torch.cuda.is_available() else "cpu"
 # Some models can only take images of the size that they are built for.
 fixed = {"img_size": args.size} if timm.get_pretrained_cfg(args.model).fixed_input_size else {}
+if args.data:
+    dataset = timm.data.create_dataset("", root=args.data, is_training=True)
+    if (count := len(dataset.reader.class_to_idx)) != CLASSES:
+        raise SystemExit(f"--data has a folder for each of {count} classes: set CLASSES = {count}")
 with torch.device(device):
     model = timm.create_model(args.model, pretrained=not args.random, num_classes=CLASSES, **fixed)
 layout = torch.channels_last if CHANNELS_LAST else torch.contiguous_format
@@ -46,9 +50,6 @@ optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 
 if args.data:
-    dataset = timm.data.create_dataset("", root=args.data, is_training=True)
-    if (count := len(dataset.reader.class_to_idx)) != CLASSES:
-        raise SystemExit(f"--data has a folder for each of {count} classes: set CLASSES = {count}")
     own = timm.data.resolve_data_config({"input_size": (3, args.size, args.size)}, model=model)
     dataset.transform = timm.data.create_transform(**own, is_training=True)
     workers = {"num_workers": 4, "multiprocessing_context": "fork"}

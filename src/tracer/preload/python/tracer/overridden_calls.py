@@ -4,6 +4,7 @@ as GPyTorch's classes."""
 from __future__ import annotations
 
 import sys
+import weakref
 
 from .subclasses import with_subclasses
 from .torch_api import Module
@@ -17,12 +18,13 @@ _hook = None
 # The ids of the classes that were checked. An id is rarely reused, because classes of
 # modules are rarely freed.
 _seen: set[int] = set()
-# The number of imported modules and of classes that derive from `Module` directly, at the last check. A
-# program may have thousands of module classes, and the check runs after each backward, so classes are
-# searched only if one of these numbers has changed, and at one in EVERY checks.
-_numbers: tuple[int, int] = (0, 0)
-_checks = 0
-EVERY = 100
+# References to the classes whose `__call__` was hooked.
+_hooked: list[weakref.ref] = []
+# The result of `_numbers` at the last walk, and the number of calls of `hook_new_overridden_calls`.
+_known_numbers: tuple[int, int, int] = (0, 0, 0)
+_calls = 0
+# One in so many calls walks all classes, whatever `_numbers` returns.
+EVERY = 10
 
 
 def hook_overridden_calls(hook) -> None:
@@ -33,16 +35,27 @@ def hook_overridden_calls(hook) -> None:
     hook_new_overridden_calls()
 
 
+def _numbers() -> tuple[int, int, int]:
+    """Returns three numbers, one of which almost always changes when a class is created whose `__call__` must
+    be hooked: of imported modules, of classes directly below `Module`, and of classes directly below a class
+    with a hooked `__call__`."""
+    hooked = [kind for reference in _hooked if (kind := reference()) is not None]
+    below = sum(len(type.__subclasses__(kind)) for kind in hooked)
+    return len(sys.modules), len(type.__subclasses__(Module)), below
+
+
 def hook_new_overridden_calls() -> None:
-    """Checks the classes that were created since the last call."""
-    global _numbers, _checks
+    """Checks the classes that were created since the last walk. This is called after each backward, and a
+    program may have thousands of classes, so they are walked only if `_numbers` changes, and at one in EVERY
+    calls."""
+    global _known_numbers, _calls
     if _hook is None:
         return
-    _checks += 1
-    numbers = (len(sys.modules), len(type.__subclasses__(Module)))
-    if numbers == _numbers and _checks % EVERY:
+    _calls += 1
+    numbers = _numbers()
+    if numbers == _known_numbers and _calls % EVERY:
         return
-    _numbers = numbers
+    _known_numbers = numbers
     for kind in with_subclasses(Module):
         if kind is Module or id(kind) in _seen:
             continue
@@ -51,4 +64,5 @@ def hook_new_overridden_calls() -> None:
         # tag, and version tags are limited in number. So read the class's namespace instead.
         call = vars(kind).get("__call__")
         if type(call) is Function and not DELEGATES & set(call.__code__.co_names):
+            _hooked.append(weakref.ref(kind))
             _hook(call)

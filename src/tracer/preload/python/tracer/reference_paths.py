@@ -178,7 +178,8 @@ class Names:
         """Describes a holder by its names in the program. `chain` has the objects from the root's value, or
         from the root itself if it is a module or a class, down to the tensor."""
         path, container, frame, error = "", "", None, ""
-        attribute = ""
+        # True in the namespace of an object, whose keys are attributes.
+        attribute, in_namespace = "", False
         if root.kind == "closure":
             # The chain begins with the closure's tuple of cells, followed by one of them.
             cells, chain = chain[0], chain[1:]
@@ -207,16 +208,16 @@ class Names:
                 path += "[*]"
             elif issubclass(kind, dict):
                 key = self.key_of(upper, id(lower))
-                if attribute == "pending":
+                if in_namespace:
                     path += f".{key or '?'}"
-                    attribute = key or ""
+                    attribute, in_namespace = key or "", False
                 elif key is not None and len(key) <= MAX_KEY and not any(c.isdigit() for c in key):
                     path += f"[{key!r}]"
                 else:
                     container = container or name_of_type(kind)
                     path += "[*]"
             elif dict_of(upper) is lower:
-                attribute = "pending"
+                attribute, in_namespace = "", True
             else:
                 namespace = dict_of(upper)
                 key = self.key_of(namespace, id(lower)) if namespace is not None else None
@@ -227,7 +228,7 @@ class Names:
         while name.endswith("[*]"):
             name = name[:-3]
         file, line = root.file, root.line
-        if root.kind in ("attribute", "class") and attribute not in ("", "pending") and chain:
+        if root.kind in ("attribute", "class") and attribute and chain:
             kind = type(chain[0]) if root.kind == "attribute" else chain[0]
             file, line = self._class_place(kind, attribute)
         file, lines, how = self._place_of(root, name, attribute, chain, file, line)
@@ -285,7 +286,7 @@ class Names:
         """Returns a file, its lines and their meaning (FILLED, SET or RUNNING). Prefers the lines that fill
         the named object to the line that sets its name."""
         codes, filled = root.codes, root.name
-        if attribute not in ("", "pending") and name.endswith("." + attribute):
+        if attribute and name.endswith("." + attribute):
             kinds = [type(each) for each in chain[:2]] + (
                 [chain[0]] if chain and root.kind == "class" else []
             )
