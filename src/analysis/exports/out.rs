@@ -126,7 +126,7 @@ impl Out {
         let (file, replacement) = match Replacement::create(path, may_be_in_place) {
             Some((file, replacement)) => (file, Some(replacement)),
             None if !may_be_in_place => {
-                return Err(error(io::Error::other("no file can be created beside it")));
+                return Err(error(io::Error::other("no file can be created beside it")).into());
             }
             None => (File::create(path).map_err(error)?, None),
         };
