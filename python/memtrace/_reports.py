@@ -119,8 +119,8 @@ def summary(trace: Trace = DEFAULT, **options: Any) -> Answer:
 
 
 def peak(trace: Trace = DEFAULT, **options: Any) -> Answer:
-    """Returns the live blocks at the peak, by owner: `by` is module, op, category, phase, step, size, line, stack,
-    type, dtype or shape.
+    """Returns the live blocks at the peak, by owner: `by` is module, op, category, phase, step, size, line,
+    stack, type, dtype or shape.
 
     `at="end"` lists the blocks at another moment; `mem_tracker=True` adds the sums by type of torch's
     MemTracker.

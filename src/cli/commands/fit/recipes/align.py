@@ -7,7 +7,7 @@ python train.py --random            the same with random weights and tokens: rea
 A line of the data is {"prompt": ..., "chosen": ..., "rejected": ...}. --seq is prompt and answer.
 # []
 # [grpo]
-A line of the data is {"prompt": ..., "answer": ...}. Longer prompts than --seq minus COMPLETION (or half of --seq) are left out.
+A line of the data is {"prompt": ..., "answer": ...}. Prompts without room for an answer are left out.
 # []
 """
 
@@ -78,7 +78,7 @@ if args.data:
     # [grpo]
     rows = rows.filter(lambda row: len(tokenizer(row["prompt"]).input_ids) <= args.seq - completion)
     if len(rows) < args.batch:
-        raise SystemExit(f"--data has {len(rows)} prompts of {args.seq - completion} tokens or fewer, less than a batch")
+        raise SystemExit(f"--data has {len(rows)} prompts with room for an answer, fewer than a batch")
     # []
 else:
     # [dpo]

@@ -114,4 +114,4 @@ for step in range(args.steps):
     optimizer.zero_grad()
     print(f"step {step}: loss {loss.item():.3f}", flush=True)
 if not args.random:
-    model.save_lora_adapter("trained")  # The pipeline's part reads it: load_lora_adapter("trained", prefix=None).
+    model.save_lora_adapter("trained")  # load_lora_adapter("trained", prefix=None) reads it.
