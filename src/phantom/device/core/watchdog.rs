@@ -8,8 +8,9 @@
 //! the first step, the timer is the wall clock.
 
 use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io::Write;
+use std::mem::MaybeUninit;
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -114,6 +115,28 @@ fn is_watchdog() -> bool {
     name.starts_with(b"pt_nccl_watchd")
 }
 
+/// Returns the address of the function that this library's [`pthread_cond_timedwait`] interposes; 0 if there is none.
+fn next_timed_wait() -> usize {
+    let name = c"pthread_cond_timedwait";
+    let version = if cfg!(target_arch = "aarch64") { c"GLIBC_2.17" } else { c"GLIBC_2.3.2" };
+    // SAFETY: constant C strings.
+    let [next, glibcs] = unsafe {
+        [
+            libc::dlsym(libc::RTLD_NEXT, name.as_ptr()),
+            libc::dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()),
+        ]
+    };
+    let library = |function: *mut c_void| {
+        let mut found = MaybeUninit::<libc::Dl_info>::uninit();
+        // SAFETY: `dladdr` fills the structure if it does not return 0.
+        unsafe { (libc::dladdr(function, found.as_mut_ptr()) != 0).then(|| found.assume_init().dli_fbase) }
+    };
+    // The next library may be a preloaded one that interposes the function, too. But in glibc before 2.36, `dlsym`
+    // finds the oldest version (glibc bug 14932): on x86-64, the one for another `pthread_cond_t`.
+    let is_glibcs = !glibcs.is_null() && library(next) == library(glibcs);
+    (if is_glibcs { glibcs } else { next }) as usize
+}
+
 type TimedWait = unsafe extern "C-unwind" fn(
     *mut libc::pthread_cond_t,
     *mut libc::pthread_mutex_t,
@@ -133,15 +156,7 @@ unsafe extern "C-unwind" fn pthread_cond_timedwait(
     until: *const libc::timespec,
 ) -> c_int {
     static REAL: OnceLock<usize> = OnceLock::new();
-    let find = || {
-        // Before glibc 2.36, `dlsym` finds the oldest version after this library (glibc bug 14932). On x86-64 that is
-        // the one for another `pthread_cond_t`.
-        let version = if cfg!(target_arch = "aarch64") { c"GLIBC_2.17" } else { c"GLIBC_2.3.2" };
-        let name = c"pthread_cond_timedwait";
-        // SAFETY: constant C strings.
-        unsafe { libc::dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) as usize }
-    };
-    let real = *REAL.get_or_init(find);
+    let real = *REAL.get_or_init(next_timed_wait);
     if real == 0 {
         return libc::ENOSYS;
     }
