@@ -186,7 +186,7 @@ pub fn redact(argv: impl IntoIterator<Item = String>) -> Vec<String> {
             }
             let word = without_secret_parameters(&without_user(&word));
             match word.split_once('=') {
-                Some((key, _)) if looks_secret(key) => format!("{key}=***"),
+                Some((key, _)) if !key.contains("://") && looks_secret(key) => format!("{key}=***"),
                 None if word.starts_with('-') && looks_secret(&word) => {
                     hide_next = true;
                     word
