@@ -1,17 +1,13 @@
 //! The detailed steps of a trace (`MEMTRACE_DETAIL`). In the other steps, ops and modules are unknown.
 
 use std::fmt::Write as _;
-use std::ops::ControlFlow;
 
 use memtrace_trace::counts::counted;
 use memtrace_trace::detail::{Detail, DetailMark, Reason};
-use memtrace_trace::{Api, EventName, Meta};
+use memtrace_trace::{Api, Meta};
 use serde_json::{Value, json};
 
-use crate::error::Result;
-use crate::options::Options;
-use crate::read::record::{Columns, Record, Wanted};
-use crate::read::stream::TraceFile;
+use crate::read::record::{Columns, Record};
 use crate::read::symbols::SymbolTable;
 
 /// The columns that [`DetailedSteps::feed`] needs from the row of a mark.
@@ -187,33 +183,12 @@ impl DetailedSteps {
         }
         self.stretches.iter().map(|stretch| json!([stretch.first, stretch.last])).collect()
     }
-
-    /// Returns the detailed steps according to the marks of the whole trace, for a report that stops before
-    /// the end of the trace. A trace with full detail is not read.
-    ///
-    /// # Errors
-    /// When the trace cannot be read.
-    pub fn read(trace: &TraceFile, options: &Options) -> Result<DetailedSteps> {
-        let mut found = DetailedSteps::default();
-        if !matches!(Detail::parse(&trace.meta.detail), Ok(detail) if detail != Detail::Full) {
-            return Ok(found);
-        }
-        let symbols = SymbolTable::default();
-        let wanted = Wanted::all_events(Columns::of(&["seq", "step"])).plus(EventName::Mark, MARK_COLUMNS);
-        let mut step = -1;
-        trace.read(wanted, options.lenient, &symbols, |row| {
-            if row.event == EventName::Mark {
-                found.feed(row, step, &symbols);
-            }
-            step = step.max(row.step);
-            ControlFlow::Continue(())
-        })?;
-        Ok(found)
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::EventName;
+
     use super::*;
 
     fn meta(detail: &str) -> Meta {

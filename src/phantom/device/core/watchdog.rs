@@ -3,9 +3,8 @@
 //! The watchdog is a thread of PyTorch's `ProcessGroupNCCL`. Every 100 ms it looks which collectives have ended. It
 //! then releases their tensors or, as seen with torch 2.11, leaves that to the next collective. A simulated step
 //! takes less time than a real one, and another time in every run, so the position of these frees among the
-//! allocations changes. With [`STEP_MS_VARIABLE`] a step takes that time on the
-//! timer. The watchdog then looks only at the ends of steps, and the program waits until it has looked. Until
-//! the first step, the timer is the wall clock.
+//! allocations changes. With [`STEP_MS_VARIABLE`] a step takes that time on the timer. The watchdog then looks only at
+//! the ends of steps, and the program waits until it has looked. Until the first step, the timer is the wall clock.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -20,7 +19,7 @@ use crate::core::lock::lock;
 
 /// The period of the watchdog, `kWatchdogThreadSleepMillis` in `ProcessGroupNCCL`.
 const PERIOD_MS: u64 = 100;
-/// How long the program waits for a watchdog that does not look.
+/// How long the program waits for a watchdog that does not look, and a watchdog for a step that does not end.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The time between two checks of a held watchdog.
 const CHECK: Duration = Duration::from_millis(5);
