@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+int cudaGetLastError(void);
 int cudaMalloc(void **, size_t);
 int cudaMallocAsync(void **, size_t, void *);
 int cudaMallocHost(void **, size_t);
@@ -15,6 +16,7 @@ int cudaMemset(void *, int, size_t);
 int cudaHostGetDevicePointer(void **, void *, unsigned);
 int cudaHostGetFlags(unsigned *, void *);
 int cuMemAddressReserve(uint64_t *, size_t, size_t, uint64_t, uint64_t);
+int cuMemAlloc_v2(uint64_t *, size_t);
 int cuMemHostGetDevicePointer_v2(uint64_t *, void *, unsigned);
 int cuMemMap(uint64_t, size_t, size_t, uint64_t, uint64_t);
 int cuMemSetAccess(uint64_t, size_t, const void *, size_t);

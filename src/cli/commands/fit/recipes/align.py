@@ -68,10 +68,9 @@ completion = args.seq // 2
 settings = {"per_device_train_batch_size": part, "max_length": args.seq}
 # []
 # [grpo]
-completion = min(COMPLETION, args.seq // 2)
-settings = {"per_device_train_batch_size": part * GENERATIONS, "num_generations": GENERATIONS}
-settings["max_completion_length"] = completion
-settings["generation_kwargs"] = {"min_new_tokens": args.random * completion}  # Random weights end early.
+completion = min(COMPLETION, args.seq // 2)  # Random weights end early, so it is the least length, too.
+settings = {"generation_kwargs": {"min_new_tokens": args.random * completion}, "num_generations": GENERATIONS}
+settings |= {"per_device_train_batch_size": part * GENERATIONS, "max_completion_length": completion}
 # []
 if args.data:
     rows = datasets.load_dataset("json", data_files=args.data, split="train")

@@ -45,9 +45,8 @@ if bool((args := parser.parse_args()).data) == args.random:
     parser.error("give either --data FILE or --random")
 if "RANK" not in os.environ:
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="29511")
-device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
-if torch.cuda.is_available():
-    torch.cuda.set_device(device)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) if device == "cuda" else -1)  # -1 does nothing.
 config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=TRUST_REMOTE_CODE)
 options = {"dtype": torch.float32, "attn_implementation": ATTENTION, "trust_remote_code": TRUST_REMOTE_CODE}
 # [pretrain]
