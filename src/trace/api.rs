@@ -130,6 +130,10 @@ text_enum! {
         GpuProcess = "gpu_process",
         /// A mark with a fact about a called model.
         ModelFact = "model_fact",
+        /// A mark about the inference server in the process.
+        Server = "server",
+        /// A mark that names the group of a communicator of NCCL.
+        Communicator = "communicator",
     }
 }
 

@@ -1,5 +1,7 @@
 //! Reports that compare: ranks, processes, runs and steps.
 
+use memtrace_trace::text::WITHOUT_DETAIL;
+
 use super::*;
 
 #[test]
@@ -439,6 +441,58 @@ fn ranks_call_another_first_batch_no_part_of_the_init() {
     let text = answer_on_ranks(&[rank(0, MIB), rank(1, 2 * MIB)], "ranks", &[]).text();
     let line = "first difference: (script), dataloader: rank 0 allocates 1.00 MiB in 1 block, rank 1 allocates 2.00 MiB in 1 block";
     assert!(text.contains(line), "{text}");
+}
+
+#[test]
+fn ranks_say_that_steps_without_detail_are_not_compared() {
+    const MIB: i64 = 1 << 20;
+    let rank = |rank: i32, is_partly_detailed: bool| {
+        let mut trace = TraceBuilder::new(Meta { rank, world_size: 2, ..Meta::default() });
+        trace.segment(40 * MIB);
+        let row =
+            Row { rank, module: WITHOUT_DETAIL, op: WITHOUT_DETAIL, phase: "forward", ..Row::default() };
+        trace.alloc((rank + 1).into(), row);
+        if is_partly_detailed {
+            trace.alloc(MIB, Row { module: "GPT", op: "aten::mm", ..row });
+        }
+        trace.finish()
+    };
+    for (is_partly_detailed, expected) in [
+        (
+            false,
+            "\nthe modules cannot be compared; steps without detail (MEMTRACE_DETAIL) have no modules to compare",
+        ),
+        (
+            true,
+            "\nin the detailed steps, every module allocates the same amount on all ranks; steps without detail",
+        ),
+    ] {
+        let traces = [0, 1].map(|number| rank(number, is_partly_detailed));
+        let text = answer_on_ranks(&traces, "ranks", &[]).text();
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+/// PyTorch's allocator counts one retry for a request that fails twice and then runs out of memory. A failed call of
+/// a library is no retry.
+#[test]
+fn every_report_counts_the_same_retries() {
+    let mut trace = TraceBuilder::new(Meta { world_size: 1, ..Meta::default() });
+    let failed =
+        Row { event: EventName::SegmentAlloc, status: 2, device: 0, api: "cudaMalloc", ..Row::default() };
+    trace.segment(1 << 20);
+    trace.alloc(512, Row::default());
+    for _ in 0..2 {
+        trace.raw(failed);
+    }
+    trace.raw(Row { event: EventName::Oom, api: "caching_allocator", requested_bytes: 1 << 40, ..failed });
+    trace.raw(Row { event: EventName::HostAlloc, device: -1, api: "cudaHostAlloc", ..failed });
+    let traces = [trace.finish()];
+    let json = |report: &str, values: &[(&'static str, &str)]| answer_on_ranks(&traces, report, values).json;
+    assert_eq!(json("ops", &[])["processes"][0]["num_alloc_retries"], 1);
+    assert_eq!(json("summary", &[("stats", "true")])["processes"][0]["num_alloc_retries"], 1);
+    let text = answer_on_ranks(&traces, "summary", &[]).text();
+    assert!(text.contains("1 request ran out of memory, 3 calls failed"), "{text}");
 }
 
 #[test]

@@ -177,7 +177,7 @@ impl OpCallRun<'_> {
             }
             pickle.close(markers)?;
             pickle.key(&mut top, "num_alloc_retries")?;
-            pickle.int(i64::try_from(self.calls.retries()).unwrap_or(i64::MAX))
+            pickle.int(i64::try_from(self.calls.retries.count()).unwrap_or(i64::MAX))
         };
         rest().map_err(failed)?;
         pickle.close(top).map_err(failed)?;
@@ -200,7 +200,7 @@ impl OpCallRun<'_> {
         let markers: serde_json::Map<_, _> =
             self.markers().map(|(name, index)| (name.to_owned(), index.into())).collect();
         let markers = serde_json::Value::Object(markers);
-        writeln!(out, "\"markers\":{markers},\n\"num_alloc_retries\":{}}}", self.calls.retries()).ok();
+        writeln!(out, "\"markers\":{markers},\n\"num_alloc_retries\":{}}}", self.calls.retries.count()).ok();
         Ok(())
     }
 }

@@ -16,7 +16,6 @@ use crate::options::Options;
 use crate::profile::flow_categories;
 use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
-use crate::read::symbols::Symbol;
 use crate::reports::oom_for_page;
 use crate::state::categories::KnownCategories;
 use crate::state::group::{Key, layers_of, sorted};
@@ -154,35 +153,20 @@ impl FirstReading {
             };
         }
         let Some(device) = self.replayed.replay.find(ordinal) else { return String::new() };
-        let peak = device.peak(metric);
+        let (peak, symbols) = (device.peak(metric), &self.replayed.symbols);
         let mut line = String::new();
         if let Some(LastOom { owner, .. }) = self.last_oom(ordinal) {
-            line.push_str("Out of memory");
-            if owner.step >= 0 {
-                line.push_str(&format!(", step {}", owner.step));
-            }
-            for symbol in [owner.phase, owner.module, owner.op] {
-                if symbol != Symbol::NONE {
-                    line.push_str(&format!(", {}", self.replayed.symbols.get(symbol)));
-                }
-            }
-            line.push_str(". ");
+            let place = owner.place(&[owner.phase, owner.module, owner.op], symbols);
+            line.push_str(&format!("Out of memory{place}. "));
         }
         line.push_str(&format!("Peak {}", options.units.show(peak.bytes)));
         let capacity = trace.meta.total_bytes(ordinal);
         if capacity > 0 {
             line.push_str(&format!(" of {}", options.units.show(capacity)));
         }
-        if peak.owner.step >= 0 {
-            line.push_str(&format!(", step {}", peak.owner.step));
-        }
-        for symbol in [peak.owner.phase, peak.owner.module] {
-            if symbol != Symbol::NONE {
-                line.push_str(&format!(", {}", self.replayed.symbols.get(symbol)));
-            }
-        }
+        line.push_str(&peak.owner.place(&[peak.owner.phase, peak.owner.module], symbols));
         let blocks = self.replayed.replay.at_peak(ordinal, false);
-        let groups = sorted(Key::CATEGORY.groups(&blocks, &self.replayed.symbols));
+        let groups = sorted(Key::CATEGORY.groups(&blocks, symbols));
         let holders: Vec<String> = groups
             .iter()
             .take(3)

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use memtrace_trace::counts::count;
 use memtrace_trace::text::printable;
 
 use super::formats::{self, Form};
@@ -225,6 +226,15 @@ impl Printer {
     /// Adds a line without style.
     pub fn plain(&mut self, text: impl Into<String>) {
         self.line([text.into().into()]);
+    }
+
+    /// Adds the line for the rows that a table leaves out without `--top`; nothing if it leaves out none. `which`
+    /// says what they are, such as ` with lower peaks`.
+    pub fn more(&mut self, rows: usize, which: &str) {
+        if rows > 0 {
+            let text = format!("{} more{which}; --top N lists them", count(rows as u64));
+            self.line([Cell::new(text, Style::Faint)]);
+        }
     }
 
     /// Adds an empty line, unless the text already ends with one or the form is CSV.

@@ -4,7 +4,7 @@ use memtrace_trace::Category;
 use memtrace_trace::memory::MemoryKind;
 
 use crate::read::record::Record;
-use crate::read::symbols::Symbol;
+use crate::read::symbols::{Symbol, SymbolTable};
 
 /// The owner of a block of memory: the code that allocated it, and the role of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,6 +25,15 @@ impl Owner {
     /// Returns the owner that `row` names.
     pub(crate) fn of(row: &Record) -> Owner {
         Owner { op: row.op, module: row.module, phase: row.phase, category: row.category, step: row.step }
+    }
+
+    /// Returns the step, unless it is before the first one, and those of `names` that are known, each after a
+    /// comma: `, step 3, forward`.
+    #[must_use]
+    pub fn place(&self, names: &[Symbol], symbols: &SymbolTable) -> String {
+        let step = (self.step >= 0).then(|| format!(", step {}", self.step));
+        let known = names.iter().filter(|name| **name != Symbol::NONE);
+        step.into_iter().chain(known.map(|name| format!(", {}", symbols.get(*name)))).collect()
     }
 
     /// Returns true if the owner has no op, no module and no category. An op or a module that was recorded

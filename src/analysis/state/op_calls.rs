@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 
 use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, SymbolTable};
+use crate::state::problems::Retries;
 use crate::state::replay::{Device, Replay, Totals, is_gpu};
 
 /// Torch's name of the frame in which a dispatch mode, such as the mode of `MemoryTracker`, handles an op. Of
@@ -99,10 +100,8 @@ pub struct OpCalls {
     /// True once a dispatch mode was seen. From then on, only the ops that a dispatch mode handles are
     /// counted.
     dispatched: bool,
-    /// The number of failed allocations of segments on a GPU.
-    failed: u64,
-    /// The number of requests that ended with an out-of-memory error.
-    ooms: u64,
+    /// The retries of PyTorch's allocator.
+    pub retries: Retries,
 }
 
 impl OpCalls {
@@ -126,25 +125,16 @@ impl OpCalls {
                 start_ns: i64::MIN,
             },
             dispatched: false,
-            failed: 0,
-            ooms: 0,
+            retries: Retries::default(),
         }
-    }
-
-    /// Returns the number of failed allocations of segments that were retried. A request that ended with an
-    /// out-of-memory error failed twice and counts as one retry.
-    #[must_use]
-    pub fn retries(&self) -> u64 {
-        self.failed.saturating_sub(self.ooms)
     }
 
     /// Processes the next row, after the replay processed it. Returns the call that this row ends, if any.
     pub fn feed(&mut self, row: &Record, replay: &Replay) -> Option<OpCall> {
+        self.retries.feed(row);
         match row.event {
             EventName::Op => return self.op(row, replay),
             EventName::RangeBegin | EventName::RangeEnd => self.module(row, replay),
-            EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
-            EventName::Oom => self.ooms += 1,
             // The trace omits the next ops. So the next op in the trace gets no delta, because its
             // predecessor is unknown.
             EventName::Mark if is_end_of_detail(row, replay) => self.before = None,

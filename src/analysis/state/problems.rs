@@ -2,6 +2,8 @@
 
 use memtrace_trace::EventName;
 
+use crate::read::record::Record;
+
 /// Counts of rows, failed calls and lost events.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
@@ -9,8 +11,10 @@ pub struct Counts {
     pub rows: u64,
     /// The number of rows of each event, in the order of [`EventName::ALL`].
     pub(super) events: [u64; EventName::ALL.len()],
-    /// The number of failed calls.
+    /// The number of failed calls. The `oom` row of a request is no call.
     pub failed: u64,
+    /// The retries of PyTorch's allocator.
+    pub retries: Retries,
     /// The number of events that the traced process dropped.
     pub lost: u64,
 }
@@ -22,11 +26,48 @@ impl Counts {
         self.events[event as usize]
     }
 
-    /// Returns the number of failed calls that the allocator retried, which are all failed calls except those
-    /// that ended in an OOM.
+    /// Counts the next row.
+    pub(super) fn feed(&mut self, row: &Record) {
+        self.rows += 1;
+        self.events[row.event as usize] += 1;
+        self.failed += u64::from(row.status != 0 && row.event != EventName::Oom);
+        self.retries.feed(row);
+    }
+}
+
+/// Counts the retries of PyTorch's allocator, which its `num_alloc_retries` counts: after a failed allocation
+/// of a segment, the allocator frees its cache and asks again. A request that ends with an out-of-memory error
+/// fails twice and is one retry.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Retries {
+    /// The number of failed allocations of segments on a GPU.
+    failed: u64,
+    /// The number of requests that ended with an out-of-memory error.
+    pub ooms: u64,
+}
+
+impl Retries {
+    /// Counts the next row, of the columns `event` and `status`.
+    pub fn feed(&mut self, row: &Record) {
+        match row.event {
+            EventName::SegmentAlloc | EventName::SegmentMap => self.failed += u64::from(row.status != 0),
+            EventName::Oom => self.ooms += 1,
+            _ => {}
+        }
+    }
+
+    /// Returns the number of retries.
     #[must_use]
-    pub fn retries(&self) -> u64 {
-        self.failed.saturating_sub(self.of(EventName::Oom))
+    pub fn count(self) -> u64 {
+        self.failed.saturating_sub(self.ooms)
+    }
+}
+
+impl std::ops::Add for Retries {
+    type Output = Retries;
+
+    fn add(self, other: Retries) -> Retries {
+        Retries { failed: self.failed + other.failed, ooms: self.ooms + other.ooms }
     }
 }
 

@@ -33,6 +33,7 @@ use crate::reports::leaks::{Findings, Leak, Reading, findings};
 use crate::state::group::block_category;
 use crate::state::host_memory::HostMemory;
 use crate::state::moment::NamedMoment;
+use crate::state::problems::Retries;
 use crate::state::replay::{Block, Device, Metric, Owner};
 use crate::state::replay_trace::Replayed;
 
@@ -118,7 +119,7 @@ fn process(replayed: &Replayed, found: &Findings) -> DigestRow {
         .int(C::Complete, i64::from(!replayed.replay.problems.unfinished))
         .int(C::ToNs, replayed.replay.ts_ns)
         .count(C::Ooms, ooms)
-        .count(C::Retries, counts.retries())
+        .count(C::Retries, counts.retries.count())
         .count(C::Steps, found.steps as u64)
         .float(C::BytesPerStep, found.growth.slope)
         .float(C::R2, found.growth.r2)
@@ -142,7 +143,7 @@ fn device_row(
     let peak = device.peak(Metric::Allocated);
     let own =
         || steps.list.iter().filter(|((ordinal, _), _)| *ordinal == device.ordinal).map(|(_, step)| step);
-    let ooms = own().map(|step| step.ooms).sum::<u64>();
+    let retries = own().fold(Retries::default(), |sum, step| sum + step.retries);
     let mut row = with_owner(DigestRow::new(RowKind::Device), replayed, &peak.owner)
         .int(C::Device, device.ordinal.into())
         .int(C::Step, peak.owner.step)
@@ -155,8 +156,8 @@ fn device_row(
         .int(C::Capacity, trace.meta.total_bytes(device.ordinal))
         .count(C::Allocations, own().map(|step| step.allocations).sum())
         .int(C::AllocatedSum, own().fold(0, |sum: i64, step| sum.wrapping_add(step.allocated_sum)))
-        .count(C::Ooms, ooms)
-        .count(C::Retries, own().map(|step| step.failed).sum::<u64>().saturating_sub(ooms))
+        .count(C::Ooms, retries.ooms)
+        .count(C::Retries, retries.count())
         .int(C::Detailed, i64::from(replayed.replay.detail.has(peak.owner.step, &trace.meta)));
     if let Some(held) = held.iter().find(|held| held.ordinal == device.ordinal) {
         row = row
@@ -216,8 +217,8 @@ fn step_row(
         .int(C::EndReserved, memory.end_reserved)
         .count(C::Allocations, memory.allocations)
         .int(C::AllocatedSum, memory.allocated_sum)
-        .count(C::Ooms, memory.ooms)
-        .count(C::Retries, memory.failed.saturating_sub(memory.ooms))
+        .count(C::Ooms, memory.retries.ooms)
+        .count(C::Retries, memory.retries.count())
         .int(C::Detailed, i64::from(replayed.replay.detail.has(step, &trace.meta)))
 }
 

@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 use crate::options::Options;
 use crate::read::record::Record;
 use crate::state::block::Owner;
+use crate::state::problems::Retries;
 use crate::state::replay::{Metric, Replay, Totals, is_gpu};
 
 /// The memory of one device during one step.
@@ -32,10 +33,8 @@ pub(super) struct StepMemory {
     pub(super) allocations: u64,
     /// The sum of the sizes of the blocks allocated in the step, in bytes.
     pub(super) allocated_sum: i64,
-    /// The number of requests that ran out of memory.
-    pub(super) ooms: u64,
-    /// The number of failed calls, including OOMs.
-    pub(super) failed: u64,
+    /// The allocator's retries, and the requests that ran out of memory.
+    pub(super) retries: Retries,
 }
 
 impl StepMemory {
@@ -51,8 +50,7 @@ impl StepMemory {
             end_reserved: before.reserved,
             allocations: 0,
             allocated_sum: 0,
-            ooms: 0,
-            failed: 0,
+            retries: Retries::default(),
         }
     }
 }
@@ -95,7 +93,6 @@ impl Steps {
             memory.allocations += 1;
             memory.allocated_sum = memory.allocated_sum.wrapping_add(row.delta_bytes);
         }
-        memory.ooms += u64::from(row.event == EventName::Oom);
-        memory.failed += u64::from(row.status != 0);
+        memory.retries.feed(row);
     }
 }

@@ -16,7 +16,7 @@ use crate::options::Options;
 use crate::read::input::Input;
 use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
-use crate::render::numbers::{count, percent, share};
+use crate::render::numbers::{percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::render::process_names::{parent, process_name};
 use crate::state::block::Owner;
@@ -491,8 +491,5 @@ fn print_table(users: &[DeviceUser], printer: &mut Printer, options: &Options) {
         ]);
     }
     printer.table(&table);
-    let more = users.len().saturating_sub(options.top.unwrap_or(MOST_ROWS));
-    if more > 0 {
-        printer.line([Cell::new(format!("{} more; --top N lists them", count(more as u64)), Style::Faint)]);
-    }
+    printer.more(users.len().saturating_sub(options.top.unwrap_or(MOST_ROWS)), "");
 }

@@ -13,8 +13,7 @@ use crate::read::input::Input;
 use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
-use crate::render::numbers::count;
-use crate::render::printer::{Cell, Printer, Style};
+use crate::render::printer::Printer;
 
 /// The remedy if only processes without a trace in the run share the GPU.
 pub(in crate::reports) const END_THEM: &str =
@@ -162,10 +161,7 @@ pub(in crate::reports) fn print(all: &[OtherProcess], printer: &mut Printer, opt
         ));
     }
     let more = all.len().saturating_sub(options.top.unwrap_or(MOST_LINES));
-    if more > 0 {
-        let text = format!("{} more without a trace in this run; --top N lists them", count(more as u64));
-        printer.line([Cell::new(text, Style::Faint)]);
-    }
+    printer.more(more, " without a trace in this run");
 }
 
 /// Leaves one entry for each process. Several ranks see the same process.

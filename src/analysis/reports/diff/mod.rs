@@ -413,9 +413,7 @@ fn owners(printer: &mut Printer, changes: &[(String, Group, Group)], by: &Key, o
         ]);
     }
     printer.table(&table);
-    if changed.len() > top {
-        printer.line([Cell::new(format!("{} more; --top N lists them", changed.len() - top), Style::Faint)]);
-    }
+    printer.more(changed.len().saturating_sub(top), "");
 }
 
 /// Prints the first step whose peak differs between the two runs, if there is one.

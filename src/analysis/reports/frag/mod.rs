@@ -229,10 +229,7 @@ impl Fragmentation {
             ]);
         }
         printer.table(&table);
-        let rest = self.pinned.len().saturating_sub(options.top.unwrap_or(10));
-        if rest > 0 {
-            printer.line([Cell::new(format!("{rest} more; --top N lists them"), Style::Faint)]);
-        }
+        printer.more(self.pinned.len().saturating_sub(options.top.unwrap_or(10)), "");
     }
 
     fn json(&self, trace: &TraceFile, replayed: &Replayed) -> Value {

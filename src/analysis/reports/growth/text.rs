@@ -227,7 +227,7 @@ impl Growth {
                  PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
             }
             GrowthPart::Cached if self.is_expandable => {
-                "pad inputs to a few sizes; PYTORCH_CUDA_ALLOC_CONF=garbage_collection_threshold:0.8 gives unused segments back"
+                "pad inputs to a few sizes; torch.cuda.empty_cache() after the largest inputs gives unused segments back"
             }
             GrowthPart::Cached => {
                 "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace tune replays it"

@@ -1,16 +1,7 @@
 //! Reads the names of NCCL's communicators from the texts of a trace.
 
+use memtrace_trace::communicator::parse_communicator;
 use rustc_hash::FxHashMap;
-
-/// The prefix of the text in a row of a communicator's memory (`communicator 2: rank 0 of 8`), and in the
-/// mark that names its group (`communicator 2: mesh_tp, 8 ranks, 8 on this node`).
-const PREFIX: &str = "communicator ";
-
-/// Splits a text into the number of a communicator and its description.
-fn parse(text: &str) -> Option<(u32, &str)> {
-    let (number, rest) = text.strip_prefix(PREFIX)?.split_once(": ")?;
-    Some((number.parse().ok()?, rest))
-}
 
 /// The group of each communicator, by number.
 #[derive(Default)]
@@ -19,7 +10,7 @@ pub(super) struct Communicators(FxHashMap<u32, String>);
 impl Communicators {
     /// Stores the group of a communicator if the mark names one.
     pub(super) fn feed(&mut self, mark: &str) {
-        if let Some((number, group)) = parse(mark) {
+        if let Some((number, group)) = parse_communicator(mark) {
             self.0.insert(number, group.to_owned());
         }
     }
@@ -27,7 +18,7 @@ impl Communicators {
     /// Returns the name of the communicator that holds `library`'s memory in a row with this text. Returns
     /// `None` if the text names no communicator.
     pub(super) fn holder(&self, library: &str, text: &str) -> Option<String> {
-        let (number, rank) = parse(text)?;
+        let (number, rank) = parse_communicator(text)?;
         let what = self.0.get(&number).map_or(rank, String::as_str);
         Some(format!("{library} {number}: {what}"))
     }

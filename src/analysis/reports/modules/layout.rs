@@ -190,9 +190,7 @@ impl Tracker {
             table.row(cells);
         }
         printer.table(&table);
-        if rows.len() > top {
-            printer.line([Cell::new(format!("{} more; --top N lists them", rows.len() - top), Style::Faint)]);
-        }
+        printer.more(rows.len().saturating_sub(top), "");
         self.print_too_deep(printer, 0);
         printer.plain(
             "device memory, the maximum over all calls, in the order of the model; all columns except own \

@@ -7,6 +7,7 @@
 //! the share when it ends (`mark_share` in the tracer).
 
 use memtrace_trace::EventName;
+use memtrace_trace::server_mark::ServerMark;
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
@@ -31,15 +32,6 @@ pub(super) struct ServerPart {
 }
 
 impl ServerPart {
-    /// Parses the mark at the end of the process: `vllm: gpu_memory_utilization=0.9 blocks=1234 ended`.
-    fn parse(text: &str) -> Option<ServerPart> {
-        let words = text.strip_prefix("vllm: ")?.strip_suffix(" ended")?;
-        let value = |key: &str| words.split(' ').find_map(|word| word.strip_prefix(key));
-        let part = value("gpu_memory_utilization=")?.parse::<f64>().ok()?;
-        let blocks = value("blocks=")?.parse().ok()?;
-        (0.0..=1.0).contains(&part).then_some(ServerPart { part, blocks })
-    }
-
     /// Returns the remedy after an OOM in the trial forward, or `None` if the KV cache already exists,
     /// because the trial forward runs before.
     pub(super) fn smaller_trial(&self) -> Option<String> {
@@ -94,13 +86,15 @@ impl RowReader for ServerMarks {
         if row.event != EventName::Mark {
             return;
         }
-        let name = symbols.get(row.name);
-        self.has_cache |= name.starts_with("kv_cache: blocks=");
-        // Only the mark at the end of the process counts. After an earlier mark, the server may get a cache that no
-        // further mark mentions.
-        if let Some(server) = ServerPart::parse(&name) {
-            self.has_cache |= server.blocks > 0;
-            self.last = Some(server);
+        match ServerMark::parse(&symbols.get(row.name)) {
+            Some(ServerMark::Cache { .. }) => self.has_cache = true,
+            // Only the mark at the end of the process counts. After an earlier mark, the server may get a cache that
+            // no further mark mentions.
+            Some(ServerMark::Share { part, blocks, has_ended: true }) => {
+                self.has_cache |= blocks > 0;
+                self.last = Some(ServerPart { part, blocks });
+            }
+            _ => {}
         }
     }
 }
@@ -271,27 +265,6 @@ mod tests {
     use super::*;
 
     const GIB: i64 = 1 << 30;
-
-    #[test]
-    fn oom_reads_the_part_of_a_server() {
-        let of = ServerPart::parse;
-        assert_eq!(
-            of("vllm: gpu_memory_utilization=0.15 blocks=0 ended"),
-            Some(ServerPart { part: 0.15, blocks: 0 })
-        );
-        for text in [
-            "",
-            "vllm: ",
-            "vllm: gpu_memory_utilization=0.9 ended",
-            "vllm: gpu_memory_utilization=nan blocks=0 ended",
-            "vllm: gpu_memory_utilization=9 blocks=0 ended",
-            // A mark without `ended` is not from the end of the process, so the server may still get a cache.
-            "vllm: gpu_memory_utilization=0.9 blocks=0",
-            "kv_cache: gpu_memory_utilization=0.9 blocks=0 ended",
-        ] {
-            assert_eq!(of(text), None, "{text}");
-        }
-    }
 
     #[test]
     fn oom_names_a_part_of_the_card_that_has_room() {

@@ -59,9 +59,7 @@ pub(super) fn print_allocated(
         ]);
     }
     printer.table(&table);
-    if sums.len() > top {
-        printer.line([Cell::new(format!("{} more; --top N lists them", sums.len() - top), Style::Faint)]);
-    }
+    printer.more(sums.len().saturating_sub(top), "");
     printer.gap();
     let mut table = Table::new(&[
         ("allocated", Side::Right),

@@ -202,14 +202,14 @@ impl Ops {
         printer.plain(format!(
             "{}, {} (inferred)",
             counted(self.calls.count as u64, "op call"),
-            counted(self.calls.retries(), "allocation retry")
+            counted(self.calls.retries.count(), "allocation retry")
         ));
     }
 
     fn print_legacy(&self, printer: &mut Printer, symbols: &SymbolTable) {
         let rule = "-".repeat(48);
         printer.plain(rule.clone());
-        printer.plain(format!("The number of alloc retries are: {}", self.calls.retries()));
+        printer.plain(format!("The number of alloc retries are: {}", self.calls.retries.count()));
         printer.plain(format!("Top {} ops that generates memory are:", self.top));
         for (delta, op) in &self.largest {
             printer.plain(format!("{}: {:?}MB", op.name(symbols), *delta as f64 / MB));
@@ -256,7 +256,7 @@ impl Ops {
             "file": trace.path.display().to_string(),
             "rank": trace.meta.rank,
             "op_calls": self.calls.count,
-            "num_alloc_retries": self.calls.retries(),
+            "num_alloc_retries": self.calls.retries.count(),
             "top": top,
             "allocated_by_op": sums,
         });

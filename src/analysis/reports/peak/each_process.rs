@@ -274,7 +274,5 @@ fn print(printer: &mut Printer, kind: &str, rows: &[(Name, Moment)], replayed: &
         table.row(cells);
     }
     printer.table(&table);
-    if rows.len() > top {
-        printer.line([Cell::new(format!("{} more; --top N lists them", rows.len() - top), Style::Faint)]);
-    }
+    printer.more(rows.len().saturating_sub(top), "");
 }

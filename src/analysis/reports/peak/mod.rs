@@ -167,23 +167,11 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     let groups = sorted(groups);
     note_missing(&mut footer, &by, &groups, peak.bytes, &replayed);
 
-    let mut when = format!(" at {}", duration(peak.ts_ns));
-    if peak.owner.step >= 0 {
-        when.push_str(&format!(", step {}", peak.owner.step));
-    }
-    for symbol in [peak.owner.phase, peak.owner.module, peak.owner.op] {
-        if symbol != crate::read::symbols::Symbol::NONE {
-            when.push_str(&format!(", {}", replayed.symbols.get(symbol)));
-        }
-    }
+    let place = peak.owner.place(&[peak.owner.phase, peak.owner.module, peak.owner.op], &replayed.symbols);
     printer.line([
-        match ordinal {
-            CPU => "cpu: peak of CPU tensors ".into(),
-            HOST => "host: peak of pinned memory ".into(),
-            _ => format!("device {ordinal}: peak of {} ", memory_name(device, metric)).into(),
-        },
+        format!("{} ", title(device, metric)).into(),
         Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
-        when.into(),
+        format!(" at {}{place}", duration(peak.ts_ns)).into(),
     ]);
     if input.traces.len() > 1 {
         printer.plain(format!(
@@ -266,6 +254,15 @@ pub(super) fn groups_json(groups: &[(String, Group)], by: &Key, total: i64) -> V
 }
 
 /// Returns the name of the memory that `metric` counts, such as `allocated memory` or `device memory in use`.
+/// Returns what the peak of a metric is a peak of, such as `device 0: peak of reserved memory`.
+pub(super) fn title(device: &Device, metric: Metric) -> String {
+    match device.ordinal {
+        CPU => "cpu: peak of CPU tensors".to_owned(),
+        HOST => "host: peak of pinned memory".to_owned(),
+        ordinal => format!("device {ordinal}: peak of {}", memory_name(device, metric)),
+    }
+}
+
 fn memory_name(device: &Device, metric: Metric) -> String {
     match metric {
         Metric::Used if device.is_sampled() => "device memory in use".to_owned(),

@@ -52,6 +52,8 @@ impl Report for Ranks {
         let mut part = None;
         let mut all = RunUsers::default();
         let mut owners: Vec<PeakOwners> = Vec::new();
+        // True if an allocation was compared, and if one was not, because it was recorded without detail.
+        let (mut is_compared, mut is_partial) = (false, false);
         let traced: Vec<i64> = input.traces.iter().filter_map(|trace| trace.pid().parse().ok()).collect();
         for trace in &input.traces {
             let mut work = Work::default();
@@ -73,9 +75,8 @@ impl Report for Ranks {
                     match row.event {
                         // Ranks set their peaks in different steps, so without detail they may have the rows
                         // of different steps.
-                        EventName::Alloc if row.module != Symbol::WITHOUT_DETAIL => {
-                            work.add(row.module, row.phase, row.delta_bytes);
-                        }
+                        EventName::Alloc if row.module == Symbol::WITHOUT_DETAIL => is_partial = true,
+                        EventName::Alloc => work.add(row.module, row.phase, row.delta_bytes),
                         EventName::Tag if row.category == Category::Input && row.delta_bytes > 0 => {
                             work.tag_input(row, &replay.symbols);
                         }
@@ -84,6 +85,7 @@ impl Report for Ranks {
                 },
             )?;
             footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            is_compared |= !work.order.is_empty();
             let mut rank = Rank::new((trace, input), &replayed, &work, options);
             let host = host.unwrap_or_default();
             (rank.host_rss, rank.host) = (host.peak_rss(), host.peak_with_children(&traced));
@@ -130,6 +132,13 @@ impl Report for Ranks {
         }
         match &part {
             Some(part) => part.print(&mut printer, options),
+            None if ranks.len() > 1 && is_partial => printer.plain(format!(
+                "{}; steps without detail (MEMTRACE_DETAIL) have no modules to compare",
+                match is_compared {
+                    true => "in the detailed steps, every module allocates the same amount on all ranks",
+                    false => "the modules cannot be compared",
+                }
+            )),
             None if ranks.len() > 1 => printer.plain("every module allocates the same amount on all ranks"),
             None => printer.plain(
                 "this trace has one rank; to compare ranks, name the folder with all traces of the run",
@@ -241,7 +250,7 @@ impl Rank {
             used: peak(Metric::Used).bytes,
             step: allocated.owner.step,
             ooms: counts.of(EventName::Oom),
-            retries: counts.retries(),
+            retries: counts.retries.count(),
             rows: counts.rows,
             host_rss: -1,
             host: -1,
@@ -350,10 +359,7 @@ pub(super) const MOST_RANKS: usize = 64;
 
 /// Prints how many ranks [`highest`] left out.
 pub(super) fn more_ranks(printer: &mut Printer, more: usize) {
-    if more > 0 {
-        let text = format!("{} more with lower peaks; --top N lists them", count(more as u64));
-        printer.line([Cell::new(text, Style::Faint)]);
-    }
+    printer.more(more, " with lower peaks");
 }
 
 fn table(printer: &mut Printer, ranks: &[Rank], options: &Options) {

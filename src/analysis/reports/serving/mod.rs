@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use memtrace_trace::server_mark::ServerMark;
 use memtrace_trace::text::printable;
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
@@ -362,15 +363,9 @@ impl ProfileRun {
                 self.candidates.remove(&row.alloc_id);
             }
             EventName::Mark => {
-                let name = replay.symbols.get(row.name);
-                if let Some(words) = name.strip_prefix("kv_cache: ") {
-                    let number = |key: &str| {
-                        words
-                            .split(' ')
-                            .find_map(|word| word.strip_prefix(key))
-                            .and_then(|text| text.parse().ok())
-                    };
-                    self.room = (number("blocks=").unwrap_or(0), number("tokens=").unwrap_or(0));
+                let mark = ServerMark::parse(&replay.symbols.get(row.name));
+                if let Some(ServerMark::Cache { blocks, tokens }) = mark {
+                    self.room = (blocks, tokens);
                 }
             }
             _ => {}

@@ -159,6 +159,8 @@ impl Report for Summary {
             }
             for line in &seen.grown {
                 printer.plain(line);
+            }
+            if !seen.grown.is_empty() {
                 hints.push(next("leaks", input, ""));
             }
             if let Some(line) = seen.input.as_ref().and_then(LargestInput::line) {

@@ -20,6 +20,7 @@ use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::heading::process_heading;
 use crate::render::numbers::{bar, count, counted, duration, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::problems::Retries;
 use crate::state::replay::{Metric, is_gpu};
 use crate::state::replay_trace::replay_trace;
 
@@ -193,8 +194,7 @@ struct RunStats {
     /// size is known.
     rounding: i64,
     total: i64,
-    failed: u64,
-    ooms: u64,
+    retries: Retries,
 }
 
 impl RunStats {
@@ -229,11 +229,7 @@ impl RunStats {
             }
             _ => {}
         }
-        match row.event {
-            EventName::Oom => self.ooms += 1,
-            EventName::SegmentAlloc | EventName::SegmentMap if row.status != 0 => self.failed += 1,
-            _ => {}
-        }
+        self.retries.feed(row);
         if row.latency_ns > 0 && row.event != EventName::Op {
             self.latencies.entry((row.event, row.status == 0, row.api)).or_default().add(row.latency_ns);
         }
@@ -321,11 +317,10 @@ impl RunStats {
             bytes(self.rounding),
             bytes(self.total)
         ));
-        let retries = self.failed.saturating_sub(self.ooms);
         printer.plain(format!(
             "{} (inferred), {}",
-            counted(retries, "allocation retry"),
-            counted(self.ooms, "OOM")
+            counted(self.retries.count(), "allocation retry"),
+            counted(self.retries.ooms, "OOM")
         ));
     }
 
@@ -353,8 +348,8 @@ impl RunStats {
             "temporary_bytes": self.temporaries.1,
             "rounding_bytes": self.rounding,
             "allocated_bytes": self.total,
-            "num_alloc_retries": self.failed.saturating_sub(self.ooms),
-            "ooms": self.ooms,
+            "num_alloc_retries": self.retries.count(),
+            "ooms": self.retries.ooms,
         })
     }
 }

@@ -4,6 +4,7 @@ use memtrace_trace::memory::Effect;
 use memtrace_trace::{Category, EventName};
 use serde_json::{Value, json};
 
+use super::peak;
 use super::report::{Answer, Report, next};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
@@ -20,7 +21,7 @@ use crate::render::printer::{Cell, Printer, Style};
 use crate::state::categories::KnownCategories;
 use crate::state::group::category;
 use crate::state::progress::{Progress, Step};
-use crate::state::replay::{self, Metric, Window};
+use crate::state::replay::{self, Device, Metric, Window};
 use crate::state::replay_trace::{Replayed, read_by_metric, replay_rows, replay_trace};
 use crate::state::series::{Series, TimeGrid};
 use crate::state::stacked_series::StackedSeries;
@@ -174,12 +175,15 @@ impl FirstReading {
 
     /// Returns the name of the metric.
     fn name(&self) -> &'static str {
-        let device = self.replayed.replay.find(self.ordinal);
-        device.map_or(self.metric.name(), |device| device.name_of(self.metric))
+        self.device().map_or(self.metric.name(), |device| device.name_of(self.metric))
+    }
+
+    fn device(&self) -> Option<&Device> {
+        self.replayed.replay.find(self.ordinal)
     }
 
     fn moment(&self) -> replay::Moment {
-        self.replayed.replay.find(self.ordinal).map(|device| *device.peak(self.metric)).unwrap_or_default()
+        self.device().map(|device| *device.peak(self.metric)).unwrap_or_default()
     }
 
     fn peak(&self) -> i64 {
@@ -264,17 +268,13 @@ impl SecondReading {
 
     fn print(&self, printer: &mut Printer, first: &FirstReading, height: usize, options: &Options) {
         let peak = first.moment();
-        let mut when = format!(" at {}", duration(peak.ts_ns));
-        if peak.owner.step >= 0 {
-            when.push_str(&format!(", step {}", peak.owner.step));
-        }
-        if peak.owner.phase != Symbol::NONE {
-            when.push_str(&format!(", {}", first.replayed.symbols.get(peak.owner.phase)));
-        }
+        let place = peak.owner.place(&[peak.owner.phase], &first.replayed.symbols);
+        let title =
+            first.device().map_or_else(|| "peak".to_owned(), |device| peak::title(device, first.metric));
         printer.line([
-            format!("device {}: peak of {} memory ", first.ordinal, first.name()).into(),
+            format!("{title} ").into(),
             Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
-            when.into(),
+            format!(" at {}{place}", duration(peak.ts_ns)).into(),
         ]);
         let mut bands = Vec::new();
         if options.text(BY.name) == "category" {

@@ -219,9 +219,7 @@ impl Replay {
             self.problems.example(|| format!("seq {} follows {last}", row.seq));
         }
         self.freed = None;
-        self.counts.rows += 1;
-        self.counts.events[row.event as usize] += 1;
-        self.counts.failed += u64::from(row.status != 0);
+        self.counts.feed(row);
         if row.event == EventName::Mark {
             self.detail.feed(row, self.highest_step, &self.symbols);
         }

@@ -115,7 +115,7 @@ impl Families {
         self.step.get_or_create(&labels).set(replay.last_step());
         let ooms = replay.counts.of(EventName::Oom);
         self.ooms.get_or_create(&labels).inc_by(ooms);
-        self.retries.get_or_create(&labels).inc_by(replay.counts.retries());
+        self.retries.get_or_create(&labels).inc_by(replay.counts.retries.count());
         self.rows.get_or_create(&labels).inc_by(replay.counts.rows);
         self.lost.get_or_create(&labels).inc_by(replay.counts.lost);
         for device in replay.devices().iter().filter(|device| is_gpu(device.ordinal)) {

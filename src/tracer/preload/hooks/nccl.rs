@@ -7,6 +7,7 @@
 use std::ffi::{c_int, c_void};
 
 use memtrace_record::intern::TextId;
+use memtrace_trace::communicator::communicator_text;
 
 use crate::attribution::communicators::{self, Created, OpenCall};
 use crate::ffi::by_caller::hooks_by_caller;
@@ -68,7 +69,7 @@ unsafe fn create(out: *mut Comm, what: impl FnOnce(u32) -> String, run: impl FnO
 }
 
 fn rank_of(number: u32, rank: c_int, ranks: c_int) -> String {
-    format!("communicator {number}: rank {rank} of {ranks}")
+    communicator_text(number, &format!("rank {rank} of {ranks}"))
 }
 
 /// Defines hooks of functions of NCCL. The body calls the real function as `real`.
@@ -131,7 +132,7 @@ hooks! {
         |real| {
             let from = communicators::number_of(comm as usize);
             // SAFETY: as above.
-            unsafe { create(out, |number| format!("communicator {number}: split from {from}"), real) }
+            unsafe { create(out, |number| communicator_text(number, &format!("split from {from}")), real) }
         };
     ncclCommDestroy(comm: Comm) |real| destroy(comm, real);
     ncclCommAbort(comm: Comm) |real| destroy(comm, real);

@@ -6,6 +6,7 @@ use std::ffi::CStr;
 use memtrace_record::Recorder;
 use memtrace_record::intern::TextId;
 use memtrace_record::recorder::text_id;
+use memtrace_trace::communicator::communicator_text;
 use memtrace_trace::config::{Level, Stacks};
 use memtrace_trace::host::HostFiles;
 use memtrace_trace::rounding::MIN_BLOCK;
@@ -51,7 +52,7 @@ static METHODS: [Method; 45] = [
     native_method!("bytes_outside_phases", bytes_outside_phases),
     native_method!("forward_begins_step", forward_begins_step),
     native_method!("is_detailed", is_detailed),
-    native_method!("record_mark", record_mark),
+    native_method!("record_server", record_server),
     native_method!("nameable_communicators", nameable_communicators),
     native_method!("name_communicator", name_communicator),
     native_method!("call_after", module_calls::call_after),
@@ -174,8 +175,8 @@ fn bytes_outside_phases(_: Arguments<'_>) -> i64 {
     context::bytes_outside_phases() as i64
 }
 
-fn record_mark(arguments: Arguments<'_>) {
-    ranges::mark(Api::Memtrace, arguments.text(0));
+fn record_server(arguments: Arguments<'_>) {
+    ranges::mark_without_owner(Api::Server, arguments.text(0));
 }
 
 fn nameable_communicators(_: Arguments<'_>) -> i64 {
@@ -184,7 +185,7 @@ fn nameable_communicators(_: Arguments<'_>) -> i64 {
 
 fn name_communicator(arguments: Arguments<'_>) {
     if let Some(number) = communicators::name(arguments.size(0)) {
-        ranges::mark(Api::Memtrace, &format!("communicator {number}: {}", arguments.text(1)));
+        ranges::mark_without_owner(Api::Communicator, &communicator_text(number, arguments.text(1)));
     }
 }
 

@@ -12,7 +12,7 @@ import sys
 
 from .failures import count
 from .live_objects import live_objects
-from .native import CATEGORIES, record_mark, text_id
+from .native import CATEGORIES, record_server, text_id
 from .storages import tag
 from .torch_api import Module, Tensor
 
@@ -165,7 +165,7 @@ def _mark_room(engine) -> None:
     text = f"kv_cache: blocks={blocks} tokens={blocks // len(groups) * size}"
     if text not in _marked_room:
         _marked_room.add(text)
-        record_mark(text)
+        record_server(text)
 
 
 def mark_share(has_ended: bool = False) -> None:
@@ -183,7 +183,7 @@ def mark_share(has_ended: bool = False) -> None:
             text += " ended" * has_ended
             if text not in _marked_room:
                 _marked_room.add(text)
-                record_mark(text)
+                record_server(text)
 
 
 def tag_engines() -> None:

@@ -181,7 +181,7 @@ def nameable_communicators() -> int:
 def name_communicator(handle: int, text: str) -> None:
     """Records the name of a communicator's process group. Only the first call for a communicator counts."""
 
-def record_mark(text: str) -> None: ...
+def record_server(text: str) -> None: ...
 def forward_begins_step() -> None:
     """Begins a step, because a program that trains nothing begins a forward."""
 
