@@ -552,6 +552,21 @@ fn live_once_prints_one_view_for_scripts() {
 }
 
 #[test]
+fn live_names_the_card_that_it_shows_among_several() {
+    let folder = TempDir::new().unwrap();
+    let packed = std::fs::File::open(fixture("gpt").join("host.r0.1.csv.gz")).unwrap();
+    let rows = std::io::read_to_string(flate2::read::GzDecoder::new(packed)).unwrap();
+    // A card that the process sees and does not use comes first.
+    let known = r#"""devices"":[{""ordinal"":0,"#;
+    let more =
+        r#"""devices"":[{""ordinal"":3,""name"":""Unused card"",""total_bytes"":1000},{""ordinal"":0,"#;
+    assert!(rows.contains(known));
+    std::fs::write(folder.path().join("host.r0.1.csv"), rows.replacen(known, more, 1)).unwrap();
+    let text = run(memtrace().args(["live", "--once"]).arg(folder.path()));
+    assert!(text.contains("NVIDIA H100") && !text.contains("Unused card"), "{text}");
+}
+
+#[test]
 fn live_openmetrics_has_the_numbers_of_the_reports() {
     let trace = fixture("sharded");
     let text = run(memtrace().args(["live", "--once", "--openmetrics", "-"]).arg(&trace));
