@@ -69,7 +69,7 @@ const SCRIPTS: &[&str] = &[
 /// use memtrace_analysis::read::input::Input;
 ///
 /// # let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gpt");
-/// let page = Page::of(&[Input::open(&folder)?], &Options::default())?;
+/// let page = Page::read(&[Input::open(&folder)?], &Options::default())?;
 /// let mut file = Vec::new();
 /// page.write(&mut file).expect("memory takes all bytes");
 /// assert!(file.starts_with(b"<!doctype html>"));
@@ -87,7 +87,7 @@ impl Page {
     ///
     /// # Errors
     /// When a trace cannot be read, or a selector matches nothing.
-    pub fn of(runs: &[Input], options: &Options) -> Result<Page> {
+    pub fn read(runs: &[Input], options: &Options) -> Result<Page> {
         let runs = &runs.iter().map(|run| select(run, options, true)).collect::<Result<Vec<Input>>>()?;
         let (mut pack, mut strings) = (Pack::default(), Strings::default());
         let mut firsts = Vec::new();

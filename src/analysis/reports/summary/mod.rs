@@ -89,7 +89,7 @@ impl Report for Summary {
                     host.get_or_insert_with(|| HostMemory::new(&replay.symbols)).feed(row);
                     levels.feed(row, replay);
                     if row.event == EventName::Oom && past_oom.is_none() {
-                        past_oom = Some(Owner::of(row));
+                        past_oom = Some(Owner::from_row(row));
                     }
                 },
             )?;
@@ -116,7 +116,7 @@ impl Report for Summary {
             }
         }
         let killed = input.traces.iter().zip(&hosts);
-        let killed = killed.map(|(trace, memory)| Killed::of(trace, memory, &input.traces, options));
+        let killed = killed.map(|(trace, memory)| Killed::find(trace, memory, &input.traces, options));
         let killed: Vec<Option<Killed<'_>>> = killed.collect::<Result<_>>()?;
         for (value, killed) in processes.iter_mut().zip(&killed) {
             value["killed"] = killed.as_ref().map(|killed| killed.json(options)).into();

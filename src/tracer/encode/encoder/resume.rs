@@ -28,7 +28,7 @@ impl Encoder {
         if row.event == EventName::Brief {
             let phase = self.definitions.own_text(row.phase);
             self.unlisted.restore(device, row.delta_bytes, phase);
-        } else if let Some((kind, effect)) = MemoryKind::of(row.event) {
+        } else if let Some((kind, effect)) = MemoryKind::changed_by(row.event) {
             self.restore_memory(device, kind, effect, is_deferred, row);
         }
         let totals = self.memory.devices.totals_mut(device.max(Event::CPU).into());
