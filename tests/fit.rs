@@ -14,7 +14,7 @@ struct Fit {
 
 impl Fit {
     /// Runs a search in its own folder, on a card of 1 GiB.
-    fn of(arguments: &[&str]) -> Fit {
+    fn run(arguments: &[&str]) -> Fit {
         Fit::on("mem=1g,cc=8.0,context=0", arguments)
     }
 
@@ -62,7 +62,7 @@ fn script(name: &str) -> String {
 fn fit_finds_the_largest_number_and_keeps_both_traces() {
     let calls = script("plain_calls.py");
     let one_by_one = ["--json", "-o", "out", "--within", "0", "--jobs", "1", "--", "python3", &calls, "{}"];
-    let fit = Fit::of(&one_by_one);
+    let fit = Fit::run(&one_by_one);
     let json = fit.json();
     assert_eq!(
         (fit.status(), json["fits"].as_str(), json["too_big"].as_str()),
@@ -84,11 +84,11 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     let peak = memtrace().args(words).current_dir(fit.folder.path()).output().unwrap();
     assert!(peak.status.success() && String::from_utf8_lossy(&peak.stdout).contains("1.00 GiB"), "{peak:?}");
 
-    let fit = Fit::of(&["-o", "out", "--multiple-of", "100", "--", "python3", &calls, "{}"]);
+    let fit = Fit::run(&["-o", "out", "--multiple-of", "100", "--", "python3", &calls, "{}"]);
     let text = fit.text();
     assert!(text.contains("to spare (") && text.contains("not counted on a simulated GPU"), "{text}");
     assert!(text.contains("1000 fits, 1100 does not") && text.contains("(simulated GPU)"), "{text}");
-    let fit = Fit::of(&["-o", "out", "--within", "5%", "--", "python3", &calls, "{}"]);
+    let fit = Fit::run(&["-o", "out", "--within", "5%", "--", "python3", &calls, "{}"]);
     let text = fit.text();
     assert!(text.contains("the values in between were not tried; --within 0 finds the largest"), "{text}");
     let left: Vec<u32> = fit.left().iter().map(|value| value.parse().unwrap()).collect();
@@ -96,14 +96,14 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     assert!(fits <= 1024 && too_big > 1024 && too_big - fits <= fits / 20, "{left:?}");
     assert!(fit.stderr().lines().count() <= 8, "{}", fit.stderr());
     for wrong in ["51%", "two", "nan", ""] {
-        let fit = Fit::of(&["--within", wrong, "--", "python3", &calls, "{}"]);
+        let fit = Fit::run(&["--within", wrong, "--", "python3", &calls, "{}"]);
         assert_eq!(fit.status(), 2, "{wrong}");
         assert!(fit.stderr().contains("a number from 0 to 50, in percent"), "{}", fit.stderr());
     }
-    let fit = Fit::of(&["--max", "50", "-o", "out", "--", "python3", &calls, "{}"]);
+    let fit = Fit::run(&["--max", "50", "-o", "out", "--", "python3", &calls, "{}"]);
     assert!(fit.text().contains("50 fits, the largest value that you gave"), "{}", fit.text());
     let fit =
-        Fit::of(&["--json", "--values", "100, 900,1500,3000", "-o", "out", "--", "python3", &calls, "{}"]);
+        Fit::run(&["--json", "--values", "100, 900,1500,3000", "-o", "out", "--", "python3", &calls, "{}"]);
     assert_eq!(fit.json()["fits"], "900");
     assert_eq!(fit.left(), ["1500", "900"]);
     let unordered = ["--values", "100,101,2000,500", "--jobs", "2", "--", "python3", &calls, "{}"];
@@ -143,7 +143,7 @@ fn fit_writes_no_list_through_a_pipe_or_a_link() {
 #[test]
 fn fit_shows_a_failure_that_is_no_oom_and_gives_no_answer() {
     let calls = script("plain_calls.py");
-    let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "{}", "fails-at-8"]);
+    let fit = Fit::run(&["-o", "out", "--", "python3", &calls, "{}", "fails-at-8"]);
     let text = fit.text();
     assert_eq!(fit.status(), 1, "{text}");
     assert!(text.contains("with value 32 the program failed for a reason other than memory"), "{text}");
@@ -151,18 +151,18 @@ fn fit_shows_a_failure_that_is_no_oom_and_gives_no_answer() {
     assert!(!text.contains("does not"), "{text}");
     assert_eq!(fit.left(), ["2", "32"]);
 
-    let fit = Fit::of(&["-o", "out", "--min", "2000", "--", "python3", &calls, "{}"]);
+    let fit = Fit::run(&["-o", "out", "--min", "2000", "--", "python3", &calls, "{}"]);
     assert_eq!(fit.status(), 3);
     assert!(fit.text().contains("even 2000, the smallest value, does not fit"), "{}", fit.text());
-    let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "{}", "ignores"]);
+    let fit = Fit::run(&["-o", "out", "--", "python3", &calls, "{}", "ignores"]);
     assert_eq!(fit.status(), 1);
     assert!(fit.text().contains("the program seems to ignore {}"), "{}", fit.text());
-    let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "{}", "nothing"]);
+    let fit = Fit::run(&["-o", "out", "--", "python3", &calls, "{}", "nothing"]);
     assert!(fit.text().contains("allocated no GPU memory"), "{}", fit.text());
-    let fit = Fit::of(&["-o", "out", "--", "python3", &calls, "12"]);
+    let fit = Fit::run(&["-o", "out", "--", "python3", &calls, "12"]);
     assert_eq!((fit.status(), fit.left().len()), (2, 0));
     assert!(fit.stderr().contains("write {} in its place"), "{}", fit.stderr());
-    let fit = Fit::of(&["-o", "out", "--", "/nowhere/python", "{}"]);
+    let fit = Fit::run(&["-o", "out", "--", "/nowhere/python", "{}"]);
     assert_eq!((fit.status(), fit.left().len()), (2, 0));
 }
 
@@ -180,7 +180,7 @@ fn fit_without_a_gpu_proposes_a_simulated_one() {
     let said = text(&here.stdout);
     assert_eq!(here.status.code(), Some(1), "{said}");
     assert!(said.contains(hint), "{said}");
-    let simulated = Fit::of(&["--", "python3", "-c", fails, "{}"]);
+    let simulated = Fit::run(&["--", "python3", "-c", fails, "{}"]);
     assert!(!simulated.text().contains(hint), "{}", simulated.text());
 }
 
@@ -189,7 +189,7 @@ fn fit_counts_an_oom_of_torch_as_too_large_and_shows_the_holders() {
     Torch::run("2.11.0", |torch| {
         let gpt = script("gpt.py");
         let fit =
-            Fit::of(&["--values", "2,8,64", "-o", "out", "--", torch.python.to_str().unwrap(), &gpt, "{}"]);
+            Fit::run(&["--values", "2,8,64", "-o", "out", "--", torch.python.to_str().unwrap(), &gpt, "{}"]);
         let text = fit.text();
         assert_eq!(fit.status(), 0, "{text}{}", fit.stderr());
         assert!(text.contains("8 fits, 64 does not"), "{text}");
@@ -496,7 +496,7 @@ fn fit_smallest_finds_the_fewest_blocks_to_swap() {
         let mut arguments = vec!["--smallest", "-o", "out", "--json"];
         arguments.extend(values.split(' '));
         arguments.extend(["--", "python3", program, "{}"]);
-        let fit = Fit::of(&arguments);
+        let fit = Fit::run(&arguments);
         let json = fit.json();
         assert_eq!(
             (fit.status(), json["fits"].as_str(), json["wanted"].as_str()),
@@ -515,7 +515,7 @@ fn fit_smallest_finds_the_fewest_blocks_to_swap() {
     for (limit, status, fits, too_big) in [("480m", 0, Some("24"), "16"), ("200m", 3, None, "24")] {
         let mut arguments = vec!["--smallest", "--values", "0,8,16,24,32", "--host-mem", limit];
         arguments.extend(["-o", "out", "--json", "--", "python3", with_host, "{}"]);
-        let fit = Fit::of(&arguments);
+        let fit = Fit::run(&arguments);
         let json = fit.json();
         assert_eq!(
             (fit.status(), json["fits"].as_str(), json["too_big"].as_str()),
@@ -531,7 +531,7 @@ fn fit_smallest_finds_the_fewest_blocks_to_swap() {
     ] {
         let mut arguments: Vec<&str> = values.split(' ').collect();
         arguments.extend(["--", "python3", program, "{}"]);
-        let fit = Fit::of(&arguments);
+        let fit = Fit::run(&arguments);
         assert_eq!((fit.status(), fit.stderr().contains(part)), (2, true), "{values}: {}", fit.stderr());
     }
 }
@@ -575,7 +575,7 @@ fn fit_worst_plans_for_the_largest_input_of_a_trace() {
             (file.path().to_str().unwrap(), "no trace here"),
             (nothing.to_str().unwrap(), "the file is empty"),
         ] {
-            let refused = Fit::of(&["--worst", trace, "--", "true", "{}"]);
+            let refused = Fit::run(&["--worst", trace, "--", "true", "{}"]);
             assert!(
                 refused.status() == 2 && refused.stderr().contains(part),
                 "{trace}: {}",

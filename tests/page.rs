@@ -51,7 +51,7 @@ struct Page {
 }
 
 impl Page {
-    fn of(traces: &[&Path], more: &[&str]) -> Option<Page> {
+    fn open(traces: &[&Path], more: &[&str]) -> Option<Page> {
         let python = browser()?;
         let folder = TempDir::new().unwrap();
         let page = folder.path().join("report.html");
@@ -93,7 +93,7 @@ fn report_page_has_the_figures_of_peak() {
     let mut pages = Vec::new();
     for name in ["gpt", "conv", "oom-fragments"] {
         let trace = fixture(name);
-        let Some(page) = Page::of(&[&trace], &[]) else { return };
+        let Some(page) = Page::open(&[&trace], &[]) else { return };
         let answers = ["module", "category", "op", "phase", "step"]
             .map(|by| page.answer(&format!("{by}.json"), &["peak", "--by", by], &[&trace]));
         pages.push((page, answers));
@@ -124,7 +124,7 @@ fn ranks_by_the_thousand_are_a_map_on_a_page_and_in_forty_lines() {
 
 #[test]
 fn report_page_follows_wheel_drag_click_keys_and_search() {
-    if let Some(page) = Page::of(&[&fixture("gpt")], &[]) {
+    if let Some(page) = Page::open(&[&fixture("gpt")], &[]) {
         page.check("use", &[]);
     }
 }
@@ -134,7 +134,7 @@ fn report_page_goes_to_the_oom() {
     let mut pages = Vec::new();
     for name in ["oom-fragments", "oom-big", "oom-outside"] {
         let trace = fixture(name);
-        let Some(page) = Page::of(&[&trace], &[]) else { return };
+        let Some(page) = Page::open(&[&trace], &[]) else { return };
         let answer = page.answer("oom.json", &["oom"], &[&trace]);
         pages.push((page, answer));
     }
@@ -148,13 +148,13 @@ fn report_page_goes_to_the_oom() {
 fn report_page_shows_the_curve_under_each_advice() {
     let page = |name: &str| {
         let trace = fixture(name);
-        let page = Page::of(&[&trace], &[])?;
+        let page = Page::open(&[&trace], &[])?;
         let answer = page.answer("advise.json", &["advise"], &[&trace]);
         Some((page, answer))
     };
     let (Some((gpt, of_gpt)), Some((conv, of_conv))) = (page("gpt"), page("conv")) else { return };
     // If no known change lowers the peak, the page says so.
-    let without = Page::of(&[&fixture("oom-big")], &[]).unwrap();
+    let without = Page::open(&[&fixture("oom-big")], &[]).unwrap();
     check_all(&[
         (&gpt, "advice", &[&of_gpt]),
         (&conv, "advice", &[&of_conv]),
@@ -198,7 +198,7 @@ fn page_oom_and_peak_at_give_a_block_one_category_at_the_oom_and_at_the_peak() {
         let snapshot: Value = serde_json::from_str(&snapshot).unwrap();
         let parameters = if goes_on { 0 } else { 100 << 20 };
         assert_eq!(snapshot["devices"][0]["Parameter"], parameters, "{snapshot}");
-        let Some(page) = Page::of(&[folder.path()], &[]) else { return };
+        let Some(page) = Page::open(&[folder.path()], &[]) else { return };
         page.check("oom_categories", &[category, "activation"]);
     }
 }
@@ -206,7 +206,7 @@ fn page_oom_and_peak_at_give_a_block_one_category_at_the_oom_and_at_the_peak() {
 #[test]
 fn report_page_stacks_the_parts_that_grow() {
     let trace = fixture("leaks");
-    let Some(page) = Page::of(&[&trace], &[]) else { return };
+    let Some(page) = Page::open(&[&trace], &[]) else { return };
     let answer = page.answer("leaks.json", &["leaks"], &[&trace]);
     page.check("growth", &[&answer]);
 }
@@ -214,15 +214,15 @@ fn report_page_stacks_the_parts_that_grow() {
 #[test]
 fn report_page_compares_two_runs() {
     let (before, after) = (fixture("gpt"), fixture("conv"));
-    let Some(page) = Page::of(&[&before, &after], &[]) else { return };
+    let Some(page) = Page::open(&[&before, &after], &[]) else { return };
     let answer = page.answer("diff.json", &["diff", "--by", "module"], &[&before, &after]);
-    let other = Page::of(&[&before], &["--against", after.to_str().unwrap()]).unwrap();
+    let other = Page::open(&[&before], &["--against", after.to_str().unwrap()]).unwrap();
     check_all(&[(&page, "compare", &[&answer]), (&other, "compare", &[&answer])]);
 }
 
 #[test]
 fn report_page_shows_ranks_side_by_side() {
-    if let Some(page) = Page::of(&[&fixture("sharded")], &[]) {
+    if let Some(page) = Page::open(&[&fixture("sharded")], &[]) {
         page.check("ranks", &["4"]);
     }
 }
@@ -249,7 +249,7 @@ fn sampled_trace(blocks: usize) -> TempDir {
 #[test]
 fn report_page_draws_the_sampled_memory_above_the_allocated_memory() {
     let folder = sampled_trace(8);
-    if let Some(page) = Page::of(&[folder.path()], &[]) {
+    if let Some(page) = Page::open(&[folder.path()], &[]) {
         page.check("sampled", &[]);
     }
 }
@@ -257,7 +257,7 @@ fn report_page_draws_the_sampled_memory_above_the_allocated_memory() {
 #[test]
 fn report_page_hides_a_sampled_line_that_flattens_the_others() {
     let folder = sampled_trace(0);
-    if let Some(page) = Page::of(&[folder.path()], &[]) {
+    if let Some(page) = Page::open(&[folder.path()], &[]) {
         page.check("flat", &[]);
     }
 }
@@ -282,11 +282,11 @@ fn report_page_names_the_holders_of_retained_memory() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("host.r0.1.csv");
     std::fs::write(&path, trace.finish()).unwrap();
-    let Some(page) = Page::of(&[&path], &[]) else { return };
+    let Some(page) = Page::open(&[&path], &[]) else { return };
     let report = run(memtrace().args(["leaks", "--holders"]).arg(&path));
     let line = "3.00 MiB a step: list `<img src=x onerror=owned=1>` (train.py:41) keeps 120 autograd graphs, 360.00 MiB";
     assert!(report.contains(line), "{report}");
-    let without = Page::of(&[&fixture("gpt")], &[]).unwrap();
+    let without = Page::open(&[&fixture("gpt")], &[]).unwrap();
     check_all(&[
         (&page, "retained", &["step 120: the program ended", line, "is incomplete"]),
         (&without, "retained", &[]),
@@ -314,7 +314,7 @@ fn report_page_escapes_names_that_are_markup() {
     let path = folder.path().join("<b>x<!--{style}-->");
     std::fs::create_dir(&path).unwrap();
     std::fs::write(path.join("host.r0.1.csv"), trace.finish()).unwrap();
-    if let Some(page) = Page::of(&[&path], &[]) {
+    if let Some(page) = Page::open(&[&path], &[]) {
         page.check("hostile", &[]);
     }
 }
@@ -361,15 +361,15 @@ fn sampled_host(on_gpu: bool, end: &str) -> TempDir {
 #[test]
 fn report_page_has_the_memory_of_the_host_below_that_of_the_gpu() {
     let folder = sampled_host(true, "killed signal=9 kills=1 lost=0");
-    let Some(page) = Page::of(&[folder.path()], &[]) else { return };
+    let Some(page) = Page::open(&[folder.path()], &[]) else { return };
     let peak = "peak 864.00 MiB resident at 12.00 s, step 11, forward";
     // A run without a GPU: its page must show the CPU tensors, too.
     let folder = sampled_host(false, "exit lost=0");
-    let no_gpu = Page::of(&[folder.path()], &[]).unwrap();
+    let no_gpu = Page::open(&[folder.path()], &[]).unwrap();
     // A run with a GPU: `--device cpu` makes a page of CPU tensors in place of the GPU's.
     let folder = sampled_host(true, "exit lost=0");
-    let of_cpu = Page::of(&[folder.path()], &["--device", "cpu"]).unwrap();
-    let no_host = Page::of(&[&fixture("gpt")], &[]).unwrap();
+    let of_cpu = Page::open(&[folder.path()], &["--device", "cpu"]).unwrap();
+    let no_host = Page::open(&[&fixture("gpt")], &[]).unwrap();
     let killed = "because the memory of the container ran out";
     check_all(&[
         (&page, "host", &["GPU 0", peak, "limit of 1000.00 MiB", killed]),
@@ -384,7 +384,7 @@ fn report_page_has_the_memory_of_the_host_below_that_of_the_gpu() {
 fn report_page_says_that_a_run_used_no_gpu_memory() {
     let folder = TempDir::new().unwrap();
     std::fs::write(folder.path().join("host.r0.1.csv"), TraceBuilder::default().finish()).unwrap();
-    if let Some(page) = Page::of(&[folder.path()], &[]) {
+    if let Some(page) = Page::open(&[folder.path()], &[]) {
         page.check("empty", &[]);
     }
 }
@@ -424,7 +424,7 @@ fn report_page_of_many_events_is_small_exact_and_smooth() {
     let folder = TempDir::new().unwrap();
     let trace = folder.path().join("host.r0.1.csv");
     training(&trace, 400_000);
-    let Some(page) = Page::of(&[&trace], &[]) else { return };
+    let Some(page) = Page::open(&[&trace], &[]) else { return };
     let answers: Vec<String> = ["module", "category"]
         .iter()
         .map(|by| page.answer(&format!("{by}.json"), &["peak", "--by", by], &[&trace]))
@@ -549,6 +549,21 @@ fn live_once_prints_one_view_for_scripts() {
     let nowhere = memtrace().args(["live", "--once", "/nowhere"]).output().unwrap();
     assert_eq!(nowhere.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&nowhere.stderr).contains("no trace yet"));
+}
+
+#[test]
+fn live_names_the_card_that_it_shows_among_several() {
+    let folder = TempDir::new().unwrap();
+    let packed = std::fs::File::open(fixture("gpt").join("host.r0.1.csv.gz")).unwrap();
+    let rows = std::io::read_to_string(flate2::read::GzDecoder::new(packed)).unwrap();
+    // A card that the process sees and does not use comes first.
+    let known = r#"""devices"":[{""ordinal"":0,"#;
+    let more =
+        r#"""devices"":[{""ordinal"":3,""name"":""Unused card"",""total_bytes"":1000},{""ordinal"":0,"#;
+    assert!(rows.contains(known));
+    std::fs::write(folder.path().join("host.r0.1.csv"), rows.replacen(known, more, 1)).unwrap();
+    let text = run(memtrace().args(["live", "--once"]).arg(folder.path()));
+    assert!(text.contains("NVIDIA H100") && !text.contains("Unused card"), "{text}");
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! The Python package `memtrace`: traces as DataFrames, answers as objects, against the command's own figures.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
+use memtrace_trace::units::{Unit, parse_bytes};
 use tempfile::TempDir;
 
 use crate::common::torch::{Torch, cache, clean, memtrace, missing, scripts, succeeded, text};
@@ -122,4 +124,65 @@ fn the_package_is_typed() {
         "import sys; sys.path.insert(0, sys.argv[1]); import memtrace; memtrace.step(1); print('no torch')";
     alone.args(["-I", "-c", isolated]).arg(root().join("python"));
     assert_eq!(text(&alone.output().unwrap().stdout), "no torch\n");
+}
+
+/// A line for each size: what the package parses, and what it prints for a number of bytes.
+const SIZES: &str = "
+import sys
+from memtrace import _sizes
+for line in sys.stdin.read().splitlines():
+    kind, _, text = line.partition(' ')
+    try:
+        print(_sizes.parse(text) if kind == 'parse' else _sizes.show(int(text)))
+    except ValueError:
+        print('refused')
+";
+
+#[test]
+fn sizes_are_parsed_and_printed_by_the_package_as_by_the_command() {
+    let texts = [
+        "0",
+        "512",
+        "10k",
+        "2m",
+        "1.5g",
+        "80 GB",
+        "80GiB",
+        "500 MB",
+        "0.3 TiB",
+        "2 tb",
+        "24b",
+        " 64m ",
+        "",
+        "g",
+        "ib",
+        "5 iB",
+        "12 parsecs",
+        "-1g",
+        "1.5.5g",
+        "9007199254740993",
+        "9223372036854775807",
+        "9223372036854775808",
+        "99999999999t",
+    ];
+    let mut sizes: Vec<i64> = vec![0, 1, -1, 1023, -1023, 123_456_789, -3 << 30];
+    for unit in [1i64 << 10, 1 << 20, 1 << 30, 1 << 40] {
+        let below = unit - unit / 1024 / 200;
+        sizes.extend([unit - 1, unit, unit + 1, below - 1, below, below + 1, 1 - below, -below]);
+    }
+    let asked = texts.map(|text| format!("parse {text}\n")).into_iter();
+    let asked: String = asked.chain(sizes.iter().map(|size| format!("show {size}\n"))).collect();
+    let mut command = Command::new("python3");
+    command.args(["-c", SIZES]).env("PYTHONPATH", root().join("python"));
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(asked.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let parsed = texts.map(|text| parse_bytes(text).map_or("refused".into(), |bytes| bytes.to_string()));
+    let printed = sizes.iter().map(|size| Unit::Auto.show(*size).to_string());
+    let expected: Vec<String> = parsed.into_iter().chain(printed).collect();
+    for ((question, answer), expected) in asked.lines().zip(text(&output.stdout).lines()).zip(&expected) {
+        assert_eq!(answer, expected, "{question}");
+    }
+    assert_eq!(text(&output.stdout).lines().count(), expected.len());
 }

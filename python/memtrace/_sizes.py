@@ -19,7 +19,11 @@ def parse(text: object) -> int:
     try:
         if match is None or (match[3] or "").lower() == "ib" and not match[2]:
             raise ValueError
-        return int(float(match[1]) * 1024 ** _BINARY[match[2].lower()])
+        number = float(match[1]) if "." in match[1] else int(match[1])
+        size = int(number * 1024 ** _BINARY[match[2].lower()])
+        if size >= 2**63:
+            raise ValueError
+        return size
     except (OverflowError, ValueError):
         raise ValueError(
             f"{repr(text)[:80]} is not a size; write a number of bytes, or a text such as '2 GiB' or '500 MB'"

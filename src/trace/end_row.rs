@@ -30,7 +30,7 @@ text_enum! {
 impl Ending {
     /// Returns the ending in the text of an `end` row, or `None` for any other text.
     #[must_use]
-    pub fn of(text: &str) -> Option<Ending> {
+    pub fn from_text(text: &str) -> Option<Ending> {
         Ending::parse(text.split(' ').next()?)
     }
 }
@@ -138,7 +138,7 @@ pub fn values(text: &str) -> impl Iterator<Item = (&str, &str)> {
 /// use memtrace_trace::end_row::{Ending, SIGNAL, number};
 ///
 /// let text = "killed signal=9 lost=0";
-/// assert_eq!(Ending::of(text), Some(Ending::Killed));
+/// assert_eq!(Ending::from_text(text), Some(Ending::Killed));
 /// assert_eq!(number(text, SIGNAL), Some(9));
 /// ```
 #[must_use]
@@ -164,7 +164,7 @@ mod tests {
             written,
             "exit invented_reads=3 lost=1 unmatched_frees=2 missed_frees=3 corrections=4 gaps=5"
         );
-        assert_eq!(Ending::of(&written), Some(Ending::Exit));
+        assert_eq!(Ending::from_text(&written), Some(Ending::Exit));
         assert_eq!(values(&written).nth(1), Some(("lost", "1")));
         assert_eq!(formulas(&written), None);
         text.formulas = Some(6);
@@ -175,6 +175,6 @@ mod tests {
         assert_eq!(needed_bytes(&text.to_string()), Some(7));
         text.more = "";
         assert!(text.to_string().starts_with("exit lost=1 "));
-        assert_eq!(Ending::of("(none)"), None);
+        assert_eq!(Ending::from_text("(none)"), None);
     }
 }

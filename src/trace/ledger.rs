@@ -37,7 +37,7 @@ pub struct Rest {
 impl Rest {
     /// Returns the memory in `sample` in addition to the memory `accounted` for at the same time.
     #[must_use]
-    pub fn of(sample: &Sample, accounted: Accounted) -> Rest {
+    pub fn new(sample: &Sample, accounted: Accounted) -> Rest {
         let pool = match (sample.pool_reserved, sample.pool_used) {
             (Some(reserved), Some(used)) => (reserved - used).max(0),
             _ => 0,
@@ -107,17 +107,17 @@ mod tests {
             ..Sample::default()
         };
         let accounted = Accounted { reserved: 300, outside: 50 };
-        let rest = Rest::of(&sample, accounted);
+        let rest = Rest::new(&sample, accounted);
         assert_eq!(
             (rest.pool, rest.context, rest.others, rest.unexplained),
             (40, Some(110), Some(150), Some(50))
         );
         assert_eq!(accounted.reserved + accounted.outside + rest.total(), 700);
-        let container = Rest::of(&Sample { process: None, others: None, ..sample }, accounted);
+        let container = Rest::new(&Sample { process: None, others: None, ..sample }, accounted);
         assert_eq!(container.parts().last(), Some(&("context, modules and other processes", 310)));
         assert_eq!(container.total(), rest.total());
         let unified = Sample { others: None, bar1: None, cache: Some(100), host: Some(50), ..sample };
-        let rest = Rest::of(&unified, accounted);
+        let rest = Rest::new(&unified, accounted);
         // 1000 bytes in all, minus 300 free, 100 of page cache, 500 of the process on the device and 50 of
         // the process on the host -> 50 are unexplained.
         assert_eq!((rest.host, rest.unexplained), (Some(50), Some(50)));

@@ -66,7 +66,7 @@ impl MemoryKind {
     /// that do not change memory.
     #[inline]
     #[must_use]
-    pub const fn of(event: EventName) -> Option<(MemoryKind, Effect)> {
+    pub const fn changed_by(event: EventName) -> Option<(MemoryKind, Effect)> {
         Some(match event {
             EventName::Alloc | EventName::Live => (MemoryKind::Block, Effect::Alloc),
             EventName::Free => (MemoryKind::Block, Effect::Free),
@@ -380,8 +380,8 @@ mod tests {
             assert_eq!(*state.devices.totals_mut(extent.device), expected, "{kind:?}");
             assert_eq!(state.free(1, (), |live| *live.unwrap()), Some(extent));
             assert_eq!(*state.devices.totals_mut(extent.device), Totals::default(), "{kind:?}");
-            assert_eq!(MemoryKind::of(kind.alloc_event()), Some((kind, Effect::Alloc)));
-            assert_eq!(MemoryKind::of(kind.free_event()), Some((kind, Effect::Free)));
+            assert_eq!(MemoryKind::changed_by(kind.alloc_event()), Some((kind, Effect::Alloc)));
+            assert_eq!(MemoryKind::changed_by(kind.free_event()), Some((kind, Effect::Free)));
         }
         let mut own_segment = Totals::default();
         own_segment.add(&Extent { in_segment: false, ..extent(Block, 8) });

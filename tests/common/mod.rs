@@ -184,7 +184,7 @@ pub(crate) struct TraceRow {
 }
 
 impl TraceRow {
-    fn of(row: &Row<'_>) -> TraceRow {
+    fn from_row(row: &Row<'_>) -> TraceRow {
         TraceRow {
             ts_ns: row.ts_ns,
             tid: row.tid,
@@ -244,7 +244,7 @@ impl Trace {
             pid = i64::from(row.pid);
             seq += 1;
             if row.event != EventName::Sample || row.device >= 0 {
-                rows.push(TraceRow::of(&row));
+                rows.push(TraceRow::from_row(&row));
             }
         }
         let last = rows.pop().unwrap();

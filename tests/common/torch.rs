@@ -156,7 +156,7 @@ impl Torch {
             command.args(["-c", BARE]).arg(self.packages());
         }
         command.arg(scripts().join(script)).args(args).envs(env.iter().copied());
-        Run::of(command, out)
+        Run::execute(command, out)
     }
 
     /// Runs a script without memtrace, on a simulated GPU.
@@ -170,7 +170,7 @@ impl Torch {
     ) -> Run {
         let mut command = on_phantom(&self.python, card);
         command.args(options).arg(scripts().join(script)).args(args).envs(env.iter().copied());
-        Run::of(command, TempDir::new().unwrap())
+        Run::execute(command, TempDir::new().unwrap())
     }
 
     /// Runs a script without memtrace, on [`CARD`].
@@ -228,7 +228,7 @@ pub(crate) struct Run {
 
 impl Run {
     /// Runs a command, which may leave files for a checker in the folder.
-    fn of(mut command: Command, out: TempDir) -> Run {
+    fn execute(mut command: Command, out: TempDir) -> Run {
         let checkpoints = out.path().join("checkpoints.jsonl");
         command.env("MEMTRACE_TEST_CHECKPOINTS", &checkpoints).env("OWNER_OUT", out.path());
         Run { output: command.output().unwrap(), checkpoints, out }

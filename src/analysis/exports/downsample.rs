@@ -98,7 +98,7 @@ struct Stretch {
 }
 
 impl Stretch {
-    fn of(point: Point) -> Stretch {
+    fn from_point(point: Point) -> Stretch {
         Stretch { first: point, lowest: point, highest: point, highest_of_high: point, last: point }
     }
 
@@ -126,7 +126,7 @@ impl DownsampledCurve {
     pub(super) fn add(&mut self, point: Point) {
         match self.stretches.last_mut() {
             Some(last) if self.filled < self.every => {
-                last.join(&Stretch::of(point));
+                last.join(&Stretch::from_point(point));
                 self.filled += 1;
             }
             _ => {
@@ -139,7 +139,7 @@ impl DownsampledCurve {
                     self.stretches = pairs.collect();
                     self.every = self.every.saturating_mul(2);
                 }
-                self.stretches.push(Stretch::of(point));
+                self.stretches.push(Stretch::from_point(point));
                 self.filled = 1;
             }
         }

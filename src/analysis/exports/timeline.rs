@@ -78,7 +78,7 @@ impl Export for Timeline {
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
-        let DeviceProfile { profile, device, .. } = DeviceProfile::of(job)?;
+        let DeviceProfile { profile, device, .. } = DeviceProfile::read(job)?;
         let mut out = Out::create(job.place)?;
         // `Out` stores its first failure and returns it when it is closed, so write errors are ignored here
         // and below.
@@ -113,7 +113,7 @@ impl Export for Raw {
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
-        let DeviceProfile { profile, device, .. } = DeviceProfile::of(job)?;
+        let DeviceProfile { profile, device, .. } = DeviceProfile::read(job)?;
         let mut out = Out::create(job.place)?;
         let events = list(&mut out, profile.raw(device));
         job.finish_file(out, format!("device {device}, {}", counted(events, "event")))
@@ -146,7 +146,7 @@ impl Export for Html {
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
-        let DeviceProfile { profile, device, replayed } = DeviceProfile::of(job)?;
+        let DeviceProfile { profile, device, replayed } = DeviceProfile::read(job)?;
         let (width, height) = size_of(job.options)?;
         let title = job.options.text(TITLE.name);
         let mut lines = maxima(&replayed, device);
@@ -190,7 +190,7 @@ struct DeviceProfile {
 }
 
 impl DeviceProfile {
-    fn of(job: &mut Job<'_>) -> Result<DeviceProfile> {
+    fn read(job: &mut Job<'_>) -> Result<DeviceProfile> {
         let trace = job.trace()?;
         let (profile, flow) = profile_and_flow(trace, job.options)?;
         let replayed =

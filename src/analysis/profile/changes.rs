@@ -10,9 +10,9 @@ pub(super) fn changes(reading: &BlocksAndFlow, categories: &Categories) -> Vec<C
     let mut changes = Vec::with_capacity(blocks.len() * 2);
     let mut add = |time_ns: i64, action: Action, place: u32, version: u32| {
         let block = &blocks[place as usize];
-        let (category, inferred) = categories.of(place, version, block);
+        let (category, inferred) = categories.category(place, version, block);
         let (after, too) = match action {
-            Action::IncrementVersion => categories.of(place, version + 1, block),
+            Action::IncrementVersion => categories.category(place, version + 1, block),
             _ => (category, inferred),
         };
         changes.push(Change {

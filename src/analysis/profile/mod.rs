@@ -1,7 +1,7 @@
 //! The memory profile of `torch.profiler`, computed from a trace: its eight categories, its actions on each
 //! block, and the timelines of its exports (`torch/profiler/_memory_profiler.py`).
 //!
-//! [`Profile::of`] reads a trace. [`Profile::actions`] returns the profiler's raw rows, and
+//! [`Profile::read`] reads a trace. [`Profile::actions`] returns the profiler's raw rows, and
 //! [`Profile::timeline`] the coalesced rows. With io records (`MEMTRACE_OPS=io`), the profiler's own passes
 //! derive the categories from the flow of data between ops ([`flow`]), and a block that an op changes in
 //! place gets a new version. Without io records, a block has the category of its rows and no versions.
@@ -52,7 +52,7 @@ impl Profile {
     ///
     /// # Errors
     /// When the trace cannot be read.
-    pub fn of(trace: &TraceFile, options: &Options) -> Result<Profile> {
+    pub fn read(trace: &TraceFile, options: &Options) -> Result<Profile> {
         let reading = read::read(trace, options)?;
         let categories = passes::classify(&reading);
         let changes = changes::changes(&reading, &categories);
@@ -128,7 +128,7 @@ pub fn flow_categories(trace: &TraceFile, options: &Options) -> Result<KnownCate
         return Ok(KnownCategories::default());
     }
     let whole = Options { window: Window::default(), ..options.clone() };
-    Ok(Profile::of(trace, &whole)?.final_categories())
+    Ok(Profile::read(trace, &whole)?.final_categories())
 }
 
 /// Returns the profile of the part of `trace` that `options` selects, and [`flow_categories`]. If this part
@@ -137,7 +137,7 @@ pub fn flow_categories(trace: &TraceFile, options: &Options) -> Result<KnownCate
 /// # Errors
 /// When the trace cannot be read.
 pub fn profile_and_flow(trace: &TraceFile, options: &Options) -> Result<(Profile, KnownCategories)> {
-    let profile = Profile::of(trace, options)?;
+    let profile = Profile::read(trace, options)?;
     let flow = if needs_flow(trace) && options.window == Window::default() {
         profile.final_categories()
     } else {

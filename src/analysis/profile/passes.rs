@@ -25,7 +25,7 @@ use super::flow::Node;
 use super::read::BlocksAndFlow;
 use super::types::{ProfiledBlock, ProfilerCategory};
 
-/// The result of the passes; see [`Categories::of`].
+/// The result of the passes; see [`Categories::category`].
 #[derive(Debug, Default)]
 pub(super) struct Categories {
     of_block: Vec<Option<ProfilerCategory>>,
@@ -44,13 +44,18 @@ impl Categories {
 
     /// Returns the category of a version, and whether it was inferred from the flow of data. If the flow
     /// gives no category, returns the category of the block's rows.
-    pub(super) fn of(&self, place: u32, version: u32, block: &ProfiledBlock) -> (ProfilerCategory, bool) {
+    pub(super) fn category(
+        &self,
+        place: u32,
+        version: u32,
+        block: &ProfiledBlock,
+    ) -> (ProfilerCategory, bool) {
         match self.get(place, version) {
             Some(category) => {
                 let tagged = self.of_block[place as usize].is_some() && !self.inferred[place as usize];
                 (category, !tagged)
             }
-            None => (ProfilerCategory::of(block.recorded), false),
+            None => (ProfilerCategory::from_category(block.recorded), false),
         }
     }
 

@@ -16,7 +16,7 @@ fn profile_of(trace: TraceBuilder, name: &str) -> Profile {
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.join("a.csv");
     std::fs::write(&path, trace.finish()).unwrap();
-    let profile = Profile::of(&TraceFile::open(&path).unwrap(), &Options::default()).unwrap();
+    let profile = Profile::read(&TraceFile::open(&path).unwrap(), &Options::default()).unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
     profile
 }

@@ -72,7 +72,7 @@ impl ProfilerCategory {
     /// equivalent in the profiler, such as
     /// `kv_cache`, becomes [`ProfilerCategory::Unknown`].
     #[must_use]
-    pub const fn of(category: Category) -> ProfilerCategory {
+    pub const fn from_category(category: Category) -> ProfilerCategory {
         match category {
             Category::Parameter | Category::UnshardedParameter | Category::AllGather => {
                 ProfilerCategory::Parameter

@@ -149,7 +149,7 @@ impl Wanted {
 
     /// Returns the columns of one event.
     #[must_use]
-    pub fn of(&self, event: EventName) -> Columns {
+    pub fn columns(&self, event: EventName) -> Columns {
         self.0[event as usize]
     }
 }
@@ -216,7 +216,7 @@ impl Record {
     #[inline]
     #[must_use]
     pub fn counted_effect(&self, metric: Metric) -> Option<Effect> {
-        let (kind, effect) = MemoryKind::of(self.event)?;
+        let (kind, effect) = MemoryKind::changed_by(self.event)?;
         let is_block =
             matches!(effect, Effect::Alloc | Effect::Free) && is_counted(kind, self.device, metric);
         is_block.then_some(effect)

@@ -121,7 +121,7 @@ impl LivePieces {
         if row.event != EventName::Live && row.phase != Symbol::NONE {
             self.last.1 = *row;
         }
-        let memory = MemoryKind::of(row.event);
+        let memory = MemoryKind::changed_by(row.event);
         if memory.is_some() || row.event == EventName::Brief {
             self.totals.entry(row.device).or_default().adopt(
                 row.allocated_bytes,
@@ -150,7 +150,7 @@ impl LivePieces {
     /// opening rows, the new rows are numbered backward from the first other row of the part.
     pub(super) fn changes(&self, opening: &[Record]) -> Vec<Record> {
         let Some((meta, opening)) = opening.split_first() else { return Vec::new() };
-        let effect = |row: &Record| MemoryKind::of(row.event).map(|(_, effect)| effect);
+        let effect = |row: &Record| MemoryKind::changed_by(row.event).map(|(_, effect)| effect);
         // If a stream still uses a freed block, the block has two opening rows: an allocation and its free.
         let freed: FxHashSet<i64> =
             opening.iter().filter(|row| effect(row) == Some(Effect::Free)).map(|row| row.alloc_id).collect();
@@ -191,7 +191,7 @@ impl LivePieces {
     fn unseen_changes(&self, opening: &[Record]) -> Vec<Record> {
         let mut now: FxHashMap<i32, i64> = FxHashMap::default();
         let is_unseen = |row: &&Record| {
-            let kind = MemoryKind::of(row.event).map(|(kind, _)| kind);
+            let kind = MemoryKind::changed_by(row.event).map(|(kind, _)| kind);
             row.alloc_id == 0 && matches!(kind, Some(MemoryKind::Segment | MemoryKind::Mapped))
         };
         for row in opening.iter().filter(is_unseen) {
@@ -213,7 +213,7 @@ impl LivePieces {
     /// Returns the memory that a row adds or, with negative bytes, frees. Returns `None` if the row is not
     /// about memory.
     fn extent(&self, row: &Record) -> Option<Extent> {
-        let (kind, _) = MemoryKind::of(row.event)?;
+        let (kind, _) = MemoryKind::changed_by(row.event)?;
         let in_segment = row.api == self.caching_allocator;
         Some(Extent { device: row.device, kind, in_segment, bytes: row.delta_bytes })
     }
@@ -221,7 +221,7 @@ impl LivePieces {
 
 /// Returns the row that frees the memory of the allocation row `alloc`.
 fn free_of(alloc: &Record) -> Option<Record> {
-    let (kind, _) = MemoryKind::of(alloc.event)?;
+    let (kind, _) = MemoryKind::changed_by(alloc.event)?;
     Some(Record { event: kind.free_event(), delta_bytes: alloc.delta_bytes.wrapping_neg(), ..*alloc })
 }
 

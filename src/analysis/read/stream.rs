@@ -3,13 +3,14 @@
 //! Blocks of whole lines are scanned on all cores, and the calling thread visits their records in the order
 //! of the file. Only a few blocks are in flight at a time, so memory is bounded.
 
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memtrace_trace::EventName;
+use memtrace_trace::csv;
 use memtrace_trace::end_row;
 use memtrace_trace::meta::Meta;
 
@@ -161,10 +162,11 @@ impl TraceFile {
         if let Some(known) = snapshot::ending(&last.path) {
             return Some(known);
         }
-        let tail = last.tail().ok()?;
-        let lines = tail.strip_suffix(b"\n")?;
-        let start = lines.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-        memtrace_trace::csv::end_text(&lines[start..])
+        let line = match source::open(&last.path).ok()?.0 {
+            Source::Plain(mut file) => csv::last_line(&mut file),
+            Source::Packed(bytes, _) => csv::last_line_of_stream(bytes),
+        };
+        csv::end_text(&line.ok()??)
     }
 
     /// Returns the bytes that the fullest GPU needed, if the run used `--past-oom` and its process was not
@@ -172,32 +174,6 @@ impl TraceFile {
     #[must_use]
     pub fn needed_bytes(&self) -> Option<i64> {
         end_row::needed_bytes(&self.ending()?)
-    }
-
-    /// Returns the last bytes of the decompressed file, more than the longest end row has.
-    fn tail(&self) -> io::Result<Vec<u8>> {
-        const ENOUGH: usize = 64 << 10;
-        let mut tail = Vec::new();
-        match source::open(&self.path)?.0 {
-            Source::Plain(mut file) => {
-                let size = file.metadata()?.len();
-                file.seek(SeekFrom::Start(size.saturating_sub(ENOUGH as u64)))?;
-                file.read_to_end(&mut tail)?;
-            }
-            Source::Packed(mut bytes, _) => {
-                let mut part = vec![0; ENOUGH];
-                loop {
-                    let got = bytes.read(&mut part)?;
-                    if got == 0 {
-                        break;
-                    }
-                    tail.extend_from_slice(&part[..got]);
-                    let extra = tail.len().saturating_sub(ENOUGH);
-                    tail.drain(..extra);
-                }
-            }
-        }
-        Ok(tail)
     }
 
     /// Visits every row in the order of the file, the meta row first, with the `wanted` columns parsed, until

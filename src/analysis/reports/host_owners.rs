@@ -77,7 +77,7 @@ impl HostOwners {
         }
         let mut owners = HostOwners::default();
         for ((part, ..), (block, bytes)) in sums {
-            let mut names = [by_line, &Key::OP].map(|key| key.of(&block, &replay.symbols)).into_iter();
+            let mut names = [by_line, &Key::OP].map(|key| key.group_of(&block, &replay.symbols)).into_iter();
             // Names in parentheses stand for what is unknown.
             let code = names.find(|name| !name.starts_with('(')).unwrap_or_default();
             *owners.parts.entry(part).or_default().entry(code).or_default() += bytes;
@@ -86,7 +86,7 @@ impl HostOwners {
     }
 
     /// Returns the code that allocated most of a part; empty for a part whose code is unknown.
-    pub(super) fn of(&self, part: &str) -> Vec<Allocated> {
+    pub(super) fn largest_in(&self, part: &str) -> Vec<Allocated> {
         self.parts.get(part).map_or_else(Vec::new, |owners| largest(owners, part != PINNED))
     }
 

@@ -71,7 +71,7 @@ mod tests {
         let symbols = SymbolTable::default();
         let block = |category, op: &str, phase: &str| {
             let (op, phase) = (symbols.intern(op), symbols.intern(phase));
-            (Owner { category, op, phase, ..Owner::of(&Record::default()) }, 100 * MIB)
+            (Owner { category, op, phase, ..Owner::from_row(&Record::default()) }, 100 * MIB)
         };
         let all = [
             block(Category::Parameter, "aten::empty_strided", "init"),
@@ -95,7 +95,7 @@ mod tests {
         let symbols = SymbolTable::default();
         let (op, phase) = (symbols.intern("aten::mm"), symbols.intern("backward"));
         let block = |category, step| {
-            (Owner { category, op, phase, step, ..Owner::of(&Record::default()) }, 100 * MIB)
+            (Owner { category, op, phase, step, ..Owner::from_row(&Record::default()) }, 100 * MIB)
         };
         let meta = Meta { world_size: 8, phantom: serde_json::json!({}), ..Meta::default() };
         let found = |live: &[(Owner, i64)]| late_buckets(&meta, live, &symbols, Unit::default());

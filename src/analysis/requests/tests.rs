@@ -39,7 +39,7 @@ fn kinds(requests: &Requests) -> Vec<i64> {
     requests.operations.iter().map(|operation| operation[0]).collect()
 }
 
-const fn of(kind: OperationKind, a: i64, b: i64, c: i64) -> Operation {
+const fn operation(kind: OperationKind, a: i64, b: i64, c: i64) -> Operation {
     [kind as i64, a, b, c]
 }
 
@@ -51,11 +51,11 @@ fn requests_reuse_slots_and_say_where_reserved_memory_changed() {
         &[block(Alloc, 1, 512, 512, 2048), block(Free, 1, -512, 0, 2048), block(Alloc, 3, 100, 512, 2048)],
     );
     let expected = [
-        of(OperationKind::Step, -1, 0, 0),
-        of(OperationKind::Alloc, 0, 512, 0),
-        of(OperationKind::Reserved, 2048, 0, 0),
-        of(OperationKind::Free, 0, 0, 0),
-        of(OperationKind::Alloc, 0, 100, 0),
+        operation(OperationKind::Step, -1, 0, 0),
+        operation(OperationKind::Alloc, 0, 512, 0),
+        operation(OperationKind::Reserved, 2048, 0, 0),
+        operation(OperationKind::Free, 0, 0, 0),
+        operation(OperationKind::Alloc, 0, 100, 0),
     ];
     assert_eq!(got.operations, expected);
     assert_eq!((got.requests, got.slots, got.peak_index), (2, 1, 2));
@@ -69,7 +69,7 @@ fn requests_free_a_block_when_its_last_stream_has_passed() {
     assert!(!kinds(&got).contains(&(OperationKind::Free as i64)));
     let completed = block(FreeCompleted, 1, -512, 0, 512);
     let got = requests("", &[block(Alloc, 1, 512, 512, 512), freed, completed]);
-    assert_eq!(got.operations.last(), Some(&of(OperationKind::Free, 0, 0, 0)));
+    assert_eq!(got.operations.last(), Some(&operation(OperationKind::Free, 0, 0, 0)));
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub fn with_default_device(input: &Input, options: &Options) -> Result<Options> 
     for trace in &input.traces {
         let columns = Wanted::all_events(Columns::of(&["device"]));
         trace.read(columns, true, &SymbolTable::default(), |row| {
-            if MemoryKind::of(row.event).is_some() {
+            if MemoryKind::changed_by(row.event).is_some() {
                 has_cpu |= row.device == CPU;
                 has_gpu |= is_gpu(row.device);
             }

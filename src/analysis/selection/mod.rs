@@ -39,7 +39,7 @@ pub use pattern::matches;
 /// # Errors
 /// When a selector matches nothing in any process, and when a trace cannot be read.
 pub fn select(input: &Input, options: &Options, takes_host: bool) -> Result<Input> {
-    let selectors = Selectors::of(options, takes_host)?;
+    let selectors = Selectors::from_options(options, takes_host)?;
     let mut chosen = input.clone();
     if !selectors.is_any() {
         return Ok(chosen);
@@ -47,7 +47,7 @@ pub fn select(input: &Input, options: &Options, takes_host: bool) -> Result<Inpu
     let mut all = Content::default();
     let mut kept = Vec::new();
     for trace in &input.traces {
-        let content = Content::of(trace, &selectors)?;
+        let content = Content::read(trace, &selectors)?;
         if content.has(&selectors) {
             kept.push(trace.clone());
         }
@@ -106,7 +106,7 @@ struct Selectors {
 }
 
 impl Selectors {
-    fn of(options: &Options, takes_host: bool) -> Result<Selectors> {
+    fn from_options(options: &Options, takes_host: bool) -> Result<Selectors> {
         let at = match options.text(moment::FLAG.name) {
             "" => None,
             text => Some(text.parse()?),
@@ -302,7 +302,7 @@ struct Content {
 
 impl Content {
     /// Reads `trace` until all selectors have matched, or to its end.
-    fn of(trace: &TraceFile, selectors: &Selectors) -> Result<Content> {
+    fn read(trace: &TraceFile, selectors: &Selectors) -> Result<Content> {
         const COLUMNS: Columns = Columns::of(&["step", "device", "ts_ns"]);
         let mut content = Content::default();
         let mut step = -1;
@@ -333,7 +333,7 @@ impl Content {
         let (first, last) = self.span.unwrap_or((row.ts_ns, row.ts_ns));
         let now = last.max(row.ts_ns);
         self.span = Some((first.min(row.ts_ns), now));
-        if MemoryKind::of(row.event).is_some() || row.event == EventName::Oom {
+        if MemoryKind::changed_by(row.event).is_some() || row.event == EventName::Oom {
             self.devices.insert(row.device);
         }
         self.steps.add(step);

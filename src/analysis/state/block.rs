@@ -23,7 +23,7 @@ pub struct Owner {
 
 impl Owner {
     /// Returns the owner that `row` names.
-    pub(crate) fn of(row: &Record) -> Owner {
+    pub(crate) fn from_row(row: &Record) -> Owner {
         Owner { op: row.op, module: row.module, phase: row.phase, category: row.category, step: row.step }
     }
 

@@ -162,7 +162,7 @@ impl Device {
         self.host_peak = self.host_peak.max(sample.host);
         let Totals { reserved, outside, .. } = self.summed_with_row();
         let accounted = Accounted { reserved, outside: outside.wrapping_sub(self.managed) };
-        let rest = Rest::of(&sample, accounted).total();
+        let rest = Rest::new(&sample, accounted).total();
         let before = self.sampled.replace(Sampled { sample, seq, rest });
         let peak = &mut self.peaks[Metric::Used as usize];
         let more = match before {

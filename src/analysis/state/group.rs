@@ -173,7 +173,7 @@ impl Key {
 
     /// Returns the name of the group to which a block belongs.
     #[must_use]
-    pub fn of(&self, block: &Block, symbols: &SymbolTable) -> String {
+    pub fn group_of(&self, block: &Block, symbols: &SymbolTable) -> String {
         match self.name {
             "size" => format!("{} B", block.bytes),
             "dtype" => self.of_form(block.dtype, symbols),
@@ -201,7 +201,7 @@ impl Key {
     }
 
     /// Returns the group name for the memory of an owner. The keys `size`, `line` and `stack` depend on the
-    /// block, so they need [`Key::of`].
+    /// block, so they need [`Key::group_of`].
     #[must_use]
     pub fn of_owner(&self, owner: &Owner, symbols: &SymbolTable) -> String {
         match self.name {
@@ -214,7 +214,7 @@ impl Key {
                 symbols.or(owner.module, NO_MODULE)
             }
             "type" => {
-                let class = self.classes.as_ref().and_then(|classes| classes.of(owner.module, symbols));
+                let class = self.classes.as_ref().and_then(|classes| classes.class_at(owner.module, symbols));
                 class.map_or_else(|| NO_TYPE.to_owned(), |class| class.to_string())
             }
             _ => self.of_module(owner.module, symbols),
@@ -251,7 +251,7 @@ impl Key {
         let mut groups: FxHashMap<String, Group> = FxHashMap::default();
         let mut modules: FxHashMap<Symbol, i64> = FxHashMap::default();
         for (block, part) in owners.values() {
-            let group = groups.entry(self.of(block, symbols)).or_default();
+            let group = groups.entry(self.group_of(block, symbols)).or_default();
             group.bytes += part.bytes;
             group.blocks += part.blocks;
             *modules.entry(block.owner.module).or_default() += part.bytes;

@@ -18,7 +18,7 @@ impl LastOom {
     /// Starts at the OOM in `row`.
     #[must_use]
     pub fn new(row: &Record) -> LastOom {
-        LastOom { seq: row.seq, owner: Owner::of(row), gone: Vec::new() }
+        LastOom { seq: row.seq, owner: Owner::from_row(row), gone: Vec::new() }
     }
 
     /// Records the block that the current row freed, if that block was live at the OOM.

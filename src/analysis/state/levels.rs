@@ -203,7 +203,7 @@ impl DeviceLevels {
             self.fill_before_sample(totals.untraced);
         }
         let now = &mut self.now;
-        match MemoryKind::of(row.event) {
+        match MemoryKind::changed_by(row.event) {
             Some((MemoryKind::Block, Effect::Alloc)) => {
                 if row.category == Category::Input {
                     count_input(&mut self.inputs, step, step, row.delta_bytes, 1);
@@ -226,7 +226,7 @@ impl DeviceLevels {
         now.inputs = now.inputs.max(self.inputs[0] + self.inputs[1]);
         if now.allocated > now.peak {
             now.peak = now.allocated;
-            now.peak_owner = Owner::of(row);
+            now.peak_owner = Owner::from_row(row);
         }
         if now.used() > self.unfinished.used() {
             self.unfinished = *now;
@@ -365,7 +365,7 @@ impl Levels {
             (self.worked, self.is_cut) = (row.step, false);
         }
         // The memory of a free belongs to the device of the freed block.
-        let ordinal = match MemoryKind::of(row.event) {
+        let ordinal = match MemoryKind::changed_by(row.event) {
             None if !matches!(row.event, EventName::Sample | EventName::Oom | EventName::Brief) => return,
             Some((MemoryKind::Block, Effect::Free)) => replay.freed().map_or(HOST, |block| block.device),
             _ => row.device,

@@ -230,7 +230,7 @@ impl LiveProcess {
             replay.feed(row);
             levels.feed(row, replay);
             let is_end = row.event == EventName::End;
-            ending = is_end.then(|| Ending::of(&symbols.get(row.name)));
+            ending = is_end.then(|| Ending::from_text(&symbols.get(row.name)));
             *ended = ending.is_some_and(|ending| ending != Some(Ending::Rotated));
             if !is_gpu(row.device) {
                 return;

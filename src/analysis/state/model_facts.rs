@@ -71,7 +71,7 @@ impl ModelFacts {
     }
 
     /// Returns the facts about the model to which a module path belongs.
-    pub(crate) fn of(&self, path: &str) -> FactsOfModel {
+    pub(crate) fn facts_at(&self, path: &str) -> FactsOfModel {
         self.of_root.get(root_of(path)).copied().unwrap_or_default()
     }
 }
@@ -116,10 +116,13 @@ mod tests {
         assert!(mark("model_fact", "mode=eval AutoencoderKL.encoder"));
         assert!(!mark("retained", "type=bfloat16 Net") && !mark("model_fact", "size=1 Net"));
         let half = FactsOfModel { is_half: true, ..FactsOfModel::default() };
-        assert_eq!(facts.of("GPT.h.0"), half);
+        assert_eq!(facts.facts_at("GPT.h.0"), half);
         let idle = FactsOfModel { trained: Some(0), evaluates: true, ..FactsOfModel::default() };
-        assert_eq!(facts.of("Teacher"), idle);
-        assert!(facts.of("AutoencoderKL").evaluates && facts.of("AutoencoderKL.encoder.conv_in").evaluates);
-        assert_eq!(facts.of("Net.fc"), FactsOfModel::default());
+        assert_eq!(facts.facts_at("Teacher"), idle);
+        assert!(
+            facts.facts_at("AutoencoderKL").evaluates
+                && facts.facts_at("AutoencoderKL.encoder.conv_in").evaluates
+        );
+        assert_eq!(facts.facts_at("Net.fc"), FactsOfModel::default());
     }
 }

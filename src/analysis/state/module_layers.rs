@@ -40,7 +40,7 @@ impl ModuleClasses {
     /// Returns the class of a called module, or `None` if the module was not called or the trace has no
     /// classes.
     #[must_use]
-    pub fn of(&self, path: Symbol, symbols: &SymbolTable) -> Option<Arc<str>> {
+    pub fn class_at(&self, path: Symbol, symbols: &SymbolTable) -> Option<Arc<str>> {
         let class = symbols.get(*self.of_path.get(&path)?);
         (*class != *NO_CLASS && !class.starts_with('(')).then_some(class)
     }
@@ -48,7 +48,7 @@ impl ModuleClasses {
     /// Returns true if the class of some module is known.
     #[must_use]
     pub fn has_classes(&self, symbols: &SymbolTable) -> bool {
-        self.of_path.keys().any(|path| self.of(*path, symbols).is_some())
+        self.of_path.keys().any(|path| self.class_at(*path, symbols).is_some())
     }
 
     /// Returns the repeated layers among the called modules and `others`.
@@ -56,7 +56,7 @@ impl ModuleClasses {
     pub fn layers(&self, others: impl IntoIterator<Item = Symbol>, symbols: &SymbolTable) -> Layers {
         let mut paths: BTreeMap<Arc<str>, Option<Arc<str>>> =
             others.into_iter().map(|path| (symbols.get(path), None)).collect();
-        paths.extend(self.of_path.keys().map(|path| (symbols.get(*path), self.of(*path, symbols))));
+        paths.extend(self.of_path.keys().map(|path| (symbols.get(*path), self.class_at(*path, symbols))));
         Layers::find(&paths.iter().map(|(path, class)| (&**path, class.as_deref())).collect::<Vec<_>>())
     }
 }

@@ -45,7 +45,7 @@ pub struct CallAllocations {
 }
 
 impl CallAllocations {
-    fn of(row: &Record) -> CallAllocations {
+    fn from_row(row: &Record) -> CallAllocations {
         CallAllocations {
             op: row.op,
             module: row.module,
@@ -140,7 +140,7 @@ impl OpAllocations {
             EventName::Alloc | EventName::HostAlloc
                 if row.allocates_tensor() && self.is_wanted(row.device) && replay.in_window() =>
             {
-                let block = CallAllocations::of(row);
+                let block = CallAllocations::from_row(row);
                 if row.op == Symbol::NONE {
                     self.finish(block);
                 } else {

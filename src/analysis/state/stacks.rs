@@ -66,7 +66,7 @@ impl Stacks {
     }
 
     /// Returns the frames of a stack, innermost first.
-    pub fn of(&self, id: i64) -> impl Iterator<Item = &Frame> {
+    pub fn frames(&self, id: i64) -> impl Iterator<Item = &Frame> {
         // A parent must have a smaller id than its child, so the walk ends even if a file contains a cycle.
         let parent_of = |frame: &Frame, id: i64| (frame.parent < id).then_some(frame.parent);
         let first = self.frames.get(&id).map(|frame| (frame, id));
@@ -86,15 +86,18 @@ impl Stacks {
 
     /// Returns the Python lines of a stack, innermost first, as file, line number and function.
     pub fn calls(&self, id: i64) -> impl Iterator<Item = (&str, i64, &str)> {
-        self.of(id).filter(|frame| frame.kind == FrameKind::Python).map(|frame| call_of(&frame.text))
+        self.frames(id).filter(|frame| frame.kind == FrameKind::Python).map(|frame| call_of(&frame.text))
     }
 
     /// Returns the Python lines of a stack in the program's own files, innermost first. If the stack has no
     /// such line, returns its lines in libraries.
     #[must_use]
     pub fn lines(&self, id: i64) -> Vec<&str> {
-        let all: Vec<&str> =
-            self.of(id).filter(|frame| frame.kind == FrameKind::Python).map(|frame| &*frame.text).collect();
+        let all: Vec<&str> = self
+            .frames(id)
+            .filter(|frame| frame.kind == FrameKind::Python)
+            .map(|frame| &*frame.text)
+            .collect();
         let own: Vec<&str> = all.iter().copied().filter(|line| !is_of_library(line)).collect();
         if own.is_empty() { all } else { own }
     }
@@ -105,9 +108,9 @@ impl Stacks {
     pub fn show(&self, id: i64) -> Option<String> {
         let mut parts: Vec<&str> = self.lines(id);
         parts.truncate(SHOWN);
-        let op = self.of(id).find(|frame| frame.kind == FrameKind::Op).map(|frame| &*frame.text);
+        let op = self.frames(id).find(|frame| frame.kind == FrameKind::Op).map(|frame| &*frame.text);
         if parts.is_empty() {
-            parts = self.of(id).map(|frame| &*frame.text).collect();
+            parts = self.frames(id).map(|frame| &*frame.text).collect();
         } else if let Some(op) = op {
             parts.insert(0, op);
         }
@@ -151,7 +154,7 @@ mod tests {
     #[test]
     fn a_stack_shows_lines_of_the_program_or_its_ops() {
         let stacks = stacks();
-        assert_eq!(stacks.of(5).count(), 5);
+        assert_eq!(stacks.frames(5).count(), 5);
         assert_eq!(stacks.lines(5), ["/home/me/train.py:9 <module>"]);
         assert_eq!(stacks.show(5).as_deref(), Some("aten::addmm < /home/me/train.py:9 <module>"));
         assert_eq!(stacks.show(7).as_deref(), Some("aten::empty < (script)"));
@@ -167,7 +170,7 @@ mod tests {
     fn a_stacks_file_with_a_cycle_is_read_to_an_end() {
         let mut stacks = Stacks::default();
         stacks.add("stack_id,parent_id,depth,frame,stack\n1,2,1,a,a\n2,1,1,b,b\nx,y\n".as_bytes());
-        assert_eq!(stacks.of(2).count(), 2);
+        assert_eq!(stacks.frames(2).count(), 2);
         assert_eq!(stacks.show(2).as_deref(), Some("b < a"));
     }
 }

@@ -349,21 +349,21 @@ pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
 mod tests {
     use super::*;
 
-    fn of(name: &'static str, value: &'static str) -> Result<Vec<Change>> {
+    fn parse_one(name: &'static str, value: &'static str) -> Result<Vec<Change>> {
         parse(|asked| if asked == name { value } else { "" })
     }
 
     #[test]
     fn whatif_changes_are_parsed_or_refused() {
         assert_eq!(
-            of("shard", "1000000").unwrap(),
+            parse_one("shard", "1000000").unwrap(),
             [Change::Shard { ranks: 1_000_000, units: String::new() }]
         );
-        assert_eq!(of("shard", "8:optimizer").unwrap()[0].option(), "--shard 8:optimizer");
-        assert_eq!(of("batch", "x2").unwrap(), [Change::Batch(2, 1)]);
-        assert_eq!(of("batch", "x1/4").unwrap(), [Change::Batch(1, 4)]);
+        assert_eq!(parse_one("shard", "8:optimizer").unwrap()[0].option(), "--shard 8:optimizer");
+        assert_eq!(parse_one("batch", "x2").unwrap(), [Change::Batch(2, 1)]);
+        assert_eq!(parse_one("batch", "x1/4").unwrap(), [Change::Batch(1, 4)]);
         assert_eq!(
-            of("optimizer", "8bit,in-backward").unwrap(),
+            parse_one("optimizer", "8bit,in-backward").unwrap(),
             [Change::Optimizer(NewOptimizer::EightBit), Change::StepInBackward]
         );
         for (name, value, part) in [
@@ -393,7 +393,7 @@ mod tests {
             ("without", "category=temporaries", "temporary"),
             ("none", "x", "nothing is changed"),
         ] {
-            let why = of(name, value).unwrap_err().to_string();
+            let why = parse_one(name, value).unwrap_err().to_string();
             assert!(why.contains(part), "{name} {value}: {why}");
         }
     }
@@ -414,7 +414,7 @@ mod tests {
     fn whatif_autocast_and_another_type_are_refused_together() {
         let why = parse(|name| if matches!(name, "autocast" | "dtype") { "bf16" } else { "" });
         assert!(why.unwrap_err().to_string().contains("ask for one of them"));
-        assert_eq!(of("autocast", "bf16").unwrap()[0].option(), "--autocast bf16");
+        assert_eq!(parse_one("autocast", "bf16").unwrap()[0].option(), "--autocast bf16");
     }
 
     #[test]
@@ -433,19 +433,19 @@ mod tests {
     #[test]
     fn whatif_changes_say_the_option_that_asks_for_them() {
         assert_eq!(
-            of("without", " category= temporary , op =aten::mm ").unwrap()[0].option(),
+            parse_one("without", " category= temporary , op =aten::mm ").unwrap()[0].option(),
             "--without 'category=temporary,op=aten::mm'"
         );
-        let change = of("without", "category=temporary,op=aten::_foreach*").unwrap();
+        let change = parse_one("without", "category=temporary,op=aten::_foreach*").unwrap();
         assert_eq!(change[0].option(), "--without 'category=temporary,op=aten::_foreach*'");
-        assert_eq!(of("batch", "x1/2").unwrap()[0].option(), "--batch x1/2");
+        assert_eq!(parse_one("batch", "x1/2").unwrap()[0].option(), "--batch x1/2");
     }
 
     #[test]
     fn whatif_options_are_one_word_of_a_shell() {
-        let change = of("checkpoint", "Net.it's.*; $(reboot)").unwrap();
+        let change = parse_one("checkpoint", "Net.it's.*; $(reboot)").unwrap();
         assert_eq!(change[0].option(), "--checkpoint 'Net.it'\\''s.*; $(reboot)'");
-        let change = of("without", "module=Net.it's").unwrap();
+        let change = parse_one("without", "module=Net.it's").unwrap();
         assert_eq!(change[0].option(), "--without 'module=Net.it'\\''s'");
     }
 }

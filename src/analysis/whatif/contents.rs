@@ -131,9 +131,9 @@ impl Contents {
     }
 
     fn find_half_modules(&mut self, symbols: &SymbolTable) {
-        let is_half = |path: &str| self.facts.of(path).is_half;
+        let is_half = |path: &str| self.facts.facts_at(path).is_half;
         self.half_modules = self.names.iter().filter(|name| is_half(&symbols.get(**name))).copied().collect();
-        let roots: Vec<_> = self.roots(symbols).map(|root| self.facts.of(&root)).collect();
+        let roots: Vec<_> = self.roots(symbols).map(|root| self.facts.facts_at(&root)).collect();
         let is_trained = |facts: &FactsOfModel| !facts.evaluates && facts.trained != Some(0);
         let has_trained = roots.iter().any(is_trained);
         // A model that runs out of memory while it is moved to the GPU was never called.
@@ -144,7 +144,7 @@ impl Contents {
     /// Returns true if a batch has one sample: the batch of a root's open call, or else the last batch of each
     /// root.
     fn is_batch_of_one(&self, symbols: &SymbolTable) -> bool {
-        let is_one = |path: &str| self.facts.of(path).is_batch_of_one;
+        let is_one = |path: &str| self.facts.facts_at(path).is_batch_of_one;
         if let Some((_, name, _)) = self.open.first() {
             return is_one(root_of(&symbols.get(*name)));
         }
@@ -188,7 +188,7 @@ impl Contents {
         for name in &self.names {
             let path = symbols.get(*name);
             if takes_module(group, &path) {
-                let Some(class) = self.classes.of(*name, symbols) else { return false };
+                let Some(class) = self.classes.class_at(*name, symbols) else { return false };
                 classes.insert(class);
             }
             let ends = path.match_indices('.').map(|(end, _)| end).take(MOST_LEVELS);

@@ -88,7 +88,7 @@ pub(super) struct OpTraits {
 }
 
 impl OpTraits {
-    fn of(name: &str) -> OpTraits {
+    fn from_name(name: &str) -> OpTraits {
         OpTraits {
             has_statistics: WITH_STATISTICS.iter().any(|part| name.contains(part)),
             is_other_type: OTHER_TYPES
@@ -112,7 +112,7 @@ impl<'a> SizeRules<'a> {
         traits: &'a mut Traits,
     ) -> SizeRules<'a> {
         let mut add = |symbol: Symbol| {
-            traits.entry(symbol).or_insert_with(|| OpTraits::of(&symbols.get(symbol)));
+            traits.entry(symbol).or_insert_with(|| OpTraits::from_name(&symbols.get(symbol)));
         };
         step.ops.iter().for_each(|op| add(op.name));
         step.lives.iter().for_each(|life| add(life.owner.op));

@@ -68,7 +68,7 @@ impl TypeSymbols {
         TypeSymbols { float32, half: [bfloat16, float16] }
     }
 
-    fn of(self, dtype: Symbol) -> DType {
+    fn dtype(self, dtype: Symbol) -> DType {
         match dtype {
             _ if is_unknown_form(dtype) => DType::Unknown,
             _ if dtype == self.float32 => DType::Float32,
@@ -145,7 +145,7 @@ impl Life {
 
 /// Returns the owner that `row` names. The predictions do not distinguish the buffers of FSDP.
 fn without_sharding(row: &Record) -> Owner {
-    Owner { category: row.category.without_sharding(), ..Owner::of(row) }
+    Owner { category: row.category.without_sharding(), ..Owner::from_row(row) }
 }
 
 /// An allocation, a request that ran out of memory, or the opening row of a block that was live when a part
@@ -351,7 +351,7 @@ impl StepRecorder {
                 if let Some(index) = self.live.get(&row.alloc_id) {
                     let life = &mut self.now.lives[*index as usize];
                     life.owner = without_sharding(row);
-                    life.dtype = self.types.of(row.dtype);
+                    life.dtype = self.types.dtype(row.dtype);
                     life.shape = row.shape;
                 }
             }
@@ -401,7 +401,7 @@ impl StepRecorder {
             freed_ns,
             owner,
             requested,
-            dtype: self.types.of(row.dtype),
+            dtype: self.types.dtype(row.dtype),
             shape: row.shape,
             life,
             in_window,
@@ -413,7 +413,7 @@ impl StepRecorder {
             return;
         }
         let index = self.now.lives.len() as u32;
-        let mut dtype = self.types.of(row.dtype);
+        let mut dtype = self.types.dtype(row.dtype);
         match (row.category, dtype) {
             (Category::UnshardedParameter, DType::Unknown) => dtype = self.gathered,
             (Category::AllGather, DType::Float32 | DType::Half) => self.gathered = dtype,

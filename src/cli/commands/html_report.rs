@@ -70,7 +70,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     };
     let output = output.as_path();
     let progress = terminal::Progress::start(&inputs);
-    let page = Page::of(&inputs, &options)?;
+    let page = Page::read(&inputs, &options)?;
     drop(progress);
     let opens = matches.get_flag("open");
     let to_stdout = exports::is_stdout(output);

@@ -295,7 +295,7 @@ fn list_cards() -> Result<ExitCode> {
         ("name", Side::Left),
     ]);
     for card in CARDS {
-        let [free, least, most] = Spec::of(card).free_at_start().map(gib);
+        let [free, least, most] = Spec::from_card(card).free_at_start().map(gib);
         table.row([
             card.id.into(),
             gib(card.memory_mib << 20).into(),

@@ -121,7 +121,7 @@ impl std::error::Error for SpecError {}
 
 impl Default for Spec {
     fn default() -> Self {
-        Self::of(Card::find(DEFAULT_CARD).unwrap_or(&CARDS[0]))
+        Self::from_card(Card::find(DEFAULT_CARD).unwrap_or(&CARDS[0]))
     }
 }
 
@@ -140,7 +140,7 @@ impl Spec {
 
     /// Returns a request for one device of a preset.
     #[must_use]
-    pub fn of(card: &'static Card) -> Self {
+    pub fn from_card(card: &'static Card) -> Self {
         Self {
             base: card,
             name: card.name.to_owned(),
@@ -232,7 +232,7 @@ impl Spec {
     /// Parses `h100-80g` or `8xh100-80g`.
     fn preset(word: &str) -> Result<Self, SpecError> {
         if let Some(card) = Card::find(word) {
-            return Ok(Self::of(card));
+            return Ok(Self::from_card(card));
         }
         let unknown = || SpecError::UnknownCard(word.to_owned());
         let (count, id) = word.split_once(['x', 'X']).ok_or_else(unknown)?;
@@ -240,7 +240,7 @@ impl Spec {
             return Err(unknown());
         }
         let card = Card::find(id).ok_or_else(|| SpecError::UnknownCard(id.to_owned()))?;
-        let mut spec = Self::of(card);
+        let mut spec = Self::from_card(card);
         spec.set("count", count)?;
         Ok(spec)
     }
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn a_request_with_the_name_of_a_preset_is_that_preset() {
         for card in CARDS {
-            assert_eq!(Spec::parse(card.id), Ok(Spec::of(card)));
+            assert_eq!(Spec::parse(card.id), Ok(Spec::from_card(card)));
         }
     }
 

@@ -57,7 +57,7 @@ impl Machine {
 
     /// Reads the state of a machine from its table.
     #[must_use]
-    pub fn of(table: &Table<'_>, id: &str, spec: Spec) -> Self {
+    pub fn from_table(table: &Table<'_>, id: &str, spec: Spec) -> Self {
         let cards = spec.count as usize;
         let state = |card| CardState { lost: table.is_lost(card), ecc_errors: table.ecc_errors(card) };
         let (processes, cards) = (table.processes(cards), (0..cards).map(state).collect());
@@ -182,7 +182,7 @@ pub fn read(path: &Path) -> Option<Machine> {
     let spec = table.spec()?;
     let name = path.file_name()?.to_str()?;
     let id = name.strip_prefix(&beginning())?.rsplit_once('-')?.0.to_owned();
-    Some(Machine::of(&table, &id, spec))
+    Some(Machine::from_table(&table, &id, spec))
 }
 
 /// Returns the path of the memory through which the ranks of an NCCL communicator exchange messages. It is

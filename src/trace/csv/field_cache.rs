@@ -64,7 +64,7 @@ pub(super) struct CachedWord {
 }
 
 impl CachedWord {
-    pub(super) const fn of(word: &str) -> CachedWord {
+    pub(super) const fn new(word: &str) -> CachedWord {
         let mut text = [b','; 16];
         let mut index = 0;
         while index < word.len() {
@@ -80,11 +80,11 @@ impl CachedWord {
 macro_rules! words_of {
     ($kind:ident) => {{
         const WORDS: [CachedWord; $kind::ALL.len()] = {
-            let mut words = [CachedWord::of(""); $kind::ALL.len()];
+            let mut words = [CachedWord::new(""); $kind::ALL.len()];
             let mut index = 0;
             while index < words.len() {
                 let value = $kind::ALL[index];
-                words[value as usize] = CachedWord::of(value.as_str());
+                words[value as usize] = CachedWord::new(value.as_str());
                 index += 1;
             }
             words

@@ -196,7 +196,7 @@ impl<'a> LineBuffer<'a> {
             self.at += from.len();
         } else if from.is_empty() {
             // A text field is never empty: an empty text is written as the placeholder.
-            return self.word(&const { CachedWord::of(NONE) });
+            return self.word(&const { CachedWord::new(NONE) });
         } else {
             self.quoted(from);
         }

@@ -2,12 +2,14 @@
 
 mod bounded;
 mod field_cache;
+mod last_line;
 mod line;
 mod reader;
 mod writer;
 
 pub(crate) use bounded::Bounded;
 pub use bounded::{LONGEST_LINE, too_long};
+pub use last_line::{last_line, last_line_of_stream};
 pub use reader::RowReader;
 pub use writer::RowWriter;
 

@@ -184,7 +184,11 @@ macro_rules! write_column {
         }
     };
     ($line:ident $cache:ident $row:ident $name:ident mostly_none) => {
-        if $row.$name == NONE { $line.word(&const { CachedWord::of(NONE) }) } else { $row.$name.write($line) }
+        if $row.$name == NONE {
+            $line.word(&const { CachedWord::new(NONE) })
+        } else {
+            $row.$name.write($line)
+        }
     };
 }
 

@@ -265,7 +265,7 @@ impl Claim {
         }
     }
 
-    fn of(flags: u8) -> Claim {
+    fn from_flags(flags: u8) -> Claim {
         match flags & (WEAK | REDUCED) {
             0 => Claim::Strong,
             REDUCED => Claim::Reduced,
@@ -558,7 +558,7 @@ impl Event {
                 module: TextId::try_from(self.extra).unwrap_or(0),
                 name: self.reserved as TextId,
                 form: self.allocated as TextId,
-                claim: Claim::of(self.flags),
+                claim: Claim::from_flags(self.flags),
             },
             Kind::Io => Payload::Io { address: self.addr, bytes: self.size, rounded: self.reserved as i64 },
             Kind::Sample => Payload::Sample {

@@ -36,11 +36,11 @@ impl Key {
 #[derive(Default)]
 pub(crate) struct LiveByAddress {
     /// Blocks that torch's allocator reported.
-    pub(crate) blocks: FxHashMap<u64, Live>,
+    blocks: FxHashMap<u64, Live>,
     /// Memory that traced calls allocated.
-    pub(crate) regions: FxHashMap<u64, Live>,
+    regions: FxHashMap<u64, Live>,
     /// Blocks that the program has freed while a stream still uses them.
-    pub(crate) deferred: FxHashMap<u64, Live>,
+    deferred: FxHashMap<u64, Live>,
     /// The segments and mapped pieces of private pools: the end and the pool, by the first address.
     private: BTreeMap<u64, (u64, u16)>,
 }
@@ -71,9 +71,48 @@ impl LiveByAddress {
     /// Returns the live memory with this key.
     pub(crate) fn get(&self, key: Key) -> Option<&Live> {
         match key {
-            Key::Block(address) => self.blocks.get(&address),
-            Key::Region(key) => self.regions.get(&key),
+            Key::Block(address) => self.block(address),
+            Key::Region(key) => self.region(key),
         }
+    }
+
+    /// Returns the block at an address that torch's allocator reported.
+    #[inline]
+    pub(crate) fn block(&self, address: u64) -> Option<&Live> {
+        self.blocks.get(&address)
+    }
+
+    /// Returns the memory with this key that a traced call allocated.
+    #[inline]
+    pub(crate) fn region(&self, key: u64) -> Option<&Live> {
+        self.regions.get(&key)
+    }
+
+    /// Returns the blocks that torch's allocator reported, by address.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (u64, &Live)> {
+        self.blocks.iter().map(|(address, live)| (*address, live))
+    }
+
+    /// Returns the memory that traced calls allocated, by key.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = (u64, &Live)> {
+        self.regions.iter().map(|(key, live)| (*key, live))
+    }
+
+    /// Returns the blocks that the program has freed while a stream still uses them, by address.
+    pub(crate) fn deferred(&self) -> impl Iterator<Item = (u64, &Live)> {
+        self.deferred.iter().map(|(address, live)| (*address, live))
+    }
+
+    /// Keeps a block that the program has freed while a stream still uses it.
+    pub(crate) fn defer(&mut self, address: u64, live: Live) {
+        self.deferred.insert(address, live);
+    }
+
+    /// Removes a block that no stream uses any more, and returns it.
+    #[inline]
+    pub(crate) fn take_deferred(&mut self, address: u64) -> Option<Live> {
+        // Fast path, because frees are rarely deferred.
+        if self.deferred.is_empty() { None } else { self.deferred.remove(&address) }
     }
 }
 
@@ -116,11 +155,11 @@ impl LiveMemory for LiveByAddress {
 /// The totals of the devices.
 #[derive(Default)]
 pub(crate) struct Devices {
-    pub(crate) host: Totals,
+    host: Totals,
     /// The CPU tensors.
-    pub(crate) cpu: Totals,
+    cpu: Totals,
     /// The GPUs, by CUDA ordinal.
-    pub(crate) gpus: Vec<Totals>,
+    gpus: Vec<Totals>,
 }
 
 impl Devices {
@@ -131,6 +170,15 @@ impl Devices {
             Err(_) if device == Event::CPU => self.cpu,
             Err(_) => self.host,
         }
+    }
+
+    pub(crate) fn host(&self) -> &Totals {
+        &self.host
+    }
+
+    /// Returns the totals of the GPUs, by CUDA ordinal.
+    pub(crate) fn gpus(&self) -> &[Totals] {
+        &self.gpus
     }
 }
 

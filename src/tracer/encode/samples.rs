@@ -18,7 +18,7 @@ impl Samples {
     pub(crate) fn add(&mut self, device: i8, sample: Sample, accounted: Accounted) {
         let known = self.known.entry(device).or_default();
         *known = known.updated(sample);
-        self.rests.insert(device, Rest::of(known, accounted));
+        self.rests.insert(device, Rest::new(known, accounted));
     }
 
     /// Returns the last known value of each field of a sample of a device. All values are unknown before the first

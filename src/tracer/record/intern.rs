@@ -64,7 +64,7 @@ struct Limits {
 
 impl Limits {
     /// Returns the limits of a process whose event buffer has `bytes` bytes.
-    fn of(bytes: usize) -> Limits {
+    fn for_buffer(bytes: usize) -> Limits {
         let (bytes, slot) = (bytes.max(LEAST_BUFFER), size_of::<Event>());
         Limits {
             text_bytes: (bytes / 2).min(MAX_TEXT_BYTES),
@@ -91,7 +91,7 @@ impl Tables {
     /// [`TOO_MANY`], which replaces names beyond the limit.
     fn new(buffer: usize) -> Tables {
         let mut tables = Tables {
-            limits: Limits::of(buffer),
+            limits: Limits::for_buffer(buffer),
             text_bytes: 0,
             texts: FxHashMap::default(),
             text_list: Vec::new(),

@@ -1,5 +1,6 @@
 //! Parses the contents of a journal.
 
+use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -219,30 +220,61 @@ impl Journal {
     /// Returns the events in the order in which the process would have written them: by timestamp, and at equal
     /// timestamps as [`first_of_tied`] says. The events of one lane keep their order.
     pub(crate) fn events(&self) -> Vec<(u32, Event)> {
-        let mut events = Vec::new();
-        for (number, lane) in self.lanes.iter().enumerate() {
-            let mut last = lane.last_ns;
-            for (tid, event) in &lane.events {
-                last = event.clock_ns.max(last);
-                let mut event = *event;
-                event.clock_ns = last;
-                events.push((number, *tid, event));
+        merged(&self.lanes)
+    }
+}
+
+/// Returns the events of the lanes in the order of [`Journal::events`].
+fn merged(lanes: &[Lane]) -> Vec<(u32, Event)> {
+    let mut events = Vec::new();
+    for (number, lane) in lanes.iter().enumerate() {
+        let mut last = lane.last_ns;
+        for (tid, event) in &lane.events {
+            last = event.clock_ns.max(last);
+            let mut event = *event;
+            event.clock_ns = last;
+            events.push((number, *tid, event));
+        }
+    }
+    events.sort_by_key(|(_, _, event)| event.clock_ns);
+    let ties = events.chunk_by(|(_, _, one), (_, _, next)| one.clock_ns == next.clock_ns);
+    let mut ordered = Vec::with_capacity(events.len());
+    for tied in ties {
+        // Only the first few lanes are compared, so a lane near the front is removed: a damaged journal may have
+        // many lanes with equal clocks, and a deque moves only the lanes before the removed one.
+        let mut lanes: VecDeque<_> = tied.chunk_by(|(one, ..), (next, ..)| one == next).collect();
+        while let Some(next) = first_of_tied(lanes.iter().map(|lane| &lane[0].2).enumerate()) {
+            let (_, tid, event) = lanes[next][0];
+            ordered.push((tid, event));
+            lanes[next] = &lanes[next][1..];
+            if lanes[next].is_empty() {
+                lanes.remove(next);
             }
         }
-        events.sort_by_key(|(_, _, event)| event.clock_ns);
-        let ties = events.chunk_by(|(_, _, one), (_, _, next)| one.clock_ns == next.clock_ns);
-        let mut ordered = Vec::with_capacity(events.len());
-        for tied in ties {
-            let mut lanes: Vec<_> = tied.chunk_by(|(one, ..), (next, ..)| one == next).collect();
-            while let Some(next) = first_of_tied(lanes.iter().map(|lane| &lane[0].2).enumerate()) {
-                let (_, tid, event) = lanes[next][0];
-                ordered.push((tid, event));
-                lanes[next] = &lanes[next][1..];
-                if lanes[next].is_empty() {
-                    lanes.remove(next);
-                }
-            }
-        }
-        ordered
+    }
+    ordered
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::{Api, Header, Payload};
+
+    use super::*;
+
+    #[test]
+    fn the_events_of_many_lanes_with_one_clock_follow_the_lanes() {
+        let mark = |clock_ns, name| Payload::Mark { name }.pack(Header::new(clock_ns, Api::Memtrace, 0));
+        // More lanes than `first_of_tied` compares. Each has two events at the same time, and one later.
+        let lanes: Vec<Lane> = (0..50_000)
+            .map(|tid| Lane {
+                last_ns: 7,
+                events: [(5, 0), (6, 1), (8, 2)].map(|(clock_ns, name)| (tid, mark(clock_ns, name))).into(),
+            })
+            .collect();
+        let found: Vec<(u64, u32)> =
+            merged(&lanes).iter().map(|(tid, event)| (event.clock_ns, *tid)).collect();
+        let early = (0..50_000).flat_map(|tid| [(7, tid), (7, tid)]);
+        let expected: Vec<(u64, u32)> = early.chain((0..50_000).map(|tid| (8, tid))).collect();
+        assert!(found == expected);
     }
 }

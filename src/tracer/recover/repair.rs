@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use memtrace_encode::stacks::write_stacks;
 use memtrace_encode::{Encoder, RowSink};
-use memtrace_trace::csv::{LONGEST_LINE, RowReader, RowWriter, is_end_row};
+use memtrace_trace::csv::{RowReader, RowWriter, is_end_row, last_line};
 use memtrace_trace::end_row::Ending;
 use memtrace_trace::files;
 use memtrace_trace::private_file;
@@ -284,25 +284,9 @@ fn meta_row_end(csv: &Path) -> io::Result<u64> {
     Ok((lines.read_until(b'\n', &mut line)? + lines.read_until(b'\n', &mut line)?) as u64)
 }
 
-/// Returns true if the last line of a trace is a complete `end` row. Reads backwards to the start of that
-/// line, because an `end` row may have long words. A line longer than [`LONGEST_LINE`] is not a row.
+/// Returns true if the last line of a trace is a complete `end` row.
 pub(crate) fn ends_with_end_row(csv: &Path) -> io::Result<bool> {
-    let mut file = File::open(csv)?;
-    let length = file.metadata()?.len();
-    let mut size = 4096;
-    loop {
-        let start = length.saturating_sub(size);
-        file.seek(SeekFrom::Start(start))?;
-        let mut tail = Vec::new();
-        Read::by_ref(&mut file).take(length - start).read_to_end(&mut tail)?;
-        let Some(b'\n') = tail.pop() else { return Ok(false) };
-        match tail.iter().rposition(|byte| *byte == b'\n') {
-            Some(before) => return Ok(is_end_row(&tail[before + 1..])),
-            None if start == 0 => return Ok(is_end_row(&tail)),
-            None if size > LONGEST_LINE as u64 => return Ok(false),
-            None => size *= 2,
-        }
-    }
+    Ok(last_line(&mut File::open(csv)?)?.is_some_and(|line| is_end_row(&line)))
 }
 
 /// Writes rows and counts them.

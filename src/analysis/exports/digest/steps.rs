@@ -45,7 +45,7 @@ impl StepMemory {
             to_ns: ts_ns,
             peaks: Metric::ALL.map(|metric| before.get(metric)),
             peak_ns: ts_ns,
-            owner: Owner::of(row),
+            owner: Owner::from_row(row),
             end_allocated: before.allocated,
             end_reserved: before.reserved,
             allocations: 0,
@@ -82,7 +82,7 @@ impl Steps {
             .or_insert_with(|| StepMemory::new(row, ts_ns, &before));
         memory.to_ns = ts_ns;
         if device.totals.allocated > memory.peaks[Metric::Allocated as usize] {
-            (memory.peak_ns, memory.owner) = (ts_ns, Owner::of(row));
+            (memory.peak_ns, memory.owner) = (ts_ns, Owner::from_row(row));
         }
         for metric in Metric::ALL {
             let peak = &mut memory.peaks[metric as usize];

@@ -27,7 +27,7 @@ pub(super) struct FrameOwner {
 }
 
 impl FrameOwner {
-    fn of(row: &Record) -> FrameOwner {
+    fn from_row(row: &Record) -> FrameOwner {
         FrameOwner { op: row.op, module: row.module, phase: row.phase, step: row.step, stack: row.stack_id }
     }
 }
@@ -60,7 +60,7 @@ pub(super) struct ActiveBlock {
 }
 
 impl ActiveBlock {
-    fn of(block: &Block) -> ActiveBlock {
+    fn from_block(block: &Block) -> ActiveBlock {
         let owner = block.owner;
         ActiveBlock {
             addr: block.addr,
@@ -153,7 +153,7 @@ impl Collector {
             }
             _ => row.stream,
         };
-        let (device, ts_ns, owner) = (row.device, row.ts_ns, FrameOwner::of(row));
+        let (device, ts_ns, owner) = (row.device, row.ts_ns, FrameOwner::from_row(row));
         let new = |action, addr, size, block| TraceEntry {
             action,
             device,
@@ -180,7 +180,7 @@ impl Collector {
                         stream: row.stream,
                         pool: row.pool,
                         pending: true,
-                        owner: FrameOwner::of(row),
+                        owner: FrameOwner::from_row(row),
                     };
                     self.pending.insert(key, active);
                 } else {
@@ -204,7 +204,7 @@ impl Collector {
             EventName::SegmentAlloc | EventName::SegmentMap => {
                 let action = if row.event == EventName::SegmentMap { "segment_map" } else { "segment_alloc" };
                 self.push(inside, new(action, row.addr, row.delta_bytes, None));
-                self.segment_owners.insert(key, SegmentOwner { owner: FrameOwner::of(row), stream });
+                self.segment_owners.insert(key, SegmentOwner { owner: FrameOwner::from_row(row), stream });
                 if self.new_segments.len() == MOST_NEW_SEGMENTS {
                     self.new_segments.remove(0);
                 }
@@ -299,7 +299,7 @@ impl Collector {
         for block in
             replay.live().values().filter(|block| block.kind == MemoryKind::Block && is_gpu(block.device))
         {
-            active.entry(block.device).or_default().push(ActiveBlock::of(block));
+            active.entry(block.device).or_default().push(ActiveBlock::from_block(block));
         }
         for ((device, _), block) in &self.pending {
             active.entry(*device).or_default().push(*block);

@@ -1,8 +1,25 @@
 // Shows the live blocks at the pinned moment as an icicle chart and as a table.
 
-const TABLES = ["module", "category", "op", "phase", "step", "dtype", "shape", "block"];
+import { categoryColour, readable } from "./colours.js";
+import { $ } from "./data.js";
+import {
+  breakable,
+  bytes,
+  count,
+  counted,
+  duration,
+  element,
+  headCell,
+  moment,
+  percent,
+  shown,
+} from "./format.js";
+import { draw, matches, page, painters, state, track } from "./state.js";
+import { valueAt } from "./timeline.js";
+
+export const TABLES = ["module", "category", "op", "phase", "step", "dtype", "shape", "block"];
 const NO_SHAPE = "(unknown shape)";
-const TREES = {
+export const TREES = {
   module: { text: "module, then category", path: (b) => [...b.joined.split("."), b.category] },
   apart: { text: "module, layers apart, then category", path: (b) => [...b.module.split("."), b.category] },
   category: { text: "category, then module", path: (b) => [b.category, ...b.joined.split(".")] },
@@ -11,7 +28,7 @@ const TREES = {
 
 const SMALL = "(smaller blocks)";
 
-function blockWords(t, i) {
+export function blockWords(t, i) {
   const b = t.blocks,
     { strings, categories } = page.about;
   const owner = [strings[b.module[i]], strings[b.op[i]], strings[b.phase[i]], categories[b.category[i]]];
@@ -19,7 +36,7 @@ function blockWords(t, i) {
 }
 
 /** Returns the texts of a live block that the search looks at. */
-function searchWords(block) {
+export function searchWords(block) {
   return [block.module, block.op, block.phase, block.category, block.shape];
 }
 
@@ -40,7 +57,7 @@ function joined(t, path) {
 }
 
 /** Returns the listed blocks that are live at a moment, and the bytes of live blocks that are not listed. */
-function liveAt(t, ts) {
+export function liveAt(t, ts) {
   const b = t.blocks,
     { strings, categories } = page.about,
     live = [],
@@ -119,8 +136,8 @@ function groupsAt(t, ts, at, by) {
   return all;
 }
 
-let liveFor = null,
-  liveIs = null;
+export let liveFor = null;
+export let liveIs = null;
 painters.live = () => {
   const t = track(),
     ts = state.at;
@@ -154,6 +171,11 @@ painters.live = () => {
 };
 
 let zoomedInto = [];
+
+/** Shows the whole icicle chart at its next drawing. */
+export function zoomOut() {
+  zoomedInto = [];
+}
 
 function paintIcicle(at) {
   const tree = { name: "everything", bytes: 0, below: new Map(), blocks: 0 };

@@ -151,7 +151,7 @@ impl Scanner {
         const OWNER_SPAN: (usize, usize) = OWNER.span();
         let field = |index| row.text(index);
         record.event = event(field(EVENT)).ok_or_else(|| bad(EVENT, "an event", field(EVENT)))?;
-        let columns = self.wanted.of(record.event);
+        let columns = self.wanted.columns(record.event);
         // Parses the value of a column, according to the column's type.
         macro_rules! value {
             ($index:ident text) => {

@@ -55,16 +55,16 @@ macro_rules! any {
         $random.text()
     };
     ($random:ident EventName) => {
-        $random.of(EventName::ALL)
+        $random.pick(EventName::ALL)
     };
     ($random:ident Category) => {
-        $random.of(Category::ALL)
+        $random.pick(Category::ALL)
     };
     ($random:ident i32) => {
-        $random.number() as i32 >> $random.of(&[0, 16])
+        $random.number() as i32 >> $random.pick(&[0, 16])
     };
     ($random:ident bytes) => {
-        $random.number() >> $random.of(&[0, 8, 8, 8, 8, 8])
+        $random.number() >> $random.pick(&[0, 8, 8, 8, 8, 8])
     };
     ($random:ident request) => {
         $random.number()
@@ -238,7 +238,7 @@ impl Random {
         (self.0 >> 11) as usize % below
     }
 
-    fn of<T: Copy>(&mut self, some: &[T]) -> T {
+    fn pick<T: Copy>(&mut self, some: &[T]) -> T {
         some[self.next(some.len())]
     }
 
@@ -247,13 +247,13 @@ impl Random {
         let number = (self.0 >> (1 + self.next(63))).cast_signed();
         match self.next(20) {
             0 => -number,
-            1 => self.of(&[i64::MIN, i64::MAX, 1 << 62, (1 << 62) + 1, 1 << 56, (1 << 56) + 1, 1 << 31]),
+            1 => self.pick(&[i64::MIN, i64::MAX, 1 << 62, (1 << 62) + 1, 1 << 56, (1 << 56) + 1, 1 << 31]),
             _ => number >> 8,
         }
     }
 
     fn text(&mut self) -> &'static str {
-        self.of(&["(none)", "aten::mm", "GPT.h.0.mlp", "forward", "a, \"b\"", "é", "x", "alloc", "-", "1"])
+        self.pick(&["(none)", "aten::mm", "GPT.h.0.mlp", "forward", "a, \"b\"", "é", "x", "alloc", "-", "1"])
     }
 }
 
@@ -266,7 +266,7 @@ fn hostile(random: &mut Random) -> Vec<u8> {
         block.extend(lines(&[row]));
         for _ in 0..[0, 0, 0, 1, 3][random.next(5)] {
             let at = from + random.next(block.len() - from);
-            block[at] = random.of(b",,\n\"-+ 09:/a\xff");
+            block[at] = random.pick(b",,\n\"-+ 09:/a\xff");
         }
     }
     match random.next(10) {

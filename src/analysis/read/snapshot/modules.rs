@@ -25,7 +25,7 @@ pub(super) enum Place {
 
 impl Place {
     /// Returns the role of a Python frame.
-    pub(super) fn of(name: &str, file: &str, line: i64) -> Place {
+    pub(super) fn from_frame(name: &str, file: &str, line: i64) -> Place {
         if file.ends_with("torch/nn/modules/module.py") {
             return if name.ends_with("_call_impl") { Place::Call } else { Place::Other };
         }
@@ -50,7 +50,7 @@ pub(super) struct Modules {
 impl Modules {
     /// Returns the index of the innermost module that a stack calls, or 0. `places` are the frames, outermost
     /// first.
-    pub(super) fn of<'a>(&mut self, places: impl Iterator<Item = &'a Place>) -> u32 {
+    pub(super) fn innermost<'a>(&mut self, places: impl Iterator<Item = &'a Place>) -> u32 {
         let mut path = String::new();
         let mut levels = 0;
         let mut module = 0;
@@ -134,9 +134,9 @@ mod tests {
 
     fn path_of(frames: &[(&str, &str, i64)]) -> String {
         let places: Vec<Place> =
-            frames.iter().map(|(name, file, line)| Place::of(name, file, *line)).collect();
+            frames.iter().map(|(name, file, line)| Place::from_frame(name, file, *line)).collect();
         let mut modules = Modules::default();
-        let module = modules.of(places.iter());
+        let module = modules.innermost(places.iter());
         modules.path(module).unwrap_or_default().to_owned()
     }
 

@@ -114,7 +114,8 @@ impl Owners {
         };
         let frames = &mut self.frames;
         *self.by_text.entry((kind, text.into_boxed_str())).or_insert_with_key(|(kind, text)| {
-            let place = if *kind == FrameKind::Python { Place::of(name, file, line) } else { Place::Other };
+            let place =
+                if *kind == FrameKind::Python { Place::from_frame(name, file, line) } else { Place::Other };
             frames.push(KnownFrame {
                 text: text.clone(),
                 kind: Some(*kind),
@@ -150,7 +151,8 @@ impl Owners {
             _ => false,
         };
         let is_workspace = frames.iter().any(|frame| known(frame).is_workspace);
-        let module = self.modules.of(frames.iter().rev().map(|frame| &self.frames[*frame as usize].place));
+        let module =
+            self.modules.innermost(frames.iter().rev().map(|frame| &self.frames[*frame as usize].place));
         let op = frames.iter().find(is_op).copied().unwrap_or(0);
         let lines: Vec<u32> =
             frames.iter().copied().filter(|frame| known(frame).kind == Some(FrameKind::Python)).collect();

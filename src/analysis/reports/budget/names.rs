@@ -15,7 +15,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    fn of(&self, subject: LimitSubject) -> Option<&BTreeSet<String>> {
+    fn for_subject(&self, subject: LimitSubject) -> Option<&BTreeSet<String>> {
         match subject {
             LimitSubject::Total(_) | LimitSubject::Host => None,
             LimitSubject::Module => Some(&self.modules),
@@ -29,7 +29,7 @@ impl Names {
     pub(super) fn faults(&self, limits: &[Limit], path: &Path) -> Vec<String> {
         let mut faults = Vec::new();
         for limit in limits.iter().filter(|limit| !limit.optional) {
-            let Some(names) = self.of(limit.subject) else { continue };
+            let Some(names) = self.for_subject(limit.subject) else { continue };
             if !names.iter().any(|name| limit.takes(name)) {
                 let section = limit.subject.section();
                 let list = nearest_names(names.iter().map(String::as_str), &limit.name);

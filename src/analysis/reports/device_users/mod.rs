@@ -77,14 +77,14 @@ impl DeviceUse {
         self.feed_nccl(row, replay);
         if row.event == EventName::Mark && *replay.symbols.get(row.api) == *Api::FirstUse.as_str() {
             if let Some(FirstUse { device }) = FirstUse::parse(&replay.symbols.get(row.name)) {
-                self.first.insert(device, (Owner::of(row), row.stack_id));
+                self.first.insert(device, (Owner::from_row(row), row.stack_id));
             }
             return;
         }
         let allocates =
-            matches!(MemoryKind::of(row.event), Some((MemoryKind::Block | MemoryKind::External, _)));
+            matches!(MemoryKind::changed_by(row.event), Some((MemoryKind::Block | MemoryKind::External, _)));
         if allocates && is_gpu(row.device) && row.delta_bytes > 0 {
-            let first = self.first.entry(row.device).or_insert((Owner::of(row), row.stack_id));
+            let first = self.first.entry(row.device).or_insert((Owner::from_row(row), row.stack_id));
             if first.1 == 0 {
                 first.1 = row.stack_id;
             }

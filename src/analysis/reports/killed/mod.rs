@@ -72,7 +72,7 @@ pub(crate) fn killed_sentences(
     among: &[TraceFile],
     options: &Options,
 ) -> Result<Option<Vec<String>>> {
-    Ok(Killed::of(trace, memory, among, options)?.map(|killed| killed.sentences(options)))
+    Ok(Killed::find(trace, memory, among, options)?.map(|killed| killed.sentences(options)))
 }
 
 /// The verdict on a process.
@@ -98,7 +98,7 @@ impl<'a> Killed<'a> {
     ///
     /// # Errors
     /// When a trace cannot be read.
-    pub(super) fn of(
+    pub(super) fn find(
         trace: &TraceFile,
         memory: &'a HostMemory,
         among: &[TraceFile],
@@ -106,7 +106,7 @@ impl<'a> Killed<'a> {
     ) -> Result<Option<Killed<'a>>> {
         let text = trace.ending().unwrap_or_default();
         let word = |key: &str| end_row::number::<i64>(&text, key);
-        let was_killed = Ending::of(&text) == Some(Ending::Killed);
+        let was_killed = Ending::from_text(&text) == Some(Ending::Killed);
         let mut child = killed_child(memory);
         let mut alike = Vec::new();
         let killer = match memory.refusal {

@@ -44,7 +44,7 @@ pub(super) fn victims(trace: &TraceFile, among: &[TraceFile], options: &Options)
     for other in among.iter().filter(|other| other.path != trace.path && group(other) == group(trace)) {
         let text = other.ending().unwrap_or_default();
         let is_other_signal = end_row::number::<i64>(&text, SIGNAL).is_some_and(|signal| signal != SIGKILL);
-        if Ending::of(&text) != Some(Ending::Killed) || is_other_signal {
+        if Ending::from_text(&text) != Some(Ending::Killed) || is_other_signal {
             continue;
         }
         let memory = HostMemory::read(other, options)?;

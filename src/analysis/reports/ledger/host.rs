@@ -113,7 +113,7 @@ pub(super) fn answer(input: &Input, at: &NamedMoment, options: &Options) -> Resu
         }
         printer.gap();
         state.print(&mut printer, trace, &memory, options);
-        let killed = Killed::of(trace, &memory, &input.traces, options)?;
+        let killed = Killed::find(trace, &memory, &input.traces, options)?;
         let mut value = state.json(trace, &memory);
         value["killed"] = killed.as_ref().map(|killed| killed.json(options)).into();
         json.push(value);
@@ -234,7 +234,7 @@ impl<'a> HostState<'a> {
         let [before, then, now] = &owners[..] else { return Ok(Vec::new()) };
         let (tensors, of_change) = now.tensors_since(then);
         for part in self.parts.iter_mut().filter(|part| part.group != CHANGE) {
-            part.owners = then.of(&part.what);
+            part.owners = then.largest_in(&part.what);
         }
         if let Some(change) = self.parts.iter_mut().find(|part| part.is_of_tensors())
             && tensors > 0

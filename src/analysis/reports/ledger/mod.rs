@@ -186,7 +186,7 @@ pub(super) fn states_at(
     options: &Options,
     later: &Later,
 ) -> Result<Option<(Replayed, Vec<LedgerState>)>> {
-    let samples = DeviceSamples::of(trace, options)?;
+    let samples = DeviceSamples::read(trace, options)?;
     let mut layout = Layout::default();
     let mut callers = FxHashMap::default();
     let flow = flow_categories(trace, options)?;
@@ -205,7 +205,7 @@ pub(super) fn states_at(
 /// Returns the host memory of the process, which shares the memory of its device, by the sample that applies
 /// at `row`.
 pub(super) fn host_at(trace: &TraceFile, options: &Options, row: &Record) -> Result<Option<i64>> {
-    let sample = DeviceSamples::of(trace, options)?.at(row.device, row.seq);
+    let sample = DeviceSamples::read(trace, options)?.at(row.device, row.seq);
     Ok(sample.and_then(|sample| sample.sample.host))
 }
 

@@ -42,7 +42,7 @@ impl DeviceSamples {
     ///
     /// # Errors
     /// When the trace cannot be read.
-    pub(super) fn of(trace: &TraceFile, options: &Options) -> Result<DeviceSamples> {
+    pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<DeviceSamples> {
         let mut samples: FxHashMap<i32, Vec<DeviceSample>> = FxHashMap::default();
         let mut communicators = Communicators::default();
         // For each block of managed memory, by `alloc_id`: the device, and the bytes.
@@ -73,13 +73,13 @@ impl DeviceSamples {
                         // have a row of their own, directly after the row with the total.
                         Some(last) if sample.total.is_none() => {
                             last.sample = last.sample.updated(sample);
-                            last.rest = Rest::of(&last.sample, accounted);
+                            last.rest = Rest::new(&last.sample, accounted);
                         }
                         _ => samples.push(DeviceSample {
                             ts_ns: row.ts_ns,
                             seq: row.seq,
                             sample,
-                            rest: Rest::of(&sample, accounted),
+                            rest: Rest::new(&sample, accounted),
                         }),
                     }
                 }

@@ -44,8 +44,8 @@ struct ModuleRow {
 
 impl ModuleRow {
     fn add(&mut self, stats: &ModuleStats, memory: &Memory, symbols: &SymbolTable) {
-        let highest = |state| stats.of(state).map(|series| series.highest);
-        let calls = |state| stats.of(state).map_or(0, |series| series.calls);
+        let highest = |state| stats.history(state).map(|series| series.highest);
+        let calls = |state| stats.history(state).map_or(0, |series| series.calls);
         self.modules += 1;
         self.calls += calls(CallState::PreForward);
         self.before = self.before.max(highest(CallState::PreForward));
@@ -206,7 +206,7 @@ impl Tracker {
         if !self.memories.has_io {
             printer.plain(memory::NO_IO);
         }
-        if self.modules.values().all(|stats| stats.of(CallState::PreBackward).is_none()) {
+        if self.modules.values().all(|stats| stats.history(CallState::PreBackward).is_none()) {
             printer.plain("no row of the backward pass belongs to a module, so there are no backward states");
         }
     }
@@ -233,7 +233,7 @@ impl Tracker {
                 rows.push(ModuleRow { path: joined, ..ModuleRow::default() });
                 rows.len() - 1
             });
-            rows[place].add(stats, &self.memories.of(path), symbols);
+            rows[place].add(stats, &self.memories.memory_at(path), symbols);
         }
         rows
     }
@@ -242,7 +242,7 @@ impl Tracker {
     fn print_memories(&self, printer: &mut Printer, units: Unit) {
         let heads = ["Module", "Parameter", "Buffer", "Input", "Output"];
         let row = |path: &String| {
-            let columns = self.memories.of(path).columns();
+            let columns = self.memories.memory_at(path).columns();
             let cells =
                 columns.map(|bytes| bytes.map_or_else(|| "-".to_owned(), |bytes| value(bytes, units)));
             std::iter::once(path.clone()).chain(cells).collect()
@@ -277,11 +277,11 @@ impl Tracker {
                 let mut module = json!({
                     "module": path,
                     "highest_bytes": highest,
-                    "calls": stats.of(CallState::PreForward).map_or(0, |series| series.calls),
+                    "calls": stats.history(CallState::PreForward).map_or(0, |series| series.calls),
                     "retained_bytes": stats.retained,
                     "states": states,
                 });
-                self.memories.of(path).add_to(&mut module, symbols);
+                self.memories.memory_at(path).add_to(&mut module, symbols);
                 module
             })
             .collect();

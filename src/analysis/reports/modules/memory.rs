@@ -187,7 +187,7 @@ impl Memories {
     }
 
     /// Returns the memory of the module at `path`.
-    pub(super) fn of(&self, path: &str) -> Memory {
+    pub(super) fn memory_at(&self, path: &str) -> Memory {
         self.by_path.get(path).cloned().unwrap_or_default()
     }
 }

@@ -86,12 +86,12 @@ impl ModuleStats {
         &mut self.states[at]
     }
 
-    pub(super) fn of(&self, state: CallState) -> Option<&StateHistory> {
+    pub(super) fn history(&self, state: CallState) -> Option<&StateHistory> {
         self.states.iter().find(|series| series.state == state)
     }
 
     fn calls(&self, state: CallState) -> u64 {
-        self.of(state).map_or(0, |series| series.calls)
+        self.history(state).map_or(0, |series| series.calls)
     }
 }
 
@@ -315,7 +315,7 @@ impl Tracker {
         let mut local_peak: BTreeMap<i32, i64> =
             self.now.iter().map(|(device, types)| (*device, total(types))).collect();
         let mut kept_peak = None;
-        if let Some(series) = peak.and_then(|peak| self.modules.get(&path)?.of(peak)) {
+        if let Some(series) = peak.and_then(|peak| self.modules.get(&path)?.history(peak)) {
             kept_peak = series.kept.len().checked_sub(1).filter(|_| series.calls as usize <= keep);
             if let Some(kept) = kept_peak.filter(|_| resumed) {
                 let so_far = self.snapshots.get(&series.kept[kept]);

@@ -20,7 +20,7 @@ enum Role {
 }
 
 impl Role {
-    fn of(op: &str) -> Role {
+    fn from_op(op: &str) -> Role {
         match op {
             "aten::bmm" | "aten::baddbmm" | "aten::bmm.out" | "aten::baddbmm.out" => Role::Product,
             _ if op.contains("scaled_dot_product") => Role::Fused,
@@ -54,7 +54,7 @@ impl AttentionFinder {
         if !matches!(row.event, EventName::Alloc | EventName::Op) {
             return;
         }
-        let role = *self.roles.entry(row.op).or_insert_with(|| Role::of(&symbols.get(row.op)));
+        let role = *self.roles.entry(row.op).or_insert_with(|| Role::from_op(&symbols.get(row.op)));
         match (row.event, role) {
             (EventName::Op, Role::Fused) => {
                 self.fused.insert(without_numbers(&symbols.get(row.module)));
@@ -140,7 +140,7 @@ mod tests {
                 ..Record::default()
             };
             finder.feed(&row, 0, &symbols);
-            let owner = Owner::of(&Record { category: Category::Activation, ..row });
+            let owner = Owner::from_row(&Record { category: Category::Activation, ..row });
             live.push((owner, *bytes));
         }
         finder.scores(live.into_iter(), (path, 0), &symbols)

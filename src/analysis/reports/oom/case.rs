@@ -36,7 +36,7 @@ struct ContextRange {
 impl ContextRange {
     /// Returns the range that the simulated GPU recorded in a trace, or `None` if it recorded no range or an
     /// empty one.
-    fn of(trace: &TraceFile) -> Option<ContextRange> {
+    fn from_trace(trace: &TraceFile) -> Option<ContextRange> {
         let bytes = |name: &str| trace.meta.phantom[name].as_i64();
         let range = ContextRange {
             here: bytes("context_bytes")?,
@@ -54,7 +54,7 @@ impl<'a> OomCase<'a> {
         let evidence = Evidence::gather(at, &blocks);
         let stacks = Stacks::read(at.trace);
         // The row's own op is the innermost one, such as `aten::empty_strided` in `aten::_foreach_sqrt`.
-        let mut outer = stacks.of(at.row.stack_id).filter(|frame| frame.kind == FrameKind::Op);
+        let mut outer = stacks.frames(at.row.stack_id).filter(|frame| frame.kind == FrameKind::Op);
         let is_in_foreach = at.op().contains(FOREACH) || outer.any(|frame| frame.text.contains(FOREACH));
         OomCase {
             at,
@@ -85,7 +85,7 @@ impl<'a> OomCase<'a> {
     /// simulated one, and no fact shows that the rest of the step would not fit there. Otherwise returns
     /// `None`.
     fn lacking_inside_range(&self) -> Option<(i64, ContextRange)> {
-        let (context, evidence) = (ContextRange::of(self.at.trace)?, &self.evidence);
+        let (context, evidence) = (ContextRange::from_trace(self.at.trace)?, &self.evidence);
         let lacking = evidence.request.segment - evidence.device.room;
         let range = context.here - context.least;
         let is_inside = lacking > 0 && lacking <= range && evidence.short_of_whole_step() <= range;
@@ -237,7 +237,7 @@ impl<'a> OomCase<'a> {
             "try": Value::from([self.tries(Unit::B), self.tries_if(Unit::B)].concat()),
             "differences": differences(self).iter().map(Difference::json).collect::<Vec<_>>(),
             "inside_range": self.lacking_inside_range().is_some(),
-            "context_range_bytes": ContextRange::of(trace).map(|context| [context.least, context.most]),
+            "context_range_bytes": ContextRange::from_trace(trace).map(|context| [context.least, context.most]),
             "requested_bytes": row.requested_bytes,
             "rounded_bytes": row.rounded_bytes,
             "segment_bytes": request.segment,

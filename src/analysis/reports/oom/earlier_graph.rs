@@ -67,7 +67,7 @@ mod tests {
         let block = |path: &str, step: i64, bytes: i64| {
             let row =
                 Record { module: symbols.intern(path), category: Category::Activation, ..Record::default() };
-            (Owner { step, ..Owner::of(&row) }, bytes)
+            (Owner { step, ..Owner::from_row(&row) }, bytes)
         };
         let fake = block("Generator.body.3", 2, 900);
         let of = |live: &[(Owner, i64)], now: i64| continued_steps(live, now, &calls, &symbols);

@@ -110,8 +110,9 @@ impl EvaluationGraph {
                 && (is_alone
                     || calls.keep_graph_among(step, holding, |name| root_of(&symbols.get(name)) == root))
         };
-        let of_evaluation =
-            roots.into_iter().filter(|(root, (_, holding))| facts.of(root).evaluates && keeps(root, holding));
+        let of_evaluation = roots
+            .into_iter()
+            .filter(|(root, (_, holding))| facts.facts_at(root).evaluates && keeps(root, holding));
         let most = of_evaluation.max_by_key(|(_, (bytes, _))| *bytes);
         most.map(|(root, (bytes, _))| EvaluationGraph { root, bytes })
     }
@@ -177,7 +178,7 @@ mod tests {
                 calls.feed(&row(EventName::RangeBegin, Api::Module.as_str(), &path), &replay);
                 let module = symbols.intern(&path);
                 let result = Record { module, category: Category::Activation, ..Record::default() };
-                live.push((Owner { step: replay.step, ..Owner::of(&result) }, 100));
+                live.push((Owner { step: replay.step, ..Owner::from_row(&result) }, 100));
             }
         }
         for mark in ["mode=eval Vae.encoder", "mode=eval Teacher"] {

@@ -218,7 +218,7 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    pub(super) fn of(live: &[Block], category: Category) -> Copies {
+    pub(super) fn count(live: &[Block], category: Category) -> Copies {
         let late = || live.iter().filter(|b| b.owner.category == category && b.owner.step >= 0);
         let steps: BTreeSet<i64> = late().map(|block| block.owner.step).collect();
         Copies { bytes: late().map(|block| block.bytes).sum(), steps: steps.len() }

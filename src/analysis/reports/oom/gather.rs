@@ -136,8 +136,8 @@ impl LiveMemory {
             activations: sum_of(live, Category::Activation) + sum_of(live, Category::Temporary),
             largest_result: live.iter().filter(is_result).map(|block| block.bytes).max().unwrap_or(0),
             parameters: sum_of(live, Category::Parameter),
-            copies: Copies::of(live, Category::Parameter),
-            states: Some(Copies::of(live, Category::OptimizerState))
+            copies: Copies::count(live, Category::Parameter),
+            states: Some(Copies::count(live, Category::OptimizerState))
                 .filter(|states| states.steps >= FEWEST_STEPS),
             other_lasting: live.iter().filter(is_lasting).map(|block| block.bytes).sum(),
             inputs: sum_of(live, Category::Input),
@@ -161,10 +161,10 @@ impl StepHistory {
         StepHistory {
             began,
             continued: continued_steps(&owners, at.row.step, &at.seen.calls, at.symbols()),
-            grown_model: GrownModel::of(
+            grown_model: GrownModel::find(
                 &finished,
                 sum_of(live, Category::Parameter),
-                Copies::of(live, Category::Parameter),
+                Copies::count(live, Category::Parameter),
             ),
             finished,
         }
@@ -202,7 +202,7 @@ impl Evaluation {
         let (seen, symbols) = (&at.seen, at.symbols());
         let is_trained = || seen.forwards.has_backward && seen.evaluated.contains(root_of(&at.module()));
         let depends_on_mode = |module| {
-            let class = at.replayed.replay.classes.of(module, symbols);
+            let class = at.replayed.replay.classes.class_at(module, symbols);
             class.is_some_and(|class| is_by_mode(&class))
         };
         let is_less = || seen.modes.is_evaluation(at.row.module, symbols, depends_on_mode);
@@ -219,7 +219,7 @@ impl Evaluation {
 impl ToCome {
     fn gather(at: &TraceToOom<'_>, live: &[Block], evidence: &Evidence) -> ToCome {
         let layers = layers_left(at, live);
-        let optimizer = OptimizerStep::of(live, at.symbols(), &at.row);
+        let optimizer = OptimizerStep::find(live, at.symbols(), &at.row);
         let (mut bytes, state) =
             layers.as_ref().map_or((optimizer.to_come, optimizer.to_come), |left| (left.bytes, 0));
         // The temporary results are allocated after all state. If the rest of the state does not fit, they
@@ -277,7 +277,7 @@ fn state_to_come(at: &TraceToOom<'_>, live: &[Block], evidence: &Evidence) -> Op
     } else {
         root_of(&at.module()).to_owned()
     };
-    let of_model = at.seen.facts.of(&root);
+    let of_model = at.seen.facts.facts_at(&root);
     if of_model.evaluates {
         return None;
     }

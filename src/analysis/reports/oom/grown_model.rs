@@ -22,7 +22,7 @@ impl GrownModel {
     /// Returns the growth of the parameters, if all of them were made anew in one step after the first, and are
     /// larger than after the first step. `steps` has the finished steps, `parameters` the bytes now, and `late` the
     /// parameters that were allocated after training began.
-    pub(super) fn of(steps: &[StepTotals], parameters: i64, late: Copies) -> Option<GrownModel> {
+    pub(super) fn find(steps: &[StepTotals], parameters: i64, late: Copies) -> Option<GrownModel> {
         let known: Vec<&StepTotals> = steps.iter().filter(|step| step.parameters > 0).collect();
         let from = known.first()?.parameters;
         let sizes: Vec<i64> = known.iter().map(|step| step.parameters).chain([parameters]).collect();

@@ -105,7 +105,7 @@ impl Report for Oom {
             printer.gap();
             let (advised, why_not) = helps(&case, options);
             case.print(&mut printer, &advised, options);
-            let grown = growth_lines(&at.levels, &trace.meta, options.units);
+            let grown = growth_lines(&at.levels, options.units);
             for line in &grown {
                 printer.plain(line);
             }
@@ -139,7 +139,7 @@ impl Report for Oom {
         // lists killed processes, too.
         let mut killed = Vec::new();
         for (trace, whole) in input.traces.iter().zip(&wholes) {
-            let Some(verdict) = Killed::of(trace, &whole.host, &input.traces, options)? else { continue };
+            let Some(verdict) = Killed::find(trace, &whole.host, &input.traces, options)? else { continue };
             if cases.is_empty() && killed.is_empty() {
                 heading(&mut printer, input, &trace.meta);
             }
@@ -160,7 +160,7 @@ impl Report for Oom {
         let mut refused = Vec::new();
         if cases.is_empty() {
             for (trace, whole) in input.traces.iter().zip(&wholes) {
-                let Some(server) = Refused::of(trace, whole.server, options)? else { continue };
+                let Some(server) = Refused::find(trace, whole.server, options)? else { continue };
                 if killed.is_empty() && refused.is_empty() {
                     heading(&mut printer, input, &trace.meta);
                 }

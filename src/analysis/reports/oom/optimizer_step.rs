@@ -25,7 +25,7 @@ pub(super) struct OptimizerStep {
 }
 
 impl OptimizerStep {
-    pub(super) fn of(live: &[Block], symbols: &SymbolTable, row: &Record) -> OptimizerStep {
+    pub(super) fn find(live: &[Block], symbols: &SymbolTable, row: &Record) -> OptimizerStep {
         if *symbols.get(row.phase) != *"optimizer" {
             return OptimizerStep::default();
         }

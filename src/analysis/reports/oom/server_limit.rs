@@ -120,7 +120,7 @@ impl Refused {
     ///
     /// # Errors
     /// When the trace cannot be read.
-    pub(super) fn of(
+    pub(super) fn find(
         trace: &TraceFile,
         server: Option<ServerPart>,
         options: &Options,

@@ -116,7 +116,7 @@ impl<'a> TraceToOom<'a> {
 
     /// Returns true if the latest call of the request's model was in evaluation mode.
     pub(super) fn evaluates(&self) -> bool {
-        self.seen.facts.of(&self.module()).evaluates
+        self.seen.facts.facts_at(&self.module()).evaluates
     }
 
     /// Returns the model whose parameters the program moves to the GPU, and the bytes that are still on the

@@ -68,7 +68,7 @@ impl Report for Actions {
                     String::new()
                 };
                 printer.plain(format!("{rank}{}", device_name(device)));
-                let sums = Sums::of(&profile, device);
+                let sums = Sums::from_profile(&profile, device);
                 sums.print(printer, options);
                 let mut value = sums.json(device);
                 if options.is_set("each") {
@@ -107,7 +107,7 @@ struct Sums {
 }
 
 impl Sums {
-    fn of(profile: &Profile, device: i32) -> Sums {
+    fn from_profile(profile: &Profile, device: i32) -> Sums {
         let mut sums = Sums::default();
         for change in profile.actions(device) {
             let category = change.category as usize;

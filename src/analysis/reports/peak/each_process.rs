@@ -129,7 +129,7 @@ fn feed(devices: &mut BTreeMap<i32, Peaks>, kind: &str, row: &Record, replay: &R
     };
     let peak = devices.entry(row.device).or_default().entry(part).or_default();
     if row.allocated_bytes > peak.bytes {
-        let owner = Owner::of(row);
+        let owner = Owner::from_row(row);
         *peak = Moment { bytes: row.allocated_bytes, seq: row.seq, ts_ns: row.ts_ns, owner, untraced: 0 };
     }
 }
@@ -149,7 +149,7 @@ fn feed_mark(
         return;
     }
     for device in replay.devices() {
-        let (bytes, owner) = (device.totals.allocated, Owner::of(row));
+        let (bytes, owner) = (device.totals.allocated, Owner::from_row(row));
         let moment = Moment { bytes, seq: row.seq, ts_ns: replay.ts_ns, owner, untraced: 0 };
         devices.entry(device.ordinal).or_default().insert(Part::Mark(row.name, *count), moment);
     }

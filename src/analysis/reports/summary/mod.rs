@@ -89,7 +89,7 @@ impl Report for Summary {
                     host.get_or_insert_with(|| HostMemory::new(&replay.symbols)).feed(row);
                     levels.feed(row, replay);
                     if row.event == EventName::Oom && past_oom.is_none() {
-                        past_oom = Some(Owner::of(row));
+                        past_oom = Some(Owner::from_row(row));
                     }
                 },
             )?;
@@ -97,7 +97,7 @@ impl Report for Summary {
             footer.note_inference(&replayed);
             let need = trace.needed_bytes().map(|bytes| Need { bytes, died: past_oom });
             let host = host.unwrap_or_default();
-            let grown = growth_lines(&levels, &trace.meta, options.units);
+            let grown = growth_lines(&levels, options.units);
             let largest = levels.largest_input(&replayed.symbols);
             let mut value = process(trace, &replayed, need.as_ref(), options);
             value["largest_input"] = largest.as_ref().map(LargestInput::json).into();
@@ -116,7 +116,7 @@ impl Report for Summary {
             }
         }
         let killed = input.traces.iter().zip(&hosts);
-        let killed = killed.map(|(trace, memory)| Killed::of(trace, memory, &input.traces, options));
+        let killed = killed.map(|(trace, memory)| Killed::find(trace, memory, &input.traces, options));
         let killed: Vec<Option<Killed<'_>>> = killed.collect::<Result<_>>()?;
         for (value, killed) in processes.iter_mut().zip(&killed) {
             value["killed"] = killed.as_ref().map(|killed| killed.json(options)).into();

@@ -20,7 +20,7 @@ impl Replay {
         let (seq, ts_ns) = (self.seq, row.ts_ns);
         for device in &mut self.memory.devices.list {
             for metric in Metric::ALL {
-                device.raise(metric, seq, ts_ns, Owner::of(row), self.tracked);
+                device.raise(metric, seq, ts_ns, Owner::from_row(row), self.tracked);
             }
         }
     }
@@ -35,7 +35,7 @@ impl Replay {
         if inside {
             for metric in Metric::ALL {
                 if totals.get(metric) > device.peaks[metric as usize].bytes {
-                    device.raise(metric, row.seq, row.ts_ns, Owner::of(row), tracked);
+                    device.raise(metric, row.seq, row.ts_ns, Owner::from_row(row), tracked);
                 }
             }
         }
@@ -135,7 +135,7 @@ impl Replay {
                 stack: row.stack_id,
                 dtype: row.dtype,
                 shape: row.shape,
-                owner: Owner::of(row),
+                owner: Owner::from_row(row),
                 then: None,
                 pass: self.passes.begun,
                 died: None,
@@ -309,7 +309,7 @@ impl Replay {
         if block.id <= peak && block.then.is_none_or(|(_, at)| at != peak) {
             block.then = Some((block.owner, peak));
         }
-        block.owner = Owner::of(row);
+        block.owner = Owner::from_row(row);
         (block.dtype, block.shape) = (row.dtype, row.shape);
     }
 }

@@ -243,7 +243,7 @@ impl Replay {
             self.enter_window(row);
         }
         self.inside = inside;
-        match MemoryKind::of(row.event) {
+        match MemoryKind::changed_by(row.event) {
             Some((_, Effect::Tag)) => self.tag(row),
             Some((_, Effect::Complete)) => self.totals(row),
             Some((kind @ (MemoryKind::Segment | MemoryKind::Mapped), _)) => {

@@ -52,7 +52,7 @@ impl Worst {
         let answer = reports::answer(report, &[input], &Options::default())?;
         let processes = answer.json["processes"].as_array();
         let inputs =
-            processes.into_iter().flatten().filter_map(|process| Worst::of(&process["largest_input"]));
+            processes.into_iter().flatten().filter_map(|process| Worst::from_json(&process["largest_input"]));
         let Some(worst) = inputs.max_by_key(|worst| worst.elements) else {
             bail!(
                 "--worst {}: no input of a model is in this trace; inputs are recorded for models in Python \
@@ -70,7 +70,7 @@ impl Worst {
     }
 
     /// Returns the input that `summary --json` shows as a process's `largest_input`.
-    fn of(found: &Value) -> Option<Worst> {
+    fn from_json(found: &Value) -> Option<Worst> {
         let text = |key: &str| found.get(key).and_then(Value::as_str);
         let (dtype, shape, model) = (text("dtype")?, text("shape")?, text("model")?);
         let sizes =
@@ -151,7 +151,9 @@ mod tests {
     }
 
     fn worst(dtype: &str, shape: &str, sizes: &[i64]) -> Option<Worst> {
-        Worst::of(&json!({"step": 7, "dtype": dtype, "shape": shape, "model": "GPT", "largest_sizes": sizes}))
+        Worst::from_json(
+            &json!({"step": 7, "dtype": dtype, "shape": shape, "model": "GPT", "largest_sizes": sizes}),
+        )
     }
 
     #[test]
@@ -178,6 +180,6 @@ mod tests {
         assert!(worst("float32", "[4x2048x4096]", &[4, 2048, 4096]).unwrap().length(false).is_err());
         assert!(worst("int64", "[4x1024]", &[4, 1024]).unwrap().length(true).is_err());
         assert!(worst("int64", "[]", &[]).unwrap().length(false).is_err());
-        assert!(Worst::of(&Value::Null).is_none() && worst("int64", "?", &[]).is_none());
+        assert!(Worst::from_json(&Value::Null).is_none() && worst("int64", "?", &[]).is_none());
     }
 }

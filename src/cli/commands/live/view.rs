@@ -178,7 +178,12 @@ impl View<'_> {
             cells.push(Cell::new("  PAUSED", Style::Alarm));
         }
         page.line(cells);
-        let gpu = meta.devices.first().map_or("", |device| device.name.as_str());
+        // The card whose memory is shown below; before the first row of a card, the first of the process.
+        let card = match process.device() {
+            Some(device) => meta.device(device.ordinal),
+            None => meta.devices.first(),
+        };
+        let gpu = card.map_or("", |card| card.name.as_str());
         let mut about = format!("{gpu}  {}", counted(process.replay.counts.rows, "event"));
         if let Some(previous) = self.previous.as_ref().filter(|previous| previous.rows_per_second > 0.0) {
             about.push_str(&format!(", {} per second", count(previous.rows_per_second as u64)));
@@ -293,7 +298,7 @@ impl View<'_> {
                 format!(" of {} free", self.units.show(capacity)).into(),
             ]);
         }
-        for line in growth_lines(&process.levels, &process.meta, self.units) {
+        for line in growth_lines(&process.levels, self.units) {
             page.plain(line);
         }
         let ooms = replay.counts.of(memtrace_trace::EventName::Oom);

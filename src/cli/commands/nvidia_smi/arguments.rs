@@ -188,26 +188,26 @@ fn format(value: &str) -> Result<Format, Refusal> {
 mod tests {
     use super::*;
 
-    fn of(line: &str) -> Result<Request, Refusal> {
+    fn parse_line(line: &str) -> Result<Request, Refusal> {
         parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
     }
 
     #[test]
     fn nvidia_smi_takes_the_options_of_nvidias() {
-        assert_eq!(of("").unwrap().mode, Mode::Screen);
-        assert_eq!(of("-L").unwrap().mode, Mode::List);
+        assert_eq!(parse_line("").unwrap().mode, Mode::Screen);
+        assert_eq!(parse_line("-L").unwrap().mode, Mode::List);
         for line in ["-l 2", "--loop=2", "-lms 2000", "--loop-ms=2000"] {
-            assert_eq!(of(line).unwrap().loop_ms, Some(2000), "{line}");
+            assert_eq!(parse_line(line).unwrap().loop_ms, Some(2000), "{line}");
         }
-        assert_eq!(of("-l").unwrap().loop_ms, Some(5000));
-        assert_eq!(of("-i 0,1 -L").unwrap().ids, Some(vec!["0".into(), "1".into()]));
+        assert_eq!(parse_line("-l").unwrap().loop_ms, Some(5000));
+        assert_eq!(parse_line("-i 0,1 -L").unwrap().ids, Some(vec!["0".into(), "1".into()]));
         for line in ["-f out.csv -L", "--filename=out.csv -L"] {
-            assert_eq!(of(line).unwrap().file.as_deref(), Some("out.csv".as_ref()), "{line}");
+            assert_eq!(parse_line(line).unwrap().file.as_deref(), Some("out.csv".as_ref()), "{line}");
         }
-        assert_eq!(of("--version").unwrap().mode, Mode::Version);
-        assert_eq!(of("-q -d memory").unwrap().mode, Mode::Log(vec!["MEMORY".into()]));
+        assert_eq!(parse_line("--version").unwrap().mode, Mode::Version);
+        assert_eq!(parse_line("-q -d memory").unwrap().mode, Mode::Log(vec!["MEMORY".into()]));
         let Mode::Gpus { fields, format } =
-            of("--query-gpu=gpu_name,memory.used --format=csv,noheader,nounits").unwrap().mode
+            parse_line("--query-gpu=gpu_name,memory.used --format=csv,noheader,nounits").unwrap().mode
         else {
             panic!("not a query of cards");
         };
@@ -219,7 +219,7 @@ mod tests {
     fn nvidia_smi_refuses_as_nvidias() {
         // A real driver prints this text and exits with this status; see issue 37 of
         // CoHDI/composable-resource-operator on GitHub.
-        let unknown = of("--query-gpu=name,device_minor --format=csv").unwrap_err();
+        let unknown = parse_line("--query-gpu=name,device_minor --format=csv").unwrap_err();
         assert_eq!(unknown, Refusal::new("Field \"device_minor\" is not a valid field to query.\n", 2));
         for (line, part) in [
             ("--query-gpu=name", "--format"),
@@ -237,7 +237,7 @@ mod tests {
             ("-f", "Missing value"),
             ("pmon -c 1", "has no pmon"),
         ] {
-            let refusal = of(line).unwrap_err();
+            let refusal = parse_line(line).unwrap_err();
             assert!(refusal.text.contains(part) && refusal.status == 2, "{line}: {refusal:?}");
         }
     }

@@ -96,7 +96,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         Some(given) => std::iter::once(own.clone()).chain(given.cloned()).collect(),
         None => candidates::candidates(own, &requests),
     };
-    let capacity = Capacity::of(trace, &requests);
+    let capacity = Capacity::from_trace(trace, &requests);
     let python = matches.get_one::<OsString>("python").cloned().unwrap_or_default();
     let is_terminal = std::io::stderr().is_terminal();
     let show = |done: usize| {

@@ -34,7 +34,7 @@ pub(super) struct Capacity {
 impl Capacity {
     /// Returns the capacity of the device of a trace. If it is unknown, assumes twice the memory that the run
     /// reserved.
-    pub(super) fn of(trace: &TraceFile, requests: &Requests) -> Capacity {
+    pub(super) fn from_trace(trace: &TraceFile, requests: &Requests) -> Capacity {
         let total = trace.meta.total_bytes(requests.device);
         let total = if total > 0 { total } else { requests.peak_reserved * 2 };
         let taken = trace.meta.phantom["context_bytes"].as_i64().or(requests.taken);

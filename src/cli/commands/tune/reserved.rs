@@ -53,7 +53,7 @@ fn predict(trace: &TraceFile, base: &Requests, options: &Options) -> Result<Valu
         path => path,
     };
     let settings = [trace.meta.allocator.conf.clone()];
-    let capacity = Capacity::of(trace, base);
+    let capacity = Capacity::from_trace(trace, base);
     let replays = replays::run(&OsString::from(python), &requests, &settings, capacity, |_| ())?;
     let answer = &replays.answers[0];
     if let Some(why) = answer["failed"].as_str() {

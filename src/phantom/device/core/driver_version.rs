@@ -17,7 +17,7 @@ pub(crate) fn driver_version() -> c_int {
         // SAFETY: the header of the runtime gives the function of that name this signature.
         let get_version: Version = unsafe { std::mem::transmute(found) };
         // SAFETY: `version` is valid for one write.
-        unsafe { get_version(Out::of(&mut version)) };
+        unsafe { get_version(Out::to(&mut version)) };
     }
     if version > 0 { version } else { DEFAULT_CUDA_VERSION as c_int }
 }

@@ -121,7 +121,7 @@ impl<T> Copy for Out<'_, T> {}
 
 impl<'call, T> Out<'call, T> {
     /// Returns a pointer to a variable of this library, to pass to a function of another library.
-    pub(crate) fn of(place: &'call mut T) -> Self {
+    pub(crate) fn to(place: &'call mut T) -> Self {
         Self(place, PhantomData)
     }
 
@@ -277,7 +277,7 @@ impl<T> Handle<T> {
     }
 
     /// Returns the handle of an object that lives as long as the process.
-    pub(crate) fn of(object: &'static T) -> Self {
+    pub(crate) fn to(object: &'static T) -> Self {
         Self(object)
     }
 
@@ -403,7 +403,7 @@ mod tests {
     fn a_null_out_pointer_is_refused_and_not_written() {
         assert_eq!(Out::<u32>::null().give(1), INVALID_VALUE);
         let mut place = 0u32;
-        assert_eq!((Out::of(&mut place).give(7), place), (OK, 7));
+        assert_eq!((Out::to(&mut place).give(7), place), (OK, 7));
         assert!(Handle::<u32>::null().get().is_none());
         assert_eq!(Handle::new(5u32).get(), Some(&5));
     }

@@ -11,7 +11,7 @@ use crate::core::machine::table;
 pub(crate) fn state() -> Machine {
     let host = host_state();
     let mut machine = match table() {
-        Some(table) => Machine::of(&table, "", host.spec.clone()),
+        Some(table) => Machine::from_table(&table, "", host.spec.clone()),
         None => Machine::empty("", host.spec.clone()),
     };
     if table().is_none() {

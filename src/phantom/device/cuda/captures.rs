@@ -62,7 +62,7 @@ fn begin(handle: StreamHandle, graph: Option<&'static Graph>, mode: c_int) -> St
     }
     let graph = graph.unwrap_or_else(|| Box::leak(Box::default()));
     let capture = capture::begin(&graph.work, mode, stream.as_captured());
-    lock(&GRAPHS).insert(capture, Handle::of(graph));
+    lock(&GRAPHS).insert(capture, Handle::to(graph));
     stream.join(capture);
     OK
 }

@@ -36,7 +36,7 @@ pub(crate) enum Extent {
 
 impl Extent {
     /// Returns the allocation that contains an address, if any.
-    pub(crate) fn of(address: usize) -> Option<Self> {
+    pub(crate) fn containing(address: usize) -> Option<Self> {
         if let Some((start, end)) = torch_blocks::find(address) {
             return Some(Self::Device { start, end });
         }
@@ -107,7 +107,7 @@ impl Extent {
 
 /// Returns the end of the block that contains an address.
 pub(crate) fn block_end(address: usize) -> Option<usize> {
-    match Extent::of(address)? {
+    match Extent::containing(address)? {
         Extent::Device { end, .. } | Extent::Host { end, .. } => Some(end),
     }
 }
@@ -189,7 +189,7 @@ pub(crate) struct Launch {
 const SEARCHED: usize = 8;
 
 fn add_extent(list: &mut Vec<Extent>, address: usize) {
-    if let Some(extent) = Extent::of(address)
+    if let Some(extent) = Extent::containing(address)
         && !list.iter().rev().take(SEARCHED).any(|&known| known == extent)
     {
         list.push(extent);
@@ -281,7 +281,7 @@ fn forget_targets(targets: &mut Targets, done: &[Extent], leaves_values: bool) -
     loop {
         let Some(addresses) = targets.addresses() else { return false };
         let mut found = Targets::default();
-        for extent in addresses.iter().filter_map(|&address| Extent::of(address)) {
+        for extent in addresses.iter().filter_map(|&address| Extent::containing(address)) {
             if !done.contains(&extent) {
                 done.push(extent);
                 extent.forget(leaves_values);

@@ -157,7 +157,7 @@ fn open() -> Option<RealCudnn> {
     // asks for.
     let status = unsafe {
         [
-            (real.create)(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, Out::of(&mut card)),
+            (real.create)(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, Out::to(&mut card)),
             (real.set)(
                 card,
                 CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
@@ -223,7 +223,7 @@ unsafe fn create_descriptor(descriptor_type: c_int, out: Out<usize>) -> Status {
     let Some(real) = real() else { return out.give(Handle::new([0u64; 32]).address()) };
     let mut descriptor = 0;
     // SAFETY: the caller's promise, with a place of ours.
-    let status = unsafe { (real.create)(descriptor_type, Out::of(&mut descriptor)) };
+    let status = unsafe { (real.create)(descriptor_type, Out::to(&mut descriptor)) };
     if status == OK {
         lock(&real.types).insert(descriptor, descriptor_type);
         return out.give(descriptor);
@@ -322,7 +322,7 @@ unsafe fn product_of(real: &RealCudnn, plan: usize, workspace: usize) -> Option<
             CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION,
             CUDNN_TYPE_CHAR,
             text.len() as i64,
-            Out::of(&mut length),
+            Out::to(&mut length),
             text.as_mut_ptr() as usize,
         )
     };

@@ -108,7 +108,7 @@ fn version() -> u32 {
         let mut version: c_int = 0;
         if let Some(get_version) = get_version() {
             // SAFETY: the place is good for one write.
-            unsafe { get_version(Out::of(&mut version)) };
+            unsafe { get_version(Out::to(&mut version)) };
         }
         u32::try_from(version).ok().filter(|version| *version > 0).unwrap_or(22809)
     })

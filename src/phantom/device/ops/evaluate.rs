@@ -271,7 +271,7 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
         }
     }
     // SAFETY: by the contract.
-    started.sample = op.sample.map(|sample| (sample, unsafe { Arguments::of(torch, inputs) }));
+    started.sample = op.sample.map(|sample| (sample, unsafe { Arguments::read(torch, inputs) }));
     let Some(operator) = op.second else { return started };
     let mut values = Values::new(torch);
     let arguments = &inputs[..op.arguments];
@@ -303,7 +303,7 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
             // SAFETY: by the contract.
             unsafe {
                 value.each_on_device(torch, |memory| {
-                    started.flags.push(Flags::of(&memory));
+                    started.flags.push(Flags::from_tensor(&memory));
                     layouts.push((memory.data, memory.sizes, memory.strides));
                 });
             }
@@ -315,7 +315,7 @@ pub(super) unsafe fn start(schema: usize, inputs: &[Value]) -> Started {
     }
     if !are_known && !op.has_count {
         // SAFETY: by the contract.
-        started.partial = unsafe { Partial::of(torch, op.question, op.overwrites, arguments) };
+        started.partial = unsafe { Partial::read(torch, op.question, op.overwrites, arguments) };
     }
     if are_known {
         (started.sample, started.values) = (None, Some(values));
@@ -369,7 +369,7 @@ unsafe fn first_size(torch: &'static Torch, operator: &Operator, inputs: &[Value
     unsafe {
         let results = run(torch, operator, &mut values)?;
         let first = results.first().filter(|first| first.kind() == Tag::Tensor)?;
-        let memory = TensorMemory::of(torch, (&raw const first.payload).cast())?;
+        let memory = TensorMemory::from_tensor(torch, (&raw const first.payload).cast())?;
         memory.sizes.first().and_then(|&size| u64::try_from(size).ok())
     }
 }
@@ -492,7 +492,7 @@ unsafe fn target(torch: &Torch, output: &Value, sources: &[TensorMemory]) -> Opt
     // SAFETY: by the contract.
     let memory = unsafe {
         match place_of(torch, output.payload) {
-            Place::Device => TensorMemory::of(torch, (&raw const output.payload).cast()),
+            Place::Device => TensorMemory::from_tensor(torch, (&raw const output.payload).cast()),
             _ => None,
         }
     }?;
@@ -537,7 +537,7 @@ unsafe fn elements(
         if result.kind() != Tag::Tensor || place_of(torch, result.payload) != Place::Host {
             return None;
         }
-        TensorMemory::of(torch, (&raw const result.payload).cast())?
+        TensorMemory::from_tensor(torch, (&raw const result.payload).cast())?
     };
     if memory.sizes != target.sizes {
         return None;
@@ -564,7 +564,7 @@ unsafe fn elements(
     let results = unsafe { run(torch, &operator, spare) }?;
     let result = results.first()?;
     // SAFETY: a live tensor of the host.
-    let memory = unsafe { TensorMemory::of(torch, (&raw const result.payload).cast()) }?;
+    let memory = unsafe { TensorMemory::from_tensor(torch, (&raw const result.payload).cast()) }?;
     // SAFETY: as above.
     (memory.dtype == target.dtype && memory.sizes == target.sizes).then(|| unsafe { memory.host_elements() })
 }

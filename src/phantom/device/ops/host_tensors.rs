@@ -158,7 +158,7 @@ thread_local! {
 struct Creation(bool);
 
 impl Creation {
-    fn of(dtype: u64) -> Self {
+    fn begin(dtype: u64) -> Self {
         // `c10::ScalarType` is a signed byte; the rest of the register is undefined.
         let is_floating_point = host_pages::is_on() && is_floating_point(i32::from(dtype as i8));
         Self(IS_FLOATING_POINT.try_with(|flag| flag.replace(is_floating_point)).unwrap_or(false))
@@ -179,7 +179,7 @@ replace!(
     "_ZN2at6detail9empty_cpuEN3c108ArrayRefIlEENS1_10ScalarTypeEbSt8optionalINS1_12MemoryFormatEE",
     placed fn empty_cpu(result: usize, sizes: usize, count: usize, dtype: u64, pinned: u64, format: u64) -> usize,
     |real| {
-        let _creation = Creation::of(dtype);
+        let _creation = Creation::begin(dtype);
         // SAFETY: the caller's arguments, as in every call of `real` below.
         unsafe { real(result, sizes, count, dtype, pinned, format) }
     }
@@ -191,7 +191,7 @@ replace!(
         result: usize, sizes: usize, count: usize, strides: usize, stride_count: usize, dtype: u64, pinned: u64
     ) -> usize,
     |real| {
-        let _creation = Creation::of(dtype);
+        let _creation = Creation::begin(dtype);
         // SAFETY: as above.
         unsafe { real(result, sizes, count, strides, stride_count, dtype, pinned) }
     }

@@ -74,7 +74,7 @@ pub(super) const BOOL: i32 = 11;
 
 impl Flags {
     /// Returns the flags of a tensor. An integer counts as a flag that is true if the integer is not 0.
-    pub(super) fn of(memory: &TensorMemory) -> Self {
+    pub(super) fn from_tensor(memory: &TensorMemory) -> Self {
         if !matches!(memory.dtype, 0..=4 | BOOL) || !memory.is_small() || memory.count() == 0 {
             return Self::default();
         }

@@ -62,7 +62,7 @@ impl Partial {
     ///
     /// # Safety
     /// `inputs` are the live inputs of an op.
-    pub(super) unsafe fn of(
+    pub(super) unsafe fn read(
         torch: &'static Torch,
         question: Option<Question>,
         overwrites: bool,

@@ -212,7 +212,7 @@ impl Arguments {
     ///
     /// # Safety
     /// `inputs` are live inputs of an op.
-    pub(super) unsafe fn of(torch: &Torch, inputs: &[Value]) -> Self {
+    pub(super) unsafe fn read(torch: &Torch, inputs: &[Value]) -> Self {
         let mut arguments = Self::default();
         let mut tensors = 0;
         for value in inputs {

@@ -69,7 +69,7 @@ impl TensorMemory {
     ///
     /// # Safety
     /// `place` contains the address of a live plain tensor.
-    pub(super) unsafe fn of(torch: &Torch, place: TensorPlace) -> Option<Self> {
+    pub(super) unsafe fn from_tensor(torch: &Torch, place: TensorPlace) -> Option<Self> {
         let (mut dimensions, mut sizes, mut strides) = (0i64, std::ptr::null(), std::ptr::null());
         let (mut dtype, mut data) = (0i32, 0usize);
         // SAFETY: by the contract, and each result has a place of its own.

@@ -293,7 +293,7 @@ impl Tag {
         9 + SHIFT.load(Ordering::Relaxed)
     }
 
-    pub(super) fn of(tag: u32) -> Self {
+    pub(super) fn from_code(tag: u32) -> Self {
         let shift = SHIFT.load(Ordering::Relaxed);
         match tag {
             0 => Self::None,

@@ -26,7 +26,7 @@ const HOST_DEVICE: usize = 0xFF00;
 
 impl Value {
     pub(super) fn kind(&self) -> Tag {
-        Tag::of(self.tag)
+        Tag::from_code(self.tag)
     }
 
     /// Creates a value that is stored in the payload.
@@ -87,7 +87,7 @@ impl Value {
             // SAFETY: as above; the payload of a tensor is a valid `TensorPlace`.
             unsafe {
                 if value.place(torch) == Some(Place::Device)
-                    && let Some(memory) = TensorMemory::of(torch, (&raw const value.payload).cast())
+                    && let Some(memory) = TensorMemory::from_tensor(torch, (&raw const value.payload).cast())
                 {
                     visit(memory);
                 }
@@ -226,7 +226,7 @@ impl Values {
         // SAFETY: by the contract; the payload of a value is a valid `TensorPlace`.
         let memory = unsafe {
             (value.place(self.torch) == Some(Place::Device))
-                .then(|| TensorMemory::of(self.torch, (&raw const value.payload).cast()))
+                .then(|| TensorMemory::from_tensor(self.torch, (&raw const value.payload).cast()))
         }??;
         let bytes = samples::indices(&memory, places)?;
         let payload = self.tensor(&memory, &bytes)?;
@@ -283,7 +283,8 @@ impl Values {
         match unsafe { value.place(self.torch) } {
             Some(Place::Device) => {
                 // SAFETY: by the contract; the payload of a value is a valid `TensorPlace`.
-                let memory = unsafe { TensorMemory::of(self.torch, (&raw const value.payload).cast()) };
+                let memory =
+                    unsafe { TensorMemory::from_tensor(self.torch, (&raw const value.payload).cast()) };
                 let memory = memory.filter(TensorMemory::is_small)?;
                 let known = match is_written {
                     true => vec![0; memory.count() * memory.width],
@@ -300,7 +301,8 @@ impl Values {
             }
             Some(Place::Host) => {
                 // SAFETY: as above.
-                let memory = unsafe { TensorMemory::of(self.torch, (&raw const value.payload).cast()) };
+                let memory =
+                    unsafe { TensorMemory::from_tensor(self.torch, (&raw const value.payload).cast()) };
                 memory.filter(TensorMemory::is_small)?;
                 // SAFETY: a live object.
                 Some(unsafe { hold(value) })

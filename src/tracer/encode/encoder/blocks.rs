@@ -45,7 +45,7 @@ impl Encoder {
             self.anomalies.unmatched_frees += u64::from(live.is_none());
             let live = Live { bytes: unknown.bytes, ..live.unwrap_or(unknown) };
             if deferred {
-                self.memory.live.deferred.insert(address, live);
+                self.memory.live.defer(address, live);
             }
             self.correct(header.device, allocated, reserved);
             self.write_block_free_row(tid, header, address, &live, sink)
@@ -92,7 +92,7 @@ impl Encoder {
         address: u64,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let Some(missed) = self.memory.live.blocks.get(&address).copied() else { return Ok(()) };
+        let Some(missed) = self.memory.live.block(address).copied() else { return Ok(()) };
         self.anomalies.missed_frees += 1;
         self.memory.free(Key::Block(address), (), |_| missed.extent());
         self.write_block_free_row(tid, header, address, &missed, sink)
@@ -113,11 +113,7 @@ impl Encoder {
     /// active bytes. Returns the block, or `None` if no deferred block has this address.
     #[inline]
     pub(crate) fn complete(&mut self, address: u64) -> Option<Live> {
-        // Fast path, because frees are rarely deferred.
-        if self.memory.live.deferred.is_empty() {
-            return None;
-        }
-        let live = self.memory.live.deferred.remove(&address)?;
+        let live = self.memory.live.take_deferred(address)?;
         self.memory.complete(live.extent().device, live.bytes);
         Some(live)
     }

@@ -235,7 +235,7 @@ impl Encoder {
             self.emit(&Row { event: EventName::Live, delta_bytes: live.bytes, name: LIVE, ..row }, sink)?;
             if deferred {
                 self.memory.free_deferred(Key::Block(address), (), &live.extent());
-                self.memory.live.deferred.insert(address, live);
+                self.memory.live.defer(address, live);
                 self.write_block_free_row(tid, &header, address, &live, sink)?;
             }
         }

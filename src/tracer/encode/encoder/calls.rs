@@ -99,7 +99,7 @@ impl Encoder {
         // The address of a live region was allocated again, so its free was missed. Regions of 0 bytes are not
         // counted as an anomaly: memory of another process or of a graph may be freed without a call for its
         // own address.
-        if let Some(missed) = self.memory.live.regions.get(&event.key()).copied() {
+        if let Some(missed) = self.memory.live.region(event.key()).copied() {
             self.anomalies.missed_frees += u64::from(missed.bytes > 0);
             self.memory.free(Key::Region(event.key()), (), |_| missed.extent());
             self.note_peak(missed.device);

@@ -42,11 +42,9 @@ impl Encoder {
 
     /// Returns the id of the live allocation at an address, or 0 for memory without a row.
     fn live_at(&self, device: i8, addr: u64) -> i64 {
-        let found = if device < 0 {
-            self.memory.live.regions.get(&(addr | CPU_TENSOR)).or_else(|| self.memory.live.regions.get(&addr))
-        } else {
-            self.memory.live.blocks.get(&addr).or_else(|| self.memory.live.regions.get(&addr))
-        };
+        let live = &self.memory.live;
+        let found = if device < 0 { live.region(addr | CPU_TENSOR) } else { live.block(addr) };
+        let found = found.or_else(|| live.region(addr));
         found.filter(|live| live.kind != MemoryKind::Segment).map_or(0, |live| live.alloc_id)
     }
 }

@@ -182,14 +182,14 @@ impl Encoder {
 
     /// Returns the live memory, without deferred blocks.
     pub fn live(&self) -> impl Iterator<Item = &Live> {
-        self.memory.live.blocks.values().chain(self.memory.live.regions.values())
+        self.memory.live.blocks().chain(self.memory.live.regions()).map(|(_, live)| live)
     }
 
     /// Returns the memory that traced calls allocated, each region with its start address. Excludes blocks
     /// inside segments, and physical memory, which has no address.
     pub fn regions(&self) -> impl Iterator<Item = (u64, &Live)> {
-        let regions = self.memory.live.regions.iter();
-        regions.filter(|(key, _)| **key & PHYSICAL == 0).map(|(key, live)| (address(*key), live))
+        let regions = self.memory.live.regions();
+        regions.filter(|(key, _)| key & PHYSICAL == 0).map(|(key, live)| (address(key), live))
     }
 
     /// Returns the totals of a device; all zero if it was never used.
@@ -214,8 +214,8 @@ impl Encoder {
         let managed: i64 = self
             .memory
             .live
-            .regions
-            .values()
+            .regions()
+            .map(|(_, live)| live)
             .filter(|live| live.device == device && live.kind == MemoryKind::External && is_managed(live.api))
             .map(|live| live.bytes)
             .sum();
@@ -225,7 +225,7 @@ impl Encoder {
 
     /// Returns every device up to the highest one used, with its totals.
     pub fn devices(&self) -> impl Iterator<Item = (usize, Totals)> {
-        self.memory.devices.gpus.iter().copied().enumerate()
+        self.memory.devices.gpus().iter().copied().enumerate()
     }
 
     /// Returns the number of rows so far, which is also the `seq` of the last row.

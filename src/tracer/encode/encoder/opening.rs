@@ -38,7 +38,7 @@ impl Encoder {
     ) -> Result<(), S::Error> {
         let pieces = self.pieces();
         let devices = std::mem::take(&mut self.memory.devices);
-        let unseen = unseen(&pieces, &devices.gpus);
+        let unseen = unseen(&pieces, devices.gpus());
         let rows =
             pieces.iter().map(|piece| if piece.deferred { 2 } else { 1 }).sum::<usize>() + unseen.len();
         let last = self.rows();
@@ -77,10 +77,11 @@ impl Encoder {
 
     /// Returns the live memory in the order of allocation: regions, blocks and deferred blocks.
     fn pieces(&self) -> Vec<Piece> {
-        let of = |deferred| move |(addr, live): (&u64, &Live)| Piece { addr: *addr, live: *live, deferred };
-        let mut pieces: Vec<Piece> = self.memory.live.regions.iter().map(of(false)).collect();
-        pieces.extend(self.memory.live.blocks.iter().map(of(false)));
-        pieces.extend(self.memory.live.deferred.iter().map(of(true)));
+        let piece = |deferred| move |(addr, live): (u64, &Live)| Piece { addr, live: *live, deferred };
+        let live = &self.memory.live;
+        let mut pieces: Vec<Piece> = live.regions().map(piece(false)).collect();
+        pieces.extend(live.blocks().map(piece(false)));
+        pieces.extend(live.deferred().map(piece(true)));
         pieces.sort_by_key(|piece| piece.live.alloc_id);
         pieces
     }

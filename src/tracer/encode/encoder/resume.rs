@@ -28,7 +28,7 @@ impl Encoder {
         if row.event == EventName::Brief {
             let phase = self.definitions.own_text(row.phase);
             self.unlisted.restore(device, row.delta_bytes, phase);
-        } else if let Some((kind, effect)) = MemoryKind::of(row.event) {
+        } else if let Some((kind, effect)) = MemoryKind::changed_by(row.event) {
             self.restore_memory(device, kind, effect, is_deferred, row);
         }
         let totals = self.memory.devices.totals_mut(device.max(Event::CPU).into());
@@ -61,7 +61,7 @@ impl Encoder {
             address |= PHYSICAL;
         }
         let is_reported = api == Some(Api::CachingAllocator)
-            || (effect == Effect::Tag && self.memory.live.blocks.contains_key(&address));
+            || (effect == Effect::Tag && self.memory.live.block(address).is_some());
         self.caching |= is_reported;
         let key = if is_reported { Key::Block(address) } else { Key::Region(address) };
         let bytes = if effect == Effect::Free { row.delta_bytes.wrapping_neg() } else { row.delta_bytes };
@@ -70,15 +70,15 @@ impl Encoder {
             Effect::Complete => drop(self.complete(address)),
             Effect::Free if is_reported && is_deferred => {
                 if let Some(live) = self.memory.free_deferred(key, (), &extent) {
-                    self.memory.live.deferred.insert(address, live);
+                    self.memory.live.defer(address, live);
                 }
             }
             Effect::Free => {
                 // Torch never unmaps a segment that contains blocks. A block at the segment's address shows
                 // that another caller unmapped it.
                 if kind == MemoryKind::Mapped
-                    && self.memory.live.blocks.contains_key(&address)
-                    && let Some(segment) = self.memory.live.regions.get(&address).copied()
+                    && self.memory.live.block(address).is_some()
+                    && let Some(segment) = self.memory.live.region(address).copied()
                 {
                     self.physical.asleep().add(address, segment);
                 }

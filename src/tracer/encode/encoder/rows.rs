@@ -212,6 +212,6 @@ impl Encoder {
     /// totals of the host.
     #[inline(always)]
     pub(crate) fn blank(&self, clock_ns: u64) -> Row<'static> {
-        self.emitter.blank(clock_ns, &self.memory.devices.host)
+        self.emitter.blank(clock_ns, self.memory.devices.host())
     }
 }

@@ -76,7 +76,7 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let key = alloc.handle | PHYSICAL;
-        if self.memory.live.regions.contains_key(&key) {
+        if self.memory.live.region(key).is_some() {
             let moved = CallEvent { call: Call { address: alloc.handle, ..event.call }, ..event };
             self.free_region(key, &moved, sink)?;
         }
@@ -103,7 +103,7 @@ impl Encoder {
         match header.api {
             Some(Api::CuMemUnmap) if worked => {
                 while let Some((address, handle)) = self.physical.unmap_first(call.address..end) {
-                    let region = self.memory.live.regions.get(&address).copied();
+                    let region = self.memory.live.region(address).copied();
                     if let Some(segment) = region.filter(|live| live.kind == MemoryKind::Mapped) {
                         let unmapped = CallEvent { call: Call { address, ..call }, ..*event };
                         self.free_region(address, &unmapped, sink)?;
@@ -131,7 +131,7 @@ impl Encoder {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let key = handle | PHYSICAL;
-        if !self.physical.release(handle) || !self.memory.live.regions.contains_key(&key) {
+        if !self.physical.release(handle) || self.memory.live.region(key).is_none() {
             return Ok(());
         }
         let released = CallEvent { call: Call { address: handle, ..event.call }, ..*event };

@@ -148,7 +148,7 @@ pub(crate) struct OpenCall {
 
 impl OpenCall {
     /// Opens a call for the communicator with this text; 0 if the communicator is unknown.
-    pub(crate) fn of(text: TextId) -> OpenCall {
+    pub(crate) fn open(text: TextId) -> OpenCall {
         let enter = |state: &thread::ThreadState| {
             state.open_nccl_calls.set(state.open_nccl_calls.get() + 1);
             state.communicator.replace(text)
@@ -222,11 +222,11 @@ mod tests {
         assert_eq!((text_of(0x1000), text_of(0x2000), text_of(0x3000)), (one.text, two.text, 0));
         assert_eq!(current(), 0);
         {
-            let _call = OpenCall::of(one.text);
+            let _call = OpenCall::open(one.text);
             // A new thread, which has no open call itself, takes the role of one of NCCL's own threads -> the
             // communicator of the only open call.
             assert_eq!(std::thread::spawn(current).join().unwrap(), one.text);
-            let _inner = OpenCall::of(two.text);
+            let _inner = OpenCall::open(two.text);
             assert_eq!(current(), two.text);
             assert_eq!(std::thread::spawn(current).join().unwrap(), 0, "two calls are open");
         }
@@ -272,11 +272,11 @@ mod tests {
         assert_eq!(nameable(), 0);
         // Setup: a fork while this thread and another thread are each in a call -> in the child, only the
         // call of this thread is open.
-        let call = OpenCall::of(one.text);
+        let call = OpenCall::open(one.text);
         let (began, may_end) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let _call = OpenCall::of(two.text);
+                let _call = OpenCall::open(two.text);
                 began.wait();
                 may_end.wait();
                 // The reset in the main thread no longer counts this call, but the end of the call lowers the

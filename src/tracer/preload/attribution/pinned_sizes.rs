@@ -72,7 +72,8 @@ pub(crate) fn install() {
     };
     let Some(implementation) = implementation_of(object) else { return };
     // SAFETY: the type of the object is known, so it has virtual functions. It lives as long as the process.
-    let Some(mut vtable) = (unsafe { VtableCopy::of(implementation, ALLOCATE + 1, FUNCTIONS) }) else {
+    let Some(mut vtable) = (unsafe { VtableCopy::from_object(implementation, ALLOCATE + 1, FUNCTIONS) })
+    else {
         return;
     };
     let functions = vtable.functions();

@@ -115,7 +115,9 @@ pub(crate) fn install() {
         return;
     }
     // SAFETY: `object` has virtual functions, and is alive as long as it is torch's allocator.
-    let Some(mut vtable) = (unsafe { VtableCopy::of(object, ALLOCATE + 1, FUNCTIONS) }) else { return };
+    let Some(mut vtable) = (unsafe { VtableCopy::from_object(object, ALLOCATE + 1, FUNCTIONS) }) else {
+        return;
+    };
     if HOOKED[index].compare_exchange(null_mut(), object, Ordering::AcqRel, Ordering::Acquire).is_err() {
         return;
     }

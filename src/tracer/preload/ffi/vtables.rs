@@ -24,7 +24,7 @@ impl VtableCopy {
     ///
     /// # Safety
     /// `object` is a live C++ object with virtual functions.
-    pub(crate) unsafe fn of(object: *mut c_void, least: usize, most: usize) -> Option<VtableCopy> {
+    pub(crate) unsafe fn from_object(object: *mut c_void, least: usize, most: usize) -> Option<VtableCopy> {
         // SAFETY: the object begins with the address of its vtable's first function, by the contract.
         let functions = unsafe { *object.cast::<*const *mut c_void>() };
         // SAFETY: the header precedes the first function.

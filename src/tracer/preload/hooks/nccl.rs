@@ -35,7 +35,7 @@ struct UniqueId([u8; 128]);
 /// Runs `run`, which calls NCCL's own function. Memory that NCCL allocates during the call belongs to the
 /// communicator that `text` returns.
 fn during(text: impl FnOnce() -> TextId, run: impl FnOnce() -> c_int) -> c_int {
-    let open = session::session().and_then(|_| shielded(|| OpenCall::of(text())));
+    let open = session::session().and_then(|_| shielded(|| OpenCall::open(text())));
     let status = run();
     drop(open);
     if status == IN_PROGRESS {

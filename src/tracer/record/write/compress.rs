@@ -11,6 +11,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -53,9 +54,37 @@ pub(crate) struct Compressor {
     current: Option<Current>,
     /// True if adding to the copy failed.
     has_failed: bool,
-    /// The newest finished part and the thread that compresses it. The thread waits for the thread of the
-    /// previous part first.
-    newest: Option<(PathBuf, JoinHandle<()>)>,
+    /// The thread that compresses the newest finished part. The thread waits for the thread of the previous part
+    /// first.
+    newest: Option<JoinHandle<()>>,
+    pending: PendingParts,
+}
+
+/// The finished parts whose threads have not ended.
+#[derive(Default)]
+struct PendingParts {
+    /// A thread owns the path of its part.
+    parts: Vec<Weak<PathBuf>>,
+}
+
+impl PendingParts {
+    /// Adds a part. The thread that compresses it must own the result.
+    fn add(&mut self, part: PathBuf) -> Arc<PathBuf> {
+        let part = Arc::new(part);
+        self.parts.retain(|known| known.strong_count() > 0);
+        self.parts.push(Arc::downgrade(&part));
+        part
+    }
+
+    /// Removes the unfinished copy of each part, without which its thread can no longer replace the part. Returns
+    /// the parts.
+    fn abandon(&mut self) -> Vec<Arc<PathBuf>> {
+        let parts: Vec<_> = self.parts.drain(..).filter_map(|part| part.upgrade()).collect();
+        for part in &parts {
+            let _ = fs::remove_file(files::unfinished_copy(part));
+        }
+        parts
+    }
 }
 
 /// A copy between two pieces, or the thread that adds a piece to it.
@@ -76,7 +105,13 @@ impl Current {
 
 impl Compressor {
     pub(crate) fn new(session: &'static Session) -> Compressor {
-        Compressor { session, current: None, has_failed: false, newest: None }
+        Compressor {
+            session,
+            current: None,
+            has_failed: false,
+            newest: None,
+            pending: PendingParts::default(),
+        }
     }
 
     /// Compresses the rows that a growing part has so far: `length` bytes of whole rows. A later call for the
@@ -122,10 +157,10 @@ impl Compressor {
         let (say, log) = (self.session.say, self.session.settings.log);
         let (current, earlier) = (self.current.take(), self.newest.take());
         self.has_failed = false;
-        let path = part.clone();
+        let part = self.pending.add(part);
         let newest = start_thread("memtrace-pack", 2 << 20, move || {
             let copy = current.and_then(Current::join);
-            if let Some((_, earlier)) = earlier {
+            if let Some(earlier) = earlier {
                 let _ = earlier.join();
             }
             // A missing part was removed by `MEMTRACE_KEEP`, so this is not an error.
@@ -136,24 +171,24 @@ impl Compressor {
                 say(&format!("{}: stays uncompressed: {error}", part.display()));
             }
         });
-        self.newest = newest.ok().map(|thread| (path, thread));
+        self.newest = newest.ok();
     }
 
     /// Waits until every part is compressed, or until the compression makes no progress for [`PATIENCE`]. Calls
     /// `while_waiting` repeatedly in the meantime.
     pub(crate) fn finish(&mut self, while_waiting: impl Fn()) {
-        let Some((part, thread)) = self.newest.take() else { return };
+        let Some(thread) = self.newest.take() else { return };
         if wait(&thread, PATIENCE, while_waiting) {
             return;
         }
-        // Without its unfinished file, the thread can no longer replace the part.
-        let _ = fs::remove_file(files::unfinished_copy(&part));
-        if self.session.settings.log >= Level::Warn {
-            (self.session.say)(&format!(
-                "{}: stays uncompressed: the compression made no progress for {} s",
-                part.display(),
-                PATIENCE.as_secs()
-            ));
+        for part in self.pending.abandon() {
+            if self.session.settings.log >= Level::Warn {
+                (self.session.say)(&format!(
+                    "{}: stays uncompressed: the compression made no progress for {} s",
+                    part.display(),
+                    PATIENCE.as_secs()
+                ));
+            }
         }
     }
 }
@@ -336,6 +371,53 @@ mod tests {
         assert!(!wait(&stuck, Duration::from_millis(1), || {}));
         drop(unblock);
         assert!(wait(&stuck, Duration::MAX, || {}));
+    }
+
+    #[test]
+    fn no_unfinished_copy_stays_if_the_compression_of_an_earlier_part_is_stuck() {
+        let folder = std::env::temp_dir().join(format!("memtrace-stuck-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let mut pending = PendingParts::default();
+        let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+        let mut blocked = Some(blocked);
+        let mut earlier: Option<JoinHandle<()>> = None;
+        // The thread of part 1 has ended, that of part 2 is stuck, and that of part 3 waits for it.
+        for number in 1..=3 {
+            let part = folder.join(format!("h.r0.1.part{number}.csv"));
+            fs::write(&part, lines(0, 100)).unwrap();
+            let part = pending.add(part);
+            let stuck = if number == 2 { blocked.take() } else { None };
+            let before = earlier.take();
+            let thread = std::thread::spawn(move || {
+                let copy = PartCopy::new(&part, Compression::Zst, LEVEL).unwrap();
+                let _ = before.map(JoinHandle::join);
+                let _ = stuck.map(|stuck| stuck.recv());
+                // The copy of an abandoned part has no file any more.
+                assert_eq!(copy.finish().is_ok(), number == 1);
+            });
+            if number == 1 {
+                thread.join().unwrap();
+            } else {
+                while !files::unfinished_copy(&folder.join(format!("h.r0.1.part{number}.csv"))).exists() {
+                    std::thread::yield_now();
+                }
+                earlier = Some(thread);
+            }
+        }
+        let names = |parts: Vec<Arc<PathBuf>>| -> Vec<String> {
+            parts.iter().map(|part| part.file_name().unwrap().to_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(names(pending.abandon()), ["h.r0.1.part2.csv", "h.r0.1.part3.csv"]);
+        drop(unblock);
+        earlier.unwrap().join().unwrap();
+        let mut left: Vec<String> = fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["h.r0.1.part1.csv.zst", "h.r0.1.part2.csv", "h.r0.1.part3.csv"]);
+        assert!(pending.abandon().is_empty());
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -154,7 +154,7 @@ mod tests {
         let blocks = |paths: &[&str], category: Category| -> Vec<(Owner, i64)> {
             let block = |path: &&str| {
                 let row = Record { module: symbols.intern(path), category, ..Record::default() };
-                (Owner::of(&row), 100)
+                (Owner::from_row(&row), 100)
             };
             paths.iter().map(block).collect()
         };

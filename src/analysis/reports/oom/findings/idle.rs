@@ -110,7 +110,7 @@ impl UntrainedModel {
         };
         let model = |(root, bytes): (String, i64)| {
             let last_step = calls.last_step(&root, symbols);
-            let of_model = facts.of(&root);
+            let of_model = facts.facts_at(&root);
             UntrainedModel {
                 bytes,
                 is_called: last_step.is_some_and(|last| last >= step),
@@ -120,7 +120,7 @@ impl UntrainedModel {
             }
         };
         let is_sure = |model: &UntrainedModel| {
-            let of_model = facts.of(&model.root);
+            let of_model = facts.facts_at(&model.root);
             !model.is_called || of_model.evaluates || of_model.trained == Some(0)
         };
         let mut all: Vec<UntrainedModel> =
@@ -147,7 +147,7 @@ mod tests {
         let owner = |module: &str, category| Owner {
             module: symbols.intern(module),
             category,
-            ..Owner::of(&Record::default())
+            ..Owner::from_row(&Record::default())
         };
         let mut calls = ModuleCalls::default();
         let mut replay = Replay::new(&symbols, Window::default(), Metric::Allocated);

@@ -15,7 +15,7 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
     }
     let blocks = case.at.replayed.replay.live_on(case.at.row.device, false);
     let forms = blocks.iter().map(|block| (block.owner.category, block.bytes, block.dtype, block.shape));
-    let cache = KeyValueCache::of(forms, case.at.symbols());
+    let cache = KeyValueCache::find(forms, case.at.symbols());
     case.evidence.is_material(cache.bytes).then(|| cache.line(units))
 }
 
@@ -30,7 +30,7 @@ struct KeyValueCache {
 
 impl KeyValueCache {
     /// `live` has the category, the bytes, the type and the shape of each live block.
-    fn of(
+    fn find(
         live: impl Iterator<Item = (Category, i64, Symbol, Symbol)>,
         symbols: &SymbolTable,
     ) -> KeyValueCache {
@@ -76,7 +76,7 @@ mod tests {
             block(Category::KvCache, 300, "[8x8x150x64]"),
             block(Category::Activation, 900, "[8x1000]"),
         ];
-        let cache = KeyValueCache::of(live.into_iter(), &symbols);
+        let cache = KeyValueCache::find(live.into_iter(), &symbols);
         assert_eq!(cache.bytes, 500 << 20);
         let line = cache.line(Unit::Auto);
         assert!(

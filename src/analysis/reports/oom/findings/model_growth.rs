@@ -64,7 +64,7 @@ mod tests {
         };
         let steps: Vec<StepTotals> = [1, 1, 1, 2, 2, 2, 3].map(|parameters| step(parameters * GIB)).to_vec();
         let late = |bytes: i64, steps: usize| Copies { bytes, steps };
-        let grown = GrownModel::of(&steps, 3 * GIB, late(3 * GIB, 1));
+        let grown = GrownModel::find(&steps, 3 * GIB, late(3 * GIB, 1));
         let expected = GrownModel { from: GIB, to: 3 * GIB, times: 2, usual: 4 * GIB };
         assert_eq!(grown, Some(expected));
         assert_eq!(
@@ -81,7 +81,7 @@ mod tests {
         // This step needs far more than its share.
         assert_ne!(facts.with(|e| e.steps.began = 0).verdict(), "memory grows");
         // Copies of the model in a list; parameters from before training; too few steps; no growth.
-        let of = |steps: &[StepTotals], late| GrownModel::of(steps, 3 * GIB, late);
+        let of = |steps: &[StepTotals], late| GrownModel::find(steps, 3 * GIB, late);
         assert_eq!(of(&facts.steps.finished, late(3 * GIB, 2)), None);
         assert_eq!(of(&facts.steps.finished, late(GIB, 1)), None);
         assert_eq!(of(&facts.steps.finished[..2], late(3 * GIB, 1)), None);

@@ -66,7 +66,7 @@ mod tests {
             module: symbols.intern(module),
             phase: symbols.intern(phase),
             category: Category::Activation,
-            ..Owner::of(&Record::default())
+            ..Owner::from_row(&Record::default())
         };
         let bytes =
             |live: &[Owner]| recomputed(live.iter().map(|owner| (*owner, 100)), backward, &symbols, &layers);

@@ -107,7 +107,8 @@ impl UnoptimizedGraph {
         };
         let graphs = others.into_iter().filter_map(|path| {
             let part = &parts[path];
-            let may_train = part.parameters > 0 && facts.of(path).trained != Some(0) && !part.is_sharded;
+            let may_train =
+                part.parameters > 0 && facts.facts_at(path).trained != Some(0) && !part.is_sharded;
             if !may_train {
                 return None;
             }
@@ -162,7 +163,7 @@ mod tests {
                 call(&mut calls, &replay, &path, (10 * at + index) as i64);
                 let mut block = |category, bytes| {
                     let row = Record { module: symbols.intern(&path), category, ..Record::default() };
-                    live.push((Owner { step: replay.step, ..Owner::of(&row) }, bytes));
+                    live.push((Owner { step: replay.step, ..Owner::from_row(&row) }, bytes));
                 };
                 block(Category::Activation, 100);
                 block(Category::Parameter, 10);

@@ -95,7 +95,7 @@ mod tests {
         let mut found = FoundAtOom::default();
         let block = |path: &str, category: Category, bytes: i64| {
             let row = Record { module: symbols.intern(path), category, ..Record::default() };
-            (Owner { step: 3, ..Owner::of(&row) }, bytes)
+            (Owner { step: 3, ..Owner::from_row(&row) }, bytes)
         };
         let mut live: Vec<(Owner, i64)> = ["GPT.blocks.0", "Loss.vgg.0", "Loss.vgg2", "Generator.up"]
             .map(|path| block(path, Category::Activation, 5 << 30))
