@@ -203,6 +203,35 @@ fn page_oom_and_peak_at_give_a_block_one_category_at_the_oom_and_at_the_peak() {
     }
 }
 
+/// A page whose blocks have no rows in one step still has their bytes, and names them. Its numbers are rounded as
+/// in the command: a sixteenth is 6.2 %, and 1,250 ns are 1.2 µs.
+#[test]
+fn report_page_counts_the_blocks_of_a_step_without_detail() {
+    const MIB: i64 = 1 << 20;
+    let gpu = Device { ordinal: 0, name: "Test GPU".to_owned(), total_bytes: 8 << 30 };
+    let mut trace = TraceBuilder::new(Meta { world_size: 1, devices: vec![gpu], ..Meta::default() });
+    let segment = Row { device: 0, event: EventName::SegmentAlloc, addr: 3 << 40, ..Row::default() };
+    trace.change(Row { api: "cudaMalloc", delta_bytes: 4 << 30, ..segment }, [0, 0, 4 << 30]);
+    // No row has a tag, so the command infers that the first block, which lives to the end, is a parameter.
+    trace.alloc(100 * MIB, Row { op: "aten::empty", ..Row::default() });
+    let forward = Row { phase: "forward", category: Category::Activation, step: 0, ..Row::default() };
+    let brief = |trace: &mut TraceBuilder, delta_bytes: i64| {
+        let row = Row { device: 0, event: EventName::Brief, delta_bytes, ..forward };
+        trace.change(row, [delta_bytes, delta_bytes, 0])
+    };
+    let highest = brief(&mut trace, 1500 * MIB);
+    brief(&mut trace, -1500 * MIB);
+    let detailed = Row { op: "aten::relu", step: 1, ..forward };
+    let (born, large) = (trace.alloc(MIB, detailed), trace.alloc(3 << 30, detailed));
+    trace.free(born, MIB, Row { ts_ns: (born - 1) * 1000 + 1250, ..detailed });
+    trace.free(large, 3 << 30, detailed);
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("host.r0.1.csv"), trace.finish()).unwrap();
+    let Some(page) = Page::of(&[folder.path()], &[]) else { return };
+    let (at, short) = (((highest - 1) * 1000).to_string(), ((born - 1) * 1000).to_string());
+    page.check("without_detail", &[&at, &short]);
+}
+
 #[test]
 fn report_page_stacks_the_parts_that_grow() {
     let trace = fixture("leaks");

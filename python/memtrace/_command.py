@@ -79,6 +79,21 @@ def run(arguments: list[str], environment: dict[str, str] | None = None) -> subp
     return result
 
 
+def options(given: dict[str, Any]) -> list[str]:
+    """Returns the options of the command for keyword arguments, with `-` for `_`. The items of a list are
+    separated by commas. An option that is None or False is left out."""
+    words = []
+    for name, value in given.items():
+        option = "--" + name.rstrip("_").replace("_", "-")
+        if value is True:
+            words.append(option)
+        elif value is not None and value is not False:
+            items = value if isinstance(value, (list, tuple)) else [value]
+            texts = (str(os.fspath(item) if isinstance(item, os.PathLike) else item) for item in items)
+            words.append(f"{option}={','.join(texts)}")
+    return words
+
+
 def answer(arguments: list[str]) -> tuple[dict[str, Any], int]:
     """Runs the command with --json. Returns the answer and the exit status."""
     result = run([arguments[0], "--json", *arguments[1:]])

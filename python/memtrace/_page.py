@@ -48,10 +48,7 @@ def report(
     >>> page.html.startswith("<!doctype html>")
     True
     """
-    arguments = []
-    if against is not None:
-        arguments.append(f"--against={os.fspath(against)}")
-    arguments += [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
+    arguments = _command.options({"against": against, **options})
     return page([*arguments, "--", os.fspath(trace)], height)
 
 

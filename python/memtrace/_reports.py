@@ -95,15 +95,8 @@ def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _answer(report: str, traces: list[Trace], options: dict[str, Any]) -> Answer:
     """Returns the answer of `memtrace REPORT TRACES`, with an option of the command for each of `options`."""
-    arguments = [report]
-    for name, value in options.items():
-        option = "--" + name.rstrip("_").replace("_", "-")
-        if value is True:
-            arguments.append(option)
-        elif value is not None and value is not False:
-            arguments.append(f"{option}={os.fspath(value) if isinstance(value, os.PathLike) else value}")
     # After `--`, a trace may have any name.
-    arguments += ["--", *(os.fspath(trace) for trace in traces)]
+    arguments = [report, *_command.options(options), "--", *(os.fspath(trace) for trace in traces)]
     fields, status = _command.answer(arguments)
     return Answer(fields, status, arguments)
 

@@ -156,7 +156,13 @@ fn owners_hold_under_fsdp_peft_and_lightning_and_leave_the_output_unchanged(torc
 
 fn modules_are_recorded_under_launchers_notebooks_and_fork_servers(torch: &Torch) {
     same_when_launched(torch, CARD, ACCELERATE, FRAMEWORKS, &["alone", "accelerated"], &[]);
-    same_when_launched(torch, "2xh100-80g", TORCHRUN, FRAMEWORKS, &["alone", "ranks"], &[]);
+    let run = same_when_launched(torch, "2xh100-80g", TORCHRUN, FRAMEWORKS, &["alone", "ranks"], &[]);
+    // Each rank has half of the weight and of the bias that are trained.
+    let half = 4 * (192 * 192 + 192) / 2;
+    let rows = run.files().iter().flat_map(|file| read(file)).collect::<Vec<_>>();
+    let trained = rows.iter().filter(|row| row.name.starts_with("trained="));
+    let trained: Vec<&str> = trained.map(|row| row.name.as_str()).collect();
+    assert_eq!(trained, [format!("trained={half} Halves"); 2]);
     // Other tests fork, too.
     for how in ["notebook", "forkserver", "fork"].into_iter().filter(|how| *how != "fork" || is_deep()) {
         let run = torch.trace_with(FRAMEWORKS, &[how], &[("MEMTRACE_STACKS", "python")]).expect_success();

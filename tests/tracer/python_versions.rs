@@ -66,6 +66,36 @@ fn degraded_names_a_python_that_was_never_tried_and_a_free_threaded_one() {
     }
 }
 
+/// Each name is found where a function sets it, even if an instruction of this Python sets two names.
+#[test]
+fn every_python_gives_the_line_that_sets_a_variable() {
+    let frames = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tracer/preload/python/tracer/frames.py");
+    let script = r#"
+import dis, sys, time, types
+for name in ("tracer", "tracer.native", "tracer.frames"):
+    sys.modules[name] = types.ModuleType(name)
+native, frames = sys.modules["tracer.native"], sys.modules["tracer.frames"]
+native.frame_values = native.learn_frame_values = None
+frames.__package__ = "tracer"
+exec(open(sys.argv[1]).read(), vars(frames))
+
+def kept(make):
+    first, second = make(), make()
+    third = make(); third.append(1)
+    return first, second, third
+
+lines = frames.Lines(time.monotonic() + 60)
+found = [lines.setting(kept.__code__, name, frames.LOCAL_SETS) for name in ("first", "second", "third")]
+found += lines.filling([kept.__code__], "third")[1]
+print(*(line - kept.__code__.co_firstlineno for line in found))
+"#;
+    for (version, python) in pythons() {
+        let output = untraced(&python, &["-c", script]).arg(&frames).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "1 1 2 2\n", "{version:?}: {said}");
+    }
+}
+
 /// Compares the tracer's imports with the list in its loader. If a program makes all imports lazy, Python
 /// 3.15 imports through another built-in function, which needs the name that the loader deletes.
 #[test]

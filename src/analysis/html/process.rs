@@ -232,6 +232,7 @@ impl FirstReading {
                 + self.replayed.replay.counts.of(EventName::SegmentMap),
             "oom_count": self.replayed.replay.counts.of(EventName::Oom),
             "failed_count": self.replayed.replay.counts.failed,
+            "brief": self.replayed.replay.counts.of(EventName::Brief) > 0,
             "duration_ns": self.replayed.replay.ts_ns,
             "finished": !self.replayed.replay.problems.unfinished,
             "lost": self.replayed.replay.counts.lost,

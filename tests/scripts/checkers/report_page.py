@@ -370,6 +370,35 @@ def oom_categories(path, first, other):
     print("categories", found["oom"])
 
 
+def without_detail(path, at, short):
+    """Checks the live memory at `at`, in a step without detail, and the rounding there and at `short`."""
+    with Open(path, f"#at={at}") as it:
+        assert "1.56 GiB" in it.text("#live-title"), it.text("#live-title")
+        note = it.text("#live-note")
+        assert "1 block listed, with 6.2 % of the bytes; the others are without detail." in note, note
+        cells = it.page.locator("#icicle .cell").all_inner_texts()
+        assert any(cell.startswith("(without detail)") for cell in cells), cells
+        # The columns are bytes, share, bar, blocks and name.
+        listed = ["100.00 MiB", "6.2 %", "", "1"]
+        for key, name, rest in [
+            ("module", "(no module)", "(without detail)"),
+            ("category", "parameter", "activation"),
+        ]:
+            it.page.click(f"#by [data-value={key}]")
+            it.rest()
+            assert it.rows() == [["1.46 GiB", "93.8 %", "", "–", rest], [*listed, name]], (key, it.rows())
+        segments = it.text("#segments-note")
+        shares = "100.00 MiB in blocks that this page lists, 1.46 GiB in other blocks, 2.44 GiB free."
+        assert shares in segments and "holes" not in segments, segments
+        assert "Blocks without detail are not listed" in it.text("#footer"), it.text("#footer")
+    with Open(path, f"#at={short}&by=block&sort=age") as it:
+        assert "1.2 µs" in [row[4] for row in it.rows()], it.rows()
+    # Before the first phase, the page names no phase.
+    with Open(path, "#at=0") as it:
+        assert it.text("#live-note").startswith("0 blocks"), it.text("#live-note")
+    print("without detail")
+
+
 def growth(path, answer):
     """Checks that the chart of the memory in use has the parts of `memtrace leaks`, and fits a phone."""
     found = json.loads(Path(answer).read_text())["processes"][0]["growth"][0]

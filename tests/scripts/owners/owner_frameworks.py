@@ -189,6 +189,9 @@ def ranks():
         expect(288, module=linear, category="unsharded_grad", phase="backward", some=True)
         expect(290, module=f"Halves.inner.{index}", category="all_gather", phase="forward", some=True)
         expect(290, module=f"Halves.inner.{index}", category="reduce_scatter", phase="backward", some=True)
+    # The next call finds one layer frozen. The test compares the bytes of the other with the trace.
+    model.inner[0].requires_grad_(False)
+    model(x(4, 192))
     flat_parameters(Flat, 208, None, [(340, 170), (366, 183)])
     from torch.distributed.fsdp import MixedPrecision
 

@@ -151,6 +151,11 @@ def reports():
     assert gate.status == 3 and gate["broken"], gate
     less = memtrace.advise("gpt", batch="x2")
     assert less["report"] == "advise" and less.table().height == 1
+    # A list stands for the command's list with commas; False and None leave an option out.
+    two = memtrace.advise("gpt", optimizer=["8bit", "in-backward"], lenient=False)
+    assert two["devices"] == memtrace.advise("gpt", optimizer="8bit,in-backward")["devices"]
+    one = memtrace.report("gpt", lenient=False, rank=None)
+    assert one.html == memtrace.report("gpt").html
     page = memtrace.report("gpt", against="leaks")
     assert page.html.lower().startswith("<!doctype html>") and "srcdoc" in page._repr_html_()
 

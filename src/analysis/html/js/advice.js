@@ -102,12 +102,11 @@ painters.advice = () => {
   );
   const advice = chosenAdvice(t);
   if (!advice) return;
-  const share = ((100 * advice.saved_bytes) / t.peak.bytes).toFixed(1);
   const { step, phase, op, module } = advice.peak;
   const where = [step >= 0 ? `step ${step}` : "", phase, op, module].filter(Boolean).join(", ");
   text.append(
     element("b", "", `${bytes(advice.peak.bytes)} with ${advice.change}`),
-    ` instead of ${bytes(t.peak.bytes)}, ${bytes(advice.saved_bytes)} less (${share} %)${where ? `, at ${where}` : ""}. `,
+    ` instead of ${bytes(t.peak.bytes)}, ${bytes(advice.saved_bytes)} less (${percent(advice.saved_bytes / t.peak.bytes)})${where ? `, at ${where}` : ""}. `,
     `Sure: ${advice.sure}; assumes ${advice.assumes}. Costs: ${advice.costs}. The code: memtrace advise.`,
   );
 };

@@ -182,7 +182,7 @@ export class Track {
     const phase = last(this.phases.ts, ts),
       step = last(this.steps.from, ts);
     return {
-      phase: phase < 0 ? "(none)" : this.data.about.strings[this.phases.name[phase]],
+      phase: phase < 0 ? "(no phase)" : this.data.about.strings[this.phases.name[phase]],
       step: step < 0 || ts > this.steps.to[step] ? null : step,
     };
   }

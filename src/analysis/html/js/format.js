@@ -9,16 +9,16 @@ const UNITS = [
 export function bytes(value) {
   // A size that two decimals would round up to 1024 has the next unit.
   for (const [name, size] of UNITS)
-    if (Math.abs(value) >= size - Math.floor(size / 1024 / 200))
-      return `${hundredths((value * 100) / size)} ${name}`;
+    if (Math.abs(value) >= size - Math.floor(size / 1024 / 200)) return `${rounded(value / size, 2)} ${name}`;
   return `${value} B`;
 }
 
-/** Formats hundredths with two decimals, rounded half to even as in the command, unlike `toFixed`. */
-function hundredths(value) {
-  const below = Math.floor(value),
-    half = value - below === 0.5;
-  return ((half ? below + (below & 1) : Math.round(value)) / 100).toFixed(2);
+/** Formats a number with decimals, rounded half to even as in the command, unlike `toFixed`. */
+function rounded(value, decimals) {
+  const text = value.toFixed(decimals);
+  // In binary, a number is halfway between two results only if it is an odd multiple of this power of two.
+  const isHalf = Math.abs(value * 2 ** (decimals + 1)) % 2 === 1;
+  return isHalf && text.at(-1) % 2 ? value.toFixed(decimals + 1).slice(0, -1) : text;
 }
 
 export function signedBytes(value) {
@@ -28,16 +28,16 @@ export function signedBytes(value) {
 export function duration(ns) {
   const size = Math.abs(ns);
   if (size < 1e3) return `${ns} ns`;
-  if (size < 1e6) return `${(ns / 1e3).toFixed(1)} µs`;
-  if (size < 1e9) return `${(ns / 1e6).toFixed(1)} ms`;
-  if (size < 120e9) return `${(ns / 1e9).toFixed(2)} s`;
+  if (size < 1e6) return `${rounded(ns / 1e3, 1)} µs`;
+  if (size < 1e9) return `${rounded(ns / 1e6, 1)} ms`;
+  if (size < 120e9) return `${rounded(ns / 1e9, 2)} s`;
   if (size < 3600e9) return `${Math.floor(ns / 60e9)} min ${pad(Math.floor(ns / 1e9) % 60)} s`;
   return `${Math.floor(ns / 3600e9)} h ${pad(Math.floor(ns / 60e9) % 60)} min`;
 }
 
 const pad = (value) => String(value).padStart(2, "0");
 export const count = (value) => Math.round(value).toLocaleString("en-US");
-export const percent = (share) => `${(share * 100).toFixed(1)} %`;
+export const percent = (share) => `${rounded(share * 100, 1)} %`;
 /** Formats a count with its noun in the singular or the plural. */
 export const counted = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 /** Formats a change as a percentage of `whole`, with its sign. */

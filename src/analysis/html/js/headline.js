@@ -270,9 +270,10 @@ painters.footer = () => {
     );
   const kept = t.blocks.length;
   line(
-    kept < t.allocations
-      ? `This page lists ${count(kept)} of ${count(t.allocations)} allocations: the largest, and those live at the peak and at the OOM. Curves and shares count all.`
-      : `This page lists all ${count(t.allocations)} allocations.`,
+    (kept < t.allocations
+      ? `This page lists ${count(kept)} of ${count(t.allocations)} allocations: the largest, and the largest of those live at the peak and at the OOM. Curves and shares count all.`
+      : `This page lists all ${count(t.allocations)} allocations.`) +
+      (t.brief ? " Blocks without detail are not listed; curves and shares count them." : ""),
   );
   if (!hostOf(t)) line("Host memory is unknown: the trace has no sample of it.");
   if (t.pinned_peak && !t.isHost) line(`Pinned host memory: peak ${bytes(t.pinned_peak)}.`);

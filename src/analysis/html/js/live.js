@@ -26,8 +26,6 @@ export const TREES = {
   phase: { text: "phase, then op", path: (b) => [b.phase, b.op, b.category] },
 };
 
-const SMALL = "(smaller blocks)";
-
 export function blockWords(t, i) {
   const b = t.blocks,
     { strings, categories } = page.about;
@@ -56,7 +54,8 @@ function joined(t, path) {
   return whole;
 }
 
-/** Returns the listed blocks that are live at a moment, and the bytes of live blocks that are not listed. */
+/** Returns the listed blocks that are live at a moment, and the bytes of live blocks that are not listed, with
+ * what these are. */
 export function liveAt(t, ts) {
   const b = t.blocks,
     { strings, categories } = page.about,
@@ -90,16 +89,20 @@ export function liveAt(t, ts) {
   }
   const total = valueAt(t, t.total, ts);
   // The total is the maximum of a time bucket, which can exceed the live bytes. If all
-  // blocks are listed, use their exact sum instead.
-  const whole = t.blocks.length >= t.allocations;
+  // blocks are listed, use their exact sum instead. Blocks without detail are never listed.
+  const others = [t.blocks.length < t.allocations ? "smaller" : "", t.brief ? "without detail" : ""];
+  const whole = !others.some(Boolean);
   return {
     live,
     total: whole ? sum : Math.max(total, sum),
     sum,
     rest: whole ? 0 : Math.max(0, total - sum),
-    whole,
+    others: others.filter(Boolean).join(" or "),
   };
 }
+
+/** Returns the name of the live blocks that are not listed. */
+const restName = (at) => (at.others === "smaller" ? "(smaller blocks)" : `(${at.others})`);
 
 /** Returns the live blocks at a moment by group. At the peak and the last OOM, unlisted blocks count, too. */
 function groupsAt(t, ts, at, by) {
@@ -127,13 +130,15 @@ function groupsAt(t, ts, at, by) {
       .map((band) => ({
         name: band.name,
         bytes: band.bytes[place],
-        blocks: groups.get(band.name)?.blocks ?? 0,
+        blocks: (groups.get(band.name)?.blocks ?? 0) + (groups.get(`${band.name} *`)?.blocks ?? 0),
       }))
       .filter((group) => group.bytes > 0);
   }
-  const all = [...groups.values()];
-  if (at.rest) all.push({ name: SMALL, bytes: at.rest, blocks: NaN });
-  return all;
+  if (at.rest) {
+    const name = restName(at);
+    groups.set(name, { name, bytes: at.rest + (groups.get(name)?.bytes ?? 0), blocks: NaN });
+  }
+  return [...groups.values()];
 }
 
 export let liveFor = null;
@@ -163,7 +168,7 @@ painters.live = () => {
     note +
     (where ? where + ". " : "") +
     (at.rest > 0
-      ? `${counted(at.live.length, "block")} listed, with ${percent(at.sum / Math.max(1, at.total))} of the bytes; the others are smaller. `
+      ? `${counted(at.live.length, "block")} listed, with ${percent(at.sum / Math.max(1, at.total))} of the bytes; the others are ${at.others}. `
       : `${counted(at.live.length, "block")}. `) +
     "Click the curve to pin another moment.";
   paintIcicle(at);
@@ -199,11 +204,13 @@ function paintIcicle(at) {
     }
   }
   if (at.rest > 0) {
+    const name = restName(at),
+      listed = tree.below.get(name);
     tree.bytes += at.rest;
-    tree.below.set(SMALL, {
-      name: SMALL,
-      bytes: at.rest,
-      below: new Map(),
+    tree.below.set(name, {
+      name,
+      bytes: at.rest + (listed?.bytes ?? 0),
+      below: listed?.below ?? new Map(),
       blocks: NaN,
       mix: new Map([["(no category)", at.rest]]),
     });

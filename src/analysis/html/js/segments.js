@@ -53,6 +53,8 @@ painters.segments = () => {
   const blocks = at.live.filter((block) => block.addr).sort((a, b) => a.addr - b.addr);
   $("segments").hidden = !t.segmentRows.length;
   if (!t.segmentRows.length) return;
+  // The blocks that the page does not list may be in any segment, even in one that looks empty.
+  const grey = at.rest > 0 ? "free, or in blocks that this page does not list" : "free";
   let used = 0,
     empty = 0;
   tape = [];
@@ -65,7 +67,7 @@ painters.segments = () => {
   for (const segment of segments) {
     while (next < blocks.length && blocks[next].addr < segment.addr) next++;
     let inside = 0;
-    tape.push({ from: place, to: place + segment.bytes * scale, segment });
+    tape.push({ from: place, to: place + segment.bytes * scale, segment, grey });
     while (next < blocks.length && blocks[next].addr < segment.addr + segment.bytes) {
       const block = blocks[next++];
       const from = place + (block.addr - segment.addr) * scale;
@@ -100,9 +102,12 @@ painters.segments = () => {
       piece(one.from, one.to, (x, y, w) => c.strokeRect(x + 0.5, y + 0.5, Math.max(0, w - 1), TAPE.row - 1));
     }
   }
-  const holes = reserved - used - empty;
-  const known = at.rest > 0 ? " that this page lists" : "";
-  const text = `${count(segments.length)} segments, ${bytes(reserved)} reserved: ${bytes(used)} in blocks${known}, ${bytes(Math.max(0, holes))} in holes beside them, ${bytes(empty)} in segments with no block. Each outline is a segment, in address order; colours are categories, grey is free.`;
+  const free = Math.max(0, reserved - used - at.rest);
+  const parts =
+    at.rest > 0
+      ? `${bytes(used)} in blocks that this page lists, ${bytes(at.rest)} in other blocks, ${bytes(free)} free`
+      : `${bytes(used)} in blocks, ${bytes(Math.max(0, free - empty))} in holes beside them, ${bytes(empty)} in segments with no block`;
+  const text = `${count(segments.length)} segments, ${bytes(reserved)} reserved: ${parts}. Each outline is a segment, in address order; colours are categories, grey is ${grey}.`;
   $("segments-note").textContent =
     text +
     (t.segmentRows.left_out
@@ -122,7 +127,7 @@ export function listenToSegments() {
     const found = tape.findLast((one) => at >= one.from && at < Math.max(one.to, one.from + 1));
     tip.hidden = !found;
     if (!found) return;
-    const { block, segment } = found;
+    const { block, segment, grey } = found;
     tip.replaceChildren();
     if (block) {
       tip.append(
@@ -136,7 +141,7 @@ export function listenToSegments() {
           `step ${block.step < 0 ? "–" : block.step}, ${shown(block.phase)}, alloc_id ${block.id}`,
         ),
       );
-    } else tip.append(element("b", "", "free"));
+    } else tip.append(element("b", "", grey));
     tip.append(
       element(
         "div",

@@ -40,7 +40,8 @@ parser = argparse.ArgumentParser()
 for name, default in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
     parser.add_argument(f"--{name}", type=type(default), default=default)
 parser.add_argument("--random", action="store_true", help="train random weights on random tokens")
-if bool((args := parser.parse_args()).data) == args.random:
+args = parser.parse_args()
+if bool(args.data) == args.random:
     parser.error("give either --data FILE or --random")
 device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)
 if device == "cuda" and DTYPE == "bfloat16" and torch.cuda.get_device_capability() < (8, 0):
@@ -48,20 +49,6 @@ if device == "cuda" and DTYPE == "bfloat16" and torch.cuda.get_device_capability
 auto, trust = transformers.AutoModelForCausalLM, TRUST_REMOTE_CODE
 config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=trust)
 options = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION, "device_map": {"": device}}
-if args.random:
-    with torch.device("meta"):
-        empty = auto.from_config(config, dtype=dtype, trust_remote_code=trust)
-    fill = torch.empty if device == "cuda" else lambda shape, dtype: torch.randn(shape, dtype=dtype) * 0.05
-    weights = {name: fill(tensor.shape, dtype=tensor.dtype) for name, tensor in empty.named_parameters()}
-    model = type(empty).from_pretrained(None, state_dict=weights, **options)
-    words = {"<end>": 0, **{str(token): token for token in range(1, config.get_text_config().vocab_size)}}
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<end>"))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
-else:
-    model = auto.from_pretrained(args.model, trust_remote_code=trust, **options)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model, trust_remote_code=trust)
-adapters = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
 part = -(-args.batch // ACCUMULATION)  # the rows of one of the steps that are accumulated
 # [dpo]
 completion = args.seq // 2
@@ -72,14 +59,16 @@ completion = min(COMPLETION, args.seq // 2)  # Random weights end early, so it i
 settings = {"generation_kwargs": {"min_new_tokens": args.random * completion}, "num_generations": GENERATIONS}
 settings |= {"per_device_train_batch_size": part * GENERATIONS, "max_completion_length": completion}
 # []
-if args.data:
-    rows = datasets.load_dataset("json", data_files=args.data, split="train")
-    # [grpo]
-    rows = rows.filter(lambda row: len(tokenizer(row["prompt"]).input_ids) <= args.seq - completion)
-    if len(rows) < args.batch:
-        raise SystemExit(f"--data has {len(rows)} prompts with room for an answer, fewer than a batch")
-    # []
-else:
+if args.random:
+    with torch.device("meta"):
+        empty = auto.from_config(config, dtype=dtype, trust_remote_code=trust)
+    fill = torch.empty if device == "cuda" else lambda shape, dtype: torch.randn(shape, dtype=dtype) * 0.05
+    weights = {name: fill(tensor.shape, dtype=tensor.dtype) for name, tensor in empty.named_parameters()}
+    model = type(empty).from_pretrained(None, state_dict=weights, **options)
+    words = {"<end>": 0, **{str(token): token for token in range(1, config.get_text_config().vocab_size)}}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<end>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
     # [dpo]
     # DPO adds a token at the end of each answer.
     lengths = {"prompt": args.seq - completion, "chosen": completion - 1, "rejected": completion - 1}
@@ -89,6 +78,16 @@ else:
     # []
     text = lambda key: " " + " ".join(map(str, torch.randint(1, len(tokenizer), (lengths[key],)).tolist()))
     rows = datasets.Dataset.from_list([{key: text(key) for key in lengths}] * part * -(-args.batch // part))
+else:
+    model = auto.from_pretrained(args.model, trust_remote_code=trust, **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model, trust_remote_code=trust)
+    rows = datasets.load_dataset("json", data_files=args.data, split="train")
+    # [grpo]
+    rows = rows.filter(lambda row: len(tokenizer(row["prompt"]).input_ids) <= args.seq - completion)
+    if len(rows) < args.batch:
+        raise SystemExit(f"--data has {len(rows)} prompts with room for an answer, fewer than a batch")
+    # []
+adapters = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS, task_type="CAUSAL_LM")
 settings |= {"output_dir": "." if args.random else "trained", "save_strategy": "no", "report_to": "none"}
 settings |= {"logging_steps": 1, "max_steps": args.steps, "use_cpu": device == "cpu", "optim": OPTIMIZER}
 settings |= {"learning_rate": LEARNING_RATE, "gradient_checkpointing": CHECKPOINTING}

@@ -83,14 +83,14 @@ if start == "meta" and args.random:
 optimizer = pydoc.locate(OPTIMIZER)(model.to(device).parameters(), lr=LEARNING_RATE)
 config, side = model.config, args.size // 8
 if is_flux:
-    shape, width, pooled = (side**2 // 4, 64), config.joint_attention_dim, config.pooled_projection_dim
+    shape, width, pooled_width = (side**2 // 4, 64), config.joint_attention_dim, config.pooled_projection_dim
     grid = torch.cartesian_prod(*(torch.arange(n, device=device) for n in (1, side // 2, side // 2)))
 else:  # SDXL adds six numbers about the image to the embedding of the text.
     shape, width = (config.in_channels, side, side), config.cross_attention_dim
-    pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
+    pooled_width = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
     image = torch.tensor([[args.size, args.size, 0, 0, args.size, args.size]] * args.batch, device=device)
     noises = diffusers.DDPMScheduler(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012)
-sizes = {"latents": shape, "text": (512 if is_flux else 77, width), "pooled": (pooled,)}
+sizes = {"latents": shape, "text": (512 if is_flux else 77, width), "pooled": (pooled_width,)}
 rows = torch.load(args.data) if args.data else [{name: torch.randn(sizes[name]) for name in sizes}]
 if not rows:
     raise SystemExit(f"--data {args.data}: the list is empty")

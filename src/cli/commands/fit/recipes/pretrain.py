@@ -41,7 +41,8 @@ parser = argparse.ArgumentParser(epilog="N is the number of GPUs. --batch is the
 for name, default in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
     parser.add_argument(f"--{name}", type=type(default), default=default)
 parser.add_argument("--random", action="store_true", help="train on random tokens, and write nothing")
-if bool((args := parser.parse_args()).data) == args.random:
+args = parser.parse_args()
+if bool(args.data) == args.random:
     parser.error("give either --data FILE or --random")
 if "RANK" not in os.environ:
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="29511")
@@ -51,28 +52,27 @@ config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=T
 options = {"dtype": torch.float32, "attn_implementation": ATTENTION, "trust_remote_code": TRUST_REMOTE_CODE}
 # [pretrain]
 torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-with accelerate.init_empty_weights():
+with accelerate.init_empty_weights():  # The buffers get values, which fully_shard moves to the device.
     model = transformers.AutoModelForCausalLM.from_config(config, **options)
-buffers, fsdp = dict(model.named_buffers()), torch.distributed.fsdp
+fsdp = torch.distributed.fsdp
 precision = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 offload = fsdp.CPUOffloadPolicy() if CPU_OFFLOAD else fsdp.OffloadPolicy()
-blocks = [part for part in model.modules() if type(part).__name__ in (model._no_split_modules or ())]
-assert blocks, f"{type(model).__name__} does not name its blocks (_no_split_modules), which FSDP shards"
-for part in [*reversed(blocks), model]:  # the inner ones first
-    fsdp.fully_shard(part, mp_policy=precision, offload_policy=offload, reshard_after_forward=RESHARD)
-model.to_empty(device="cpu" if CPU_OFFLOAD else device)
-model.apply(lambda part: setattr(part, "_is_hf_initialized", False))  # transformers 4 sets it on meta
+blocks = [block for block in model.modules() if type(block).__name__ in (model._no_split_modules or ())]
+if not blocks:
+    raise SystemExit(f"{type(model).__name__} does not name its blocks (_no_split_modules) for FSDP to shard")
+for block in [*reversed(blocks), model]:  # the inner ones first
+    fsdp.fully_shard(block, mp_policy=precision, offload_policy=offload, reshard_after_forward=RESHARD)
+model._apply(lambda t: torch.empty_like(t, device="cpu" if CPU_OFFLOAD else device) if t.is_meta else t)
+model.apply(lambda module: setattr(module, "_is_hf_initialized", False))  # transformers 4 sets it on meta
 model.init_weights()
-for name, buffer in model.named_buffers():
-    buffer.data = buffers[name]  # fully_shard has moved it to the device.
 optimizer = pydoc.locate(OPTIMIZER)(model.parameters(), lr=LEARNING_RATE)
 # []
 # [zero]
 deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo")
-offload, part = {"device": "cpu" if CPU_OFFLOAD else "none"}, -(-args.batch // ACCUMULATION)
+offload, micro_batch = {"device": "cpu" if CPU_OFFLOAD else "none"}, -(-args.batch // ACCUMULATION)
 settings = {
-    "train_micro_batch_size_per_gpu": part,
-    "gradient_accumulation_steps": -(-args.batch // part),
+    "train_micro_batch_size_per_gpu": micro_batch,
+    "gradient_accumulation_steps": -(-args.batch // micro_batch),
     "bf16": {"enabled": True},
     "zero_optimization": {"stage": STAGE, "offload_optimizer": offload},
     "zero_allow_untested_optimizer": True,

@@ -93,7 +93,8 @@ rows = tokens[: len(tokens) // args.seq * args.seq].view(-1, args.seq)
 order = torch.cat([torch.randperm(len(rows)) for _ in range(args.steps * args.batch // len(rows) + 1)])
 # [packing]
 # In each row, PACKING documents begin at position 0 and attend only to themselves.
-assert args.seq >= 2 * PACKING, f"a document of a row of {args.seq} would have fewer than 2 tokens"
+if args.seq < 2 * PACKING:
+    raise SystemExit(f"a document of a row of {args.seq} would have fewer than 2 tokens")
 places = (torch.arange(args.seq, device=device) % -(-args.seq // PACKING))[None]
 # []
 for step in range(args.steps):

@@ -31,7 +31,8 @@ parser.add_argument("--size", type=int, default=SIZE, help="width and height of 
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--data", help="a folder")
 parser.add_argument("--random", action="store_true")
-if bool((args := parser.parse_args()).data) == args.random:
+args = parser.parse_args()
+if bool(args.data) == args.random:
     parser.error("give either --data FOLDER or --random")
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

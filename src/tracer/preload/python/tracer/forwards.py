@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 
 from .native import backward_count, forward_begins_step, innermost_module
+from .subclasses import with_subclasses
 from .torch_api import Optimizer
 
 _trains = False
@@ -18,15 +19,7 @@ _counted: weakref.ref | None = None
 def has_optimizer() -> bool:
     """Returns True if an optimizer was created. It is detected by its class, whose `step` torch has then
     wrapped."""
-    classes, seen = [Optimizer], set()
-    while classes:
-        kind = classes.pop()
-        if kind not in seen:
-            seen.add(kind)
-            classes += type.__subclasses__(kind)
-            if getattr(vars(kind).get("step"), "hooked", False):
-                return True
-    return False
+    return any(getattr(vars(kind).get("step"), "hooked", False) for kind in with_subclasses(Optimizer))
 
 
 def module_is_called(module) -> None:

@@ -98,6 +98,11 @@ def running_variables(
 
 SETS = ("STORE_NAME", "STORE_GLOBAL", "STORE_ATTR")
 LOCAL_SETS = ("STORE_FAST", "STORE_DEREF")
+# From Python 3.13 on, one instruction may set two variables, or set one and then load one.
+PAIRS = {
+    "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
+    "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
+}
 # Methods that put something into a container.
 FILLING = frozenset(
     (
@@ -174,18 +179,19 @@ class Lines:
             if starts is not None and starts is not False:
                 line = getattr(instruction, "line_number", None) or starts
                 loaded = []
-            name, value = instruction.opname, instruction.argval
-            if name in SETS or name in LOCAL_SETS:
-                found.setdefault((name, value), []).append(line)
-                if value in loaded and name != "STORE_ATTR":
-                    found.setdefault((FILLS, value), []).append(line)
-            elif name == "STORE_SUBSCR" and len(loaded) > 1:
-                found.setdefault((FILLS, loaded[-2]), []).append(line)
-            elif name.startswith("LOAD_"):
-                if value in FILLING and loaded and name in ("LOAD_ATTR", "LOAD_METHOD"):
-                    found.setdefault((FILLS, loaded[-1]), []).append(line)
-                # Some instructions load two names.
-                loaded += [str(each) for each in (value if type(value) is tuple else (value,))]
+            whole, values = instruction.opname, instruction.argval
+            for name, value in zip(PAIRS[whole], values) if whole in PAIRS else ((whole, values),):
+                if name in SETS or name in LOCAL_SETS:
+                    found.setdefault((name, value), []).append(line)
+                    if value in loaded and name != "STORE_ATTR":
+                        found.setdefault((FILLS, value), []).append(line)
+                elif name == "STORE_SUBSCR" and len(loaded) > 1:
+                    found.setdefault((FILLS, loaded[-2]), []).append(line)
+                elif name.startswith("LOAD_"):
+                    if value in FILLING and loaded and name in ("LOAD_ATTR", "LOAD_METHOD"):
+                        found.setdefault((FILLS, loaded[-1]), []).append(line)
+                    # Some instructions load two names.
+                    loaded += [str(each) for each in (value if type(value) is tuple else (value,))]
         return found
 
 

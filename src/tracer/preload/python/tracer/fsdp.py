@@ -17,11 +17,10 @@ from .paths import path_of, table_by_module
 from .storages import tag
 from .tags import GRADIENT, owner_of, tag_gradients_of
 from .texts import id_of
-from .torch_api import without_torch_function
+from .torch_api import Function, without_torch_function
 
 UNSHARDED_PARAMETER = CATEGORIES["unsharded_param"]
 UNSHARDED_GRADIENT = CATEGORIES["unsharded_grad"]
-Function = type(lambda: None)
 
 # By module: the functions that reduce gradients, and the function that gathers FSDP1's parameters for a
 # backward, in torch 2.6 to 2.15. The program may import the module late.

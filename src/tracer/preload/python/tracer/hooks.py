@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import weakref
 from _thread import get_ident
+from typing import NamedTuple
 
 from .caches import caches_are_given
 from .communicators import name_groups
@@ -58,10 +59,22 @@ from .torch_api import empty_cache, is_compiling, tracing_state, without_torch_f
 
 # By id(root): the number of calls of the root as the outermost module.
 _calls: dict[int, int] = table_by_module()
-# By id(optimizer): a reference; the number of its steps since its parameters changed last; the number of
-# parameters that had state after the last step; and the state of `gone_parameters` and the ids of its
-# parameters at the last step.
-_optimizers: dict[int, tuple[weakref.ref, int, int, tuple[int, list[int]]]] = {}
+
+
+class SteppedOptimizer(NamedTuple):
+    """What is known about an optimizer since its last step."""
+
+    reference: weakref.ref
+    # The number of its steps since its parameters changed last.
+    steps: int
+    # The number of parameters that had state after the last step.
+    states: int
+    # The value of `gone_parameters` and the ids of the optimizer's parameters at the last step.
+    stepped: tuple[int, list[int]]
+
+
+# By id(optimizer).
+_optimizers: dict[int, SteppedOptimizer] = {}
 
 
 # Parameters rarely move and optimizer state is rarely recreated once training runs. So after the first FIRST
@@ -227,8 +240,8 @@ def _make_before_step(is_compiling):
                 known = _optimizers.get(id(optimizer))
                 parameters = parameters_of(optimizer)
                 stepped = (gone_parameters(), [id(parameter) for parameter in parameters])
-                if known is None or known[3] != stepped or known[0]() is not optimizer:
-                    _optimizers[id(optimizer)] = (_reference_to(optimizer), 0, 0, stepped)
+                if known is None or known.stepped != stepped or known.reference() is not optimizer:
+                    _optimizers[id(optimizer)] = SteppedOptimizer(_reference_to(optimizer), 0, 0, stepped)
                     name_parameters(parameters)
                     add_parameters(parameters)
                     tag_gradients_of(parameters)
@@ -250,13 +263,14 @@ def _make_after_step(is_compiling):
         if is_compiling():
             return
         try:
-            known = _optimizers.get(id(optimizer)) or (_reference_to(optimizer), 0, 0, (0, []))
-            reference, steps, size_before, stepped = known
+            known = _optimizers.get(id(optimizer))
+            if known is None:
+                known = SteppedOptimizer(_reference_to(optimizer), 0, 0, (0, []))
             holder = state_holder(optimizer)
-            size = len(holder.state)
-            _optimizers[id(optimizer)] = (reference, steps + 1, size, stepped)
+            states = len(holder.state)
+            _optimizers[id(optimizer)] = known._replace(steps=known.steps + 1, states=states)
             name_groups()
-            if steps < FIRST or size_before != size or steps % EVERY == 0:
+            if known.steps < FIRST or known.states != states or known.steps % EVERY == 0:
                 with without_torch_function():
                     tag_state_of(holder)
             if has_fault_at_next_step():

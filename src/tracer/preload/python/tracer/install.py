@@ -23,7 +23,7 @@ from .native import (
 from .overridden_calls import hook_overridden_calls
 from .script_end import watch_script_end
 from .steps import hook_steps
-from .torch_api import Module, is_compiling, nn_module, optim_optimizer, set_eval_frame, torch
+from .torch_api import Function, Module, is_compiling, nn_module, optim_optimizer, set_eval_frame, torch
 
 
 def install() -> dict:
@@ -94,12 +94,11 @@ def searches() -> dict:
 def hook_module_calls() -> bool:
     """Hooks `Module._call_impl` through its vectorcall slot (see ../module_calls.rs). Returns False
     if that is not possible."""
-    function = type(install)
     after = after_forward if MEMORY_UNIT else None
 
     def hook(call) -> bool:
-        return type(call) is function and hook_vectorcall(
-            call, function.__basicsize__, before_forward, after, set_eval_frame
+        return type(call) is Function and hook_vectorcall(
+            call, Function.__basicsize__, before_forward, after, set_eval_frame
         )
 
     if not hook(vars(Module).get("_call_impl")):

@@ -15,7 +15,7 @@ import os
 
 from .native import record_model_fact
 from .paths import path_of
-from .storages import sizes_of
+from .storages import local_bytes, sizes_of
 from .torch_api import Tensor
 
 # By the path of a root and the name of a fact: the value in the latest row.
@@ -53,8 +53,8 @@ def note_bytes_on_cpu(path: str, parameters: list) -> None:
     """Records the bytes of a root's parameters that are still on the CPU, if others are on a GPU: the model
     is being moved there."""
     if any(parameter.is_cuda for parameter in parameters):
-        sizes = [p.numel() * p.element_size() for p in parameters if p.is_cpu]
-        _record(path, "on_cpu", str(sum(sizes)), "0")
+        on_cpu = sum(local_bytes(parameter) for parameter in parameters if parameter.is_cpu)
+        _record(path, "on_cpu", str(on_cpu), "0")
 
 
 def note_without_optimizer(path: str, root, in_optimizers: set[int]) -> None:
@@ -69,10 +69,8 @@ def note_without_optimizer(path: str, root, in_optimizers: set[int]) -> None:
     if without and path:
         modules = [name.split(".")[:-1] for name, _ in without]
         common = root.get_submodule(".".join(os.path.commonprefix(modules)))
-        # A DTensor has the part of its parameter that is on this rank.
-        parts = [getattr(parameter, "_local_tensor", parameter) for _, parameter in without]
         inner = path_of(common) or path
-        _record(inner, "no_optimizer", str(sum(part.numel() * part.element_size() for part in parts)), "0")
+        _record(inner, "no_optimizer", str(sum(local_bytes(parameter) for _, parameter in without)), "0")
         if _without_optimizer.get(path, inner) != inner:
             _record(_without_optimizer[path], "no_optimizer", "0", "0")
         _without_optimizer[path] = inner

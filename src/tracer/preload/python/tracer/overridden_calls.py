@@ -7,9 +7,8 @@ import sys
 import weakref
 
 from .subclasses import with_subclasses
-from .torch_api import Module
+from .torch_api import Function, Module
 
-Function = type(lambda: None)
 # A `__call__` whose code has one of these names reaches `Module._call_impl`, which is hooked anyway.
 DELEGATES = {"__call__", "_call_impl", "_wrapped_call_impl"}
 

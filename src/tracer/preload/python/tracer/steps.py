@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .native import hook_step
 from .subclasses import with_subclasses
-from .torch_api import Optimizer
+from .torch_api import Function, Optimizer
 
 
 def _code_of_wrapper():
@@ -20,7 +20,6 @@ def _code_of_wrapper():
     return next((code for code in constants if getattr(code, "co_name", "") == "wrapper"), None)
 
 
-Function = type(_code_of_wrapper)
 _wrapper = _code_of_wrapper()
 # The arguments of `hook_steps` once it has succeeded; empty before.
 _hooks: tuple = ()

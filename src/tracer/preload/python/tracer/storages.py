@@ -78,6 +78,12 @@ def sizes_of(tensor) -> tuple | None:
         return None
 
 
+def local_bytes(parameter) -> int:
+    """Returns the bytes of a parameter. For a DTensor, only the part on this rank counts."""
+    part = getattr(parameter, "_local_tensor", parameter)
+    return part.numel() * part.element_size()
+
+
 def form_of_tensor(tensor, part) -> int:
     """Returns the form of a part of a tensor, or 0 if it is unknown. A plain tensor is its own part. If the
     part is packed, the type that it is decoded to is in brackets, such as `int8(bfloat16)`."""

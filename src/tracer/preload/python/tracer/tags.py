@@ -16,7 +16,7 @@ from .model_facts import note_parameters
 from .native import CATEGORIES, backward_count, hide, record_gradients
 from .paths import path_of, root_id_of, table_by_module
 from .shared import SharedTags
-from .storages import form_of_tensor, tag, values_of
+from .storages import form_of_tensor, local_bytes, tag, values_of
 from .texts import id_of
 from .torch_api import Optimizer, Parameter, Tensor, float32, strided
 
@@ -138,7 +138,7 @@ def tag_model(root) -> None:
             parameters.add(parameter, owner.path_id, owner.name_id)
             _model_types.add(parameter.dtype)
             if parameter.is_cuda:
-                more = parameter.numel() * parameter.element_size()
+                more = local_bytes(parameter)
                 bytes_by_type[parameter.dtype] = bytes_by_type.get(parameter.dtype, 0) + more
                 trained += more if parameter.requires_grad else 0
             gradient = _gradient_of(parameter)

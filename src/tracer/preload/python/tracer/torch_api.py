@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import types
 
 torch = sys.modules["torch"]
 nn_module = sys.modules["torch.nn.modules.module"]
@@ -18,6 +19,8 @@ Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 Module = nn_module.Module
 Optimizer = optim_optimizer.Optimizer
+# The type of a function that is written in Python. The library hooks no other callable object.
+Function = types.FunctionType
 
 empty_cache = torch._C._cuda_emptyCache if hasattr(torch._C, "_cuda_emptyCache") else lambda: None
 
