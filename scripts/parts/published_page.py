@@ -238,22 +238,26 @@ def by_source(rows: list[Row]) -> str:
 
 
 def differences(rows: list[Row]) -> str:
-    """Returns one line per cause: its largest error, and the number of figures with it."""
+    """Returns a numbered list of the causes: the largest error, the number of figures, an example."""
     causes: dict[tuple[str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: -abs(row.error())):
         if abs(row.error()) > LIMIT and not row.equal():
             causes.setdefault((row.figure.source.title, row.figure.cause), []).append(row)
     if not causes:
         return "Every figure is within 0.5%."
-    lines = []
+    items = []
     for (title, cause), own in causes.items():
         figure = own[0].figure
-        case = f"{place(figure)} on {figure.run.card}, {title}"
-        numbers = f"{own[0].ours} for {figure.published} {figure.unit}"
-        lines.append((f"{own[0].error():+.2%}", str(len(own)), case, numbers, cause))
+        numbers = f"{own[0].ours} instead of {figure.published} {figure.unit}"
+        figures = "1 figure" if len(own) == 1 else f"{len(own)} figures"
+        case = f"{place(figure)} on {figure.run.card} ({title})"
+        items.append(f"1. **{own[0].error():+.2%}**, {figures}: {case}, {numbers}.\n   {sentence(cause)}")
     count = sum(len(own) for own in causes.values())
-    head = ("largest error", "figures", "example", "ours for published", "cause")
-    return f"{count} figures, by cause:\n\n{markdown(head, lines)}"
+    return f"{count} figures, by cause, with the largest error of each:\n\n" + "\n".join(items)
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
 
 
 def place(figure: Figure) -> str:
