@@ -227,7 +227,7 @@ fn report_page_counts_the_blocks_of_a_step_without_detail() {
     trace.free(large, 3 << 30, detailed);
     let folder = TempDir::new().unwrap();
     std::fs::write(folder.path().join("host.r0.1.csv"), trace.finish()).unwrap();
-    let Some(page) = Page::of(&[folder.path()], &[]) else { return };
+    let Some(page) = Page::open(&[folder.path()], &[]) else { return };
     let (at, short) = (((highest - 1) * 1000).to_string(), ((born - 1) * 1000).to_string());
     page.check("without_detail", &[&at, &short]);
 }

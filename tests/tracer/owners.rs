@@ -162,7 +162,8 @@ fn modules_are_recorded_under_launchers_notebooks_and_fork_servers(torch: &Torch
     let rows = run.files().iter().flat_map(|file| read(file)).collect::<Vec<_>>();
     let trained = rows.iter().filter(|row| row.name.starts_with("trained="));
     let trained: Vec<&str> = trained.map(|row| row.name.as_str()).collect();
-    assert_eq!(trained, [format!("trained={half} Halves"); 2]);
+    let expected = format!("trained={half} Halves");
+    assert_eq!(trained, [&*expected, &*expected]);
     // Other tests fork, too.
     for how in ["notebook", "forkserver", "fork"].into_iter().filter(|how| *how != "fork" || is_deep()) {
         let run = torch.trace_with(FRAMEWORKS, &[how], &[("MEMTRACE_STACKS", "python")]).expect_success();
