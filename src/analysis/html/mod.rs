@@ -38,7 +38,9 @@ const FEWEST_BUCKETS: usize = 2048;
 
 const HTML: &str = include_str!("page.html");
 const CSS: &str = include_str!("page.css");
-/// The scripts of the page, in the order of their concatenation.
+/// The JavaScript modules of the page. The page has them as one script ([`joined_code`]), in this order: the code
+/// outside functions uses only what modules before it export. `scripts/lint javascript` checks that each name is
+/// declared or imported.
 const SCRIPTS: &[&str] = &[
     include_str!("js/data.js"),
     include_str!("js/format.js"),
@@ -169,7 +171,7 @@ impl Page {
                 "data" => self.pack.write(&self.about, out)?,
                 "script" => {
                     for script in SCRIPTS {
-                        out.write_all(script.as_bytes())?;
+                        out.write_all(joined_code(script).as_bytes())?;
                     }
                 }
                 other => unreachable!("page.html has an unknown placeholder {other:?}"),
@@ -178,6 +180,21 @@ impl Page {
         }
         out.write_all(rest.as_bytes())
     }
+}
+
+/// Returns the code of a module without its imports and the word `export`, which one joined script does not need.
+fn joined_code(module: &str) -> String {
+    let mut code = String::with_capacity(module.len());
+    let mut is_import = false;
+    for line in module.split_inclusive('\n') {
+        is_import |= line.starts_with("import ");
+        if is_import {
+            is_import = !line.ends_with(";\n");
+        } else {
+            code.push_str(line.strip_prefix("export ").unwrap_or(line));
+        }
+    }
+    code
 }
 
 /// Escapes a text for HTML.
@@ -216,6 +233,35 @@ fn fullest(firsts: &Processes<'_>, options: &Options) -> Option<(std::path::Path
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Returns the name that a line outside functions declares, if any.
+    fn declared(line: &str) -> Option<&str> {
+        let line = line.strip_prefix("async ").unwrap_or(line);
+        let (word, rest) = line.split_once(' ')?;
+        let is_declaration = ["function", "class", "const", "let"].contains(&word);
+        let is_of_name = |c: char| c.is_alphanumeric() || c == '_' || c == '$';
+        is_declaration.then(|| rest.split(|c| !is_of_name(c)).next().unwrap_or_default())
+    }
+
+    #[test]
+    fn no_name_is_declared_by_two_modules_of_the_page() {
+        let mut names = std::collections::BTreeSet::new();
+        for module in SCRIPTS {
+            let code = joined_code(module);
+            for line in code.lines() {
+                assert!(!line.starts_with("import ") && !line.starts_with("export "), "{line}");
+                if let Some(name) = declared(line) {
+                    assert!(!name.is_empty() && !line.ends_with(','), "one name in a declaration: {line}");
+                    assert!(names.insert(name.to_owned()), "{name}");
+                }
+            }
+        }
+        assert!(names.contains("main") && names.contains("$"), "{names:?}");
+        assert_eq!(
+            joined_code("// A\nimport {\n  b,\n} from \"./b.js\";\n\nexport let a = b;\n"),
+            "// A\n\nlet a = b;\n"
+        );
+    }
 
     #[test]
     fn the_page_escapes_text() {

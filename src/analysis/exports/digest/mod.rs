@@ -74,7 +74,7 @@ impl Export for Digest {
         let at_peak = NamedMoment::Peak(Metric::Reserved);
         let held = fragmentation(trace, &at_peak, job.options, flow)?.map_or_else(Vec::new, |(_, held)| held);
         let mut rows = vec![with_host(process(&replayed, &found), &host)];
-        let parts = DeviceParts::all(&levels, &trace.meta, job.options);
+        let parts = DeviceParts::all(&levels, job.options);
         let no_parts = DeviceParts::default();
         for device in replayed.gpus(job.options) {
             let row = device_row(trace, &replayed, device, &held, &steps);

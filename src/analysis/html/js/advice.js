@@ -1,22 +1,29 @@
 // Lets the reader choose an advised change, and draws the predicted curve of the run with this change.
 
+import { readable } from "./colours.js";
+import { $ } from "./data.js";
+import { bytes, element, percent } from "./format.js";
+import { choices, isDark } from "./input.js";
+import { draw, painters, state, track } from "./state.js";
+import { PLOT, plotWidth, toX } from "./timeline.js";
+
 const ADVICE = { light: "#007A59", dark: "#2FD3A5" };
-const adviceColour = () => (isDark() ? ADVICE.dark : ADVICE.light);
+export const adviceColour = () => (isDark() ? ADVICE.dark : ADVICE.light);
 
 /** Returns the advice whose curve is shown, or null if no advice is chosen. */
-const chosenAdvice = (t) => t.advices[state.advice] ?? null;
+export const chosenAdvice = (t) => t.advices[state.advice] ?? null;
 
 /** Returns the index of a moment's time bucket in the curve of an advice. */
-const adviceBucket = (t, advice, ts) =>
+export const adviceBucket = (t, advice, ts) =>
   Math.max(0, Math.min(advice.high.length - 1, Math.floor(t.bucket(ts) / t.advice_each)));
 
-function showAdvice(place) {
+export function showAdvice(place) {
   state.advice = place;
   draw("curve", "advice");
 }
 
 /** Returns the highest value of the curve of an advice in each pixel column. */
-function adviceColumns(t, advice, pixels) {
+export function adviceColumns(t, advice, pixels) {
   const high = new Float64Array(pixels),
     scale = (state.to - state.from) / pixels;
   for (let x = 0; x < pixels; x++) {
@@ -30,7 +37,7 @@ function adviceColumns(t, advice, pixels) {
 }
 
 /** Draws the curve of the chosen advice on top of the measured curve, and marks its peak. */
-function paintAdvice(c, t, y, width, colours) {
+export function paintAdvice(c, t, y, width, colours) {
   const advice = chosenAdvice(t);
   if (!advice) return;
   const pixels = Math.max(1, Math.floor(plotWidth(width))),

@@ -1,8 +1,12 @@
 // Draws the frame and the axes of the small charts.
 
+import { ink } from "./colours.js";
+import { count, roundStep } from "./format.js";
+import { canvas } from "./state.js";
+
 /** Draws the axes of a chart, and returns the functions that scale a value. Each mark in `xs` has a text and
  * a position `at`, from 0 (left) to 1 (right). */
-function chart(id, height, most, unitOf, xs, xTitle, yTitle) {
+export function chart(id, height, most, unitOf, xs, xTitle, yTitle) {
   const colours = ink(),
     { c, width, it } = canvas(id, height);
   const left = 56,
@@ -44,7 +48,7 @@ function chart(id, height, most, unitOf, xs, xTitle, yTitle) {
 }
 
 /** Returns the marks of an axis of counts. */
-function countTicks(most, ticks) {
+export function countTicks(most, ticks) {
   const step = Math.max(1, roundStep(most / ticks)),
     marks = [];
   for (let value = 0; value <= most * 1.0001; value += step) marks.push({ at: value, text: count(value) });

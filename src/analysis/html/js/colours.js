@@ -1,6 +1,9 @@
 // Defines colors that color-blind readers can distinguish, after Okabe and Ito, for light and dark themes.
 // The pink is paler than theirs, so that its lightness differs from the green on which it is stacked.
 
+import { isUsed } from "./data.js";
+import { isDark } from "./input.js";
+
 const CATEGORY = {
   parameter: "#0072B2",
   buffer: "#7DB9DE",
@@ -39,19 +42,20 @@ const MODULES = [
   "#9AA0A6",
 ];
 
-const LINES = { allocated: "#0072B2", reserved: "#D55E00" };
+export const LINES = { allocated: "#0072B2", reserved: "#D55E00" };
 
-const categoryColour = (name) => CATEGORY[name.replace(" *", "")] ?? "#9AA0A6";
-const moduleColour = (place, name) => (name === "(other)" ? "#9AA0A6" : MODULES[place % 12]);
+export const categoryColour = (name) => CATEGORY[name.replace(" *", "")] ?? "#9AA0A6";
+export const moduleColour = (place, name) => (name === "(other)" ? "#9AA0A6" : MODULES[place % 12]);
 /** The colors of LINES in the dark theme, which are bright enough for thin lines. */
 const DARK_LINES = { allocated: "#56A9E8", reserved: "#F0884A" };
 
-const lineColour = (name) => (isDark() ? DARK_LINES : LINES)[name] ?? (isUsed(name) ? "#8A6D9B" : "#8F8B66");
+export const lineColour = (name) =>
+  (isDark() ? DARK_LINES : LINES)[name] ?? (isUsed(name) ? "#8A6D9B" : "#8F8B66");
 
 const OTHER_PHASES = ["#8F8B66", "#4B6A9B", "#C8B400", "#6FBF9F", "#A65B83"];
 
 /** Returns the color of a phase. Common phases have fixed colors; other colors follow from the name. */
-function phaseColour(name) {
+export function phaseColour(name) {
   const known = {
     forward: "#56B4E9",
     backward: "#E69F00",
@@ -70,7 +74,7 @@ function phaseColour(name) {
 }
 
 /** Returns the colors of the page in the current theme, from the style sheet. */
-function ink() {
+export function ink() {
   const style = getComputedStyle(document.documentElement);
   const get = (name) => style.getPropertyValue(name).trim();
   return {
@@ -85,13 +89,13 @@ function ink() {
 }
 
 /** Returns `colour` with the given opacity. */
-function faded(colour, opacity) {
+export function faded(colour, opacity) {
   const n = parseInt(colour.slice(1), 16);
   return `rgba(${n >> 16},${(n >> 8) & 255},${n & 255},${opacity})`;
 }
 
 /** Returns a dark or a light text color, whichever has more contrast on `colour`. */
-function readable(colour) {
+export function readable(colour) {
   const n = parseInt(colour.slice(1), 16);
   const light =
     0.2126 * ((n >> 16) / 255) ** 2.2 +

@@ -1,7 +1,23 @@
 // Compares two runs: their curves in one chart, and the changes from peak to peak.
 
+import { chart } from "./charts.js";
+import { $ } from "./data.js";
+import {
+  breakable,
+  byteTicks,
+  bytes,
+  element,
+  headCell,
+  makeScrollable,
+  signedBytes,
+  signedPercent,
+  timeTicks,
+} from "./format.js";
+import { page, painters, tracks } from "./state.js";
+import { columnsOf } from "./timeline.js";
+
 /** Returns the device with the highest peak of each run; null if the run is missing or used no GPU memory. */
-function comparedTracks() {
+export function comparedTracks() {
   if (page.about.runs.length !== 2) return [null, null];
   return [0, 1].map((run) =>
     tracks
@@ -83,7 +99,7 @@ painters.compare = () => {
 };
 
 /** Returns the owners by `key` with their bytes at both peaks, the largest change first. */
-function changesBetween(a, b, key) {
+export function changesBetween(a, b, key) {
   const all = new Map();
   for (const [place, t] of [a, b].entries()) {
     for (const [name, size] of t.at_peak[key]) {

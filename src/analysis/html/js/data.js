@@ -1,17 +1,17 @@
 // Decodes the data of the page: a deflated stream of JSON and columns, in base64.
 
 /** Returns the element with this id. */
-const $ = (id) => document.getElementById(id);
+export const $ = (id) => document.getElementById(id);
 
 /** The device number of CPU tensors. Pinned memory has -1. */
-const CPU = -2;
+export const CPU = -2;
 
 /** Returns true if a line with this name shows all memory in use. Without samples of the device, the line has
  * the second name, because other memory is unknown. */
-const isUsed = (name) => name === "device used" || name === "torch and libraries";
+export const isUsed = (name) => name === "device used" || name === "torch and libraries";
 
 /** Inflates the data. Returns the JSON and a function that decodes a column. */
-async function load() {
+export async function load() {
   if (typeof DecompressionStream === "undefined") {
     throw new Error(
       "this browser is too old: it lacks DecompressionStream (needs Chrome 103, Firefox 113 or Safari 16.4)",
@@ -51,7 +51,7 @@ function column(bytes, [start, count, unit]) {
 }
 
 /** One device of one process. Its columns are decoded on first use. */
-class Track {
+export class Track {
   constructor(about, data, run) {
     // The getters below decode the fields that are columns.
     for (const [name, value] of Object.entries(about)) if (!(name in Track.prototype)) this[name] = value;
@@ -194,7 +194,7 @@ class Track {
 }
 
 /** Returns the last index of an ascending column whose value is at most `value`, or -1. */
-function last(column, value) {
+export function last(column, value) {
   let low = 0,
     high = column.length;
   while (low < high) {

@@ -6,7 +6,7 @@ const UNITS = [
   ["KiB", 2 ** 10],
 ];
 
-function bytes(value) {
+export function bytes(value) {
   // A size that two decimals would round up to 1024 has the next unit.
   for (const [name, size] of UNITS)
     if (Math.abs(value) >= size - Math.floor(size / 1024 / 200)) return `${rounded(value / size, 2)} ${name}`;
@@ -21,11 +21,11 @@ function rounded(value, decimals) {
   return isHalf && text.at(-1) % 2 ? value.toFixed(decimals + 1).slice(0, -1) : text;
 }
 
-function signedBytes(value) {
+export function signedBytes(value) {
   return value > 0 ? "+" + bytes(value) : value < 0 ? "−" + bytes(-value) : "0";
 }
 
-function duration(ns) {
+export function duration(ns) {
   const size = Math.abs(ns);
   if (size < 1e3) return `${ns} ns`;
   if (size < 1e6) return `${rounded(ns / 1e3, 1)} µs`;
@@ -36,31 +36,31 @@ function duration(ns) {
 }
 
 const pad = (value) => String(value).padStart(2, "0");
-const count = (value) => Math.round(value).toLocaleString("en-US");
-const percent = (share) => `${rounded(share * 100, 1)} %`;
+export const count = (value) => Math.round(value).toLocaleString("en-US");
+export const percent = (share) => `${rounded(share * 100, 1)} %`;
 /** Formats a count with its noun in the singular or the plural. */
-const counted = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+export const counted = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 /** Formats a change as a percentage of `whole`, with its sign. */
-const signedPercent = (by, whole) =>
+export const signedPercent = (by, whole) =>
   whole ? `${by > 0 ? "+" : by < 0 ? "−" : ""}${percent(Math.abs(by) / whole)}` : "new";
-const shown = (text) => (text === "(none)" ? "–" : text);
+export const shown = (text) => (text === "(none)" ? "–" : text);
 
 /** Formats a moment with enough digits to distinguish it from moments that are `width` ns away. */
-function moment(ns, width) {
+export function moment(ns, width) {
   if (Math.abs(ns) >= 120e9 && width >= 1e8) return duration(ns);
   const digits = Math.max(0, Math.min(9, Math.ceil(-Math.log10(width / 1e9))));
   return `${(ns / 1e9).toFixed(digits)} s`;
 }
 
 /** Returns a round step of at least `about`: 1, 2, 5 or 10 times a power of 10. */
-function roundStep(about) {
+export function roundStep(about) {
   const power = 10 ** Math.floor(Math.log10(about));
   const lead = about / power;
   return (lead <= 1 ? 1 : lead <= 2 ? 2 : lead <= 5 ? 5 : 10) * power;
 }
 
 /** Returns the marks of an axis of bytes from 0 to `most`, whose texts are in the same unit, and the unit. */
-function byteTicks(most, ticks) {
+export function byteTicks(most, ticks) {
   const [name, size] = UNITS.find(([, size]) => most >= size) ?? ["B", 1];
   const step = Math.max(roundStep(most / size / ticks), size === 1 ? 1 : 0);
   const digits = Math.max(0, -Math.floor(Math.log10(step)));
@@ -71,7 +71,7 @@ function byteTicks(most, ticks) {
 }
 
 /** Returns the marks of an axis of time, whose texts are in the same unit, and the unit. */
-function timeTicks(from, to, ticks) {
+export function timeTicks(from, to, ticks) {
   const span = to - from;
   const [unit, size] =
     span >= 600e9
@@ -97,7 +97,7 @@ function timeTicks(from, to, ticks) {
 }
 
 /** Returns a new element with a class and a text. A text from a trace never becomes markup. */
-function element(tag, name, text) {
+export function element(tag, name, text) {
   const made = document.createElement(tag);
   if (name) made.className = name;
   if (text !== undefined) made.textContent = text;
@@ -105,7 +105,7 @@ function element(tag, name, text) {
 }
 
 /** Returns an element with a name in which lines may break after the separators. */
-function breakable(name) {
+export function breakable(name) {
   const made = element("span");
   for (const part of name.split(/(?<=[._:/])/)) made.append(part, element("wbr"));
   return made;
@@ -113,7 +113,7 @@ function breakable(name) {
 
 /** Returns the head of a table column. Without a text, it is the head of a column of bars, which only screen
  * readers name. */
-function headCell(text, name) {
+export function headCell(text, name) {
   const cell = element("th", text ? name : "bar-cell", text || undefined);
   cell.scope = "col";
   if (!text) cell.append(element("span", "hidden", "as a bar"));
@@ -121,13 +121,13 @@ function headCell(text, name) {
 }
 
 /** Lets the keyboard scroll an area that may be wider than the page. */
-function makeScrollable(box, label) {
+export function makeScrollable(box, label) {
   box.tabIndex = 0;
   box.setAttribute("role", "region");
   box.setAttribute("aria-label", label);
 }
 
 /** Returns a word, quoted for a shell if needed. */
-function quoted(word) {
+export function quoted(word) {
   return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }

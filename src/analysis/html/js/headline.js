@@ -1,6 +1,24 @@
 // Writes the headline (the difference of two runs; or the OOM and the peak; or the peak), the most important
 // figures, the notes and the footer.
 
+import { categoryColour, readable } from "./colours.js";
+import { changesBetween, comparedTracks } from "./compare.js";
+import { $, CPU } from "./data.js";
+import {
+  bytes,
+  count,
+  counted,
+  duration,
+  element,
+  percent,
+  quoted,
+  shown,
+  signedBytes,
+  signedPercent,
+} from "./format.js";
+import { hostOf } from "./host.js";
+import { page, painters, track } from "./state.js";
+
 /** Returns an empty sentence, and the functions that append plain and emphasized text to it. */
 function sentence(kind) {
   const it = element("span", kind);

@@ -1,6 +1,13 @@
 // Draws host memory over time, from samples of the kernel's counts, below the curve of a GPU. Both curves
 // have the same time axis, phases and steps.
 
+import { LINES, faded } from "./colours.js";
+import { $, last } from "./data.js";
+import { byteTicks, bytes, duration, element, moment } from "./format.js";
+import { isDark, placeTip, selected } from "./input.js";
+import { canvas, state, track } from "./state.js";
+import { PLOT, paintBands, paintBytes, paintTime, plotWidth, toTs, toX } from "./timeline.js";
+
 const HOST_HEIGHT = 238;
 const HOST_PARTS = [
   ["anonymous", "without a file", "#0072B2"],
@@ -17,7 +24,7 @@ const highest = (values) => values.reduce((a, b) => Math.max(a, b), -1);
 const knownBytes = (value) => (value < 0 ? "unknown" : bytes(value));
 
 /** Returns the columns of the samples, or null if there are no samples. */
-function hostOf(t) {
+export function hostOf(t) {
   return t.once("host", () => {
     if (!t.host_memory) return null;
     const host = t.table(t.host_memory);
@@ -30,7 +37,7 @@ function hostOf(t) {
 }
 
 /** Draws the samples in view. Between two samples, the values of the earlier one are drawn. */
-function paintHost(t, colours) {
+export function paintHost(t, colours) {
   const host = hostOf(t);
   $("host-memory").hidden = !host;
   if (!host) return;
@@ -154,7 +161,7 @@ function paintHostLegend(host, limitShown, colours) {
 }
 
 /** Shows the sample under the mouse. */
-function hoverHost(event) {
+export function hoverHost(event) {
   const it = $("host-curve"),
     t = track(),
     tip = $("host-tip"),

@@ -1,14 +1,23 @@
 // Handles input from the mouse, the wheel, touch and the keyboard.
 
+import { adviceBucket, adviceColour, chosenAdvice, showAdvice } from "./advice.js";
+import { categoryColour, lineColour, moduleColour } from "./colours.js";
+import { $, last } from "./data.js";
+import { bytes, element, moment } from "./format.js";
+import { hoverHost } from "./host.js";
+import { TABLES } from "./live.js";
+import { draw, drawAll, painters, pin, setView, state, track } from "./state.js";
+import { PLOT, hiddenLines, hideTallLines, pinsOf, plotWidth, toTs, toX, valueAt } from "./timeline.js";
+
 /** Multiplies the time span of the view by `factor`. The moment `around` keeps its place on the screen. */
-function zoom(factor, around) {
+export function zoom(factor, around) {
   const span = (state.to - state.from) * factor;
   const share = (around - state.from) / (state.to - state.from);
   setView(around - span * share, around - span * share + span);
 }
 
 /** Centers the view on a moment, zooms in far enough to separate it from other moments, and pins it. */
-function jump(ts) {
+export function jump(ts) {
   const t = track(),
     all = t.end_ns - t.start_ns;
   const span = Math.min(state.to - state.from, Math.max(all / 20, t.width_ns * 400));
@@ -17,7 +26,13 @@ function jump(ts) {
 }
 
 let oomShown = -1;
-function jumpToOom() {
+
+/** Makes `jumpToOom` begin at the first OOM. */
+export function restartOoms() {
+  oomShown = -1;
+}
+
+export function jumpToOom() {
   const { ooms } = track();
   if (!ooms.length) return;
   oomShown = (oomShown + 1) % ooms.length;
@@ -46,10 +61,10 @@ function momentAt(t, x, width) {
 }
 
 /** The range being selected with Shift, in pixels. */
-let selected = null;
+export let selected = null;
 
 /** Lets the mouse pin a moment and show its values on both curves, and move the view in the overview. */
-function listenToCurves() {
+export function listenToCurves() {
   listenToCurve("curve", "tip", hover);
   listenToCurve("host-curve", "host-tip", hoverHost);
   listenToOverview();
@@ -220,13 +235,13 @@ function hover(event) {
 }
 
 /** Places a tip next to the mouse, inside a curve of this width and height. */
-function placeTip(tip, x, y, width, height) {
+export function placeTip(tip, x, y, width, height) {
   const left = x + 18 + tip.offsetWidth > width ? x - tip.offsetWidth - 18 : x + 18;
   const top = Math.min(height - tip.offsetHeight - 60, Math.max(10, y - 20));
   tip.style.transform = `translate(${Math.max(0, left)}px, ${top}px)`;
 }
 
-function listenToKeys() {
+export function listenToKeys() {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
@@ -282,24 +297,24 @@ function listenToKeys() {
   });
 }
 
-function search(text) {
+export function search(text) {
   state.search = text.trim();
   draw("legend", "curve", "live", "segments");
 }
 
-function isDark() {
+export function isDark() {
   // Reads the theme of the document, not the chosen theme, because a page is always
   // printed in the light theme.
   const { theme } = document.documentElement.dataset;
   return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-function applyTheme() {
+export function applyTheme() {
   document.documentElement.dataset.theme = state.theme;
   $("theme").textContent = isDark() ? "light" : "dark";
 }
 
-function switchTheme() {
+export function switchTheme() {
   const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   const wanted = isDark() ? "light" : "dark";
   state.theme = wanted === system ? "" : wanted;
@@ -308,7 +323,7 @@ function switchTheme() {
 }
 
 /** Shows a row of options, with the chosen one marked. */
-function choices(id, names, chosen, choose) {
+export function choices(id, names, chosen, choose) {
   const it = $(id);
   it.replaceChildren();
   for (const [value, text] of names) {

@@ -1,15 +1,32 @@
 // Shows the live blocks at the pinned moment as an icicle chart and as a table.
 
-const TABLES = ["module", "category", "op", "phase", "step", "dtype", "shape", "block"];
+import { categoryColour, readable } from "./colours.js";
+import { $ } from "./data.js";
+import {
+  breakable,
+  bytes,
+  count,
+  counted,
+  duration,
+  element,
+  headCell,
+  moment,
+  percent,
+  shown,
+} from "./format.js";
+import { draw, matches, page, painters, state, track } from "./state.js";
+import { valueAt } from "./timeline.js";
+
+export const TABLES = ["module", "category", "op", "phase", "step", "dtype", "shape", "block"];
 const NO_SHAPE = "(unknown shape)";
-const TREES = {
+export const TREES = {
   module: { text: "module, then category", path: (b) => [...b.joined.split("."), b.category] },
   apart: { text: "module, layers apart, then category", path: (b) => [...b.module.split("."), b.category] },
   category: { text: "category, then module", path: (b) => [b.category, ...b.joined.split(".")] },
   phase: { text: "phase, then op", path: (b) => [b.phase, b.op, b.category] },
 };
 
-function blockWords(t, i) {
+export function blockWords(t, i) {
   const b = t.blocks,
     { strings, categories } = page.about;
   const owner = [strings[b.module[i]], strings[b.op[i]], strings[b.phase[i]], categories[b.category[i]]];
@@ -17,7 +34,7 @@ function blockWords(t, i) {
 }
 
 /** Returns the texts of a live block that the search looks at. */
-function searchWords(block) {
+export function searchWords(block) {
   return [block.module, block.op, block.phase, block.category, block.shape];
 }
 
@@ -39,7 +56,7 @@ function joined(t, path) {
 
 /** Returns the listed blocks that are live at a moment, and the bytes of live blocks that are not listed, with
  * what these are. */
-function liveAt(t, ts) {
+export function liveAt(t, ts) {
   const b = t.blocks,
     { strings, categories } = page.about,
     live = [],
@@ -124,8 +141,8 @@ function groupsAt(t, ts, at, by) {
   return [...groups.values()];
 }
 
-let liveFor = null,
-  liveIs = null;
+export let liveFor = null;
+export let liveIs = null;
 painters.live = () => {
   const t = track(),
     ts = state.at;
@@ -159,6 +176,11 @@ painters.live = () => {
 };
 
 let zoomedInto = [];
+
+/** Shows the whole icicle chart at its next drawing. */
+export function zoomOut() {
+  zoomedInto = [];
+}
 
 function paintIcicle(at) {
   const tree = { name: "everything", bytes: 0, below: new Map(), blocks: 0 };

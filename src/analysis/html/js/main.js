@@ -1,21 +1,48 @@
 // Starts the page: loads the data, and connects the controls.
 
-function choose(place) {
+import { $, load } from "./data.js";
+import { element } from "./format.js";
+import {
+  applyTheme,
+  jump,
+  jumpToOom,
+  listenToCurves,
+  listenToKeys,
+  restartOoms,
+  search,
+  switchTheme,
+  zoom,
+} from "./input.js";
+import { TREES, liveAt, zoomOut } from "./live.js";
+import { listenToSegments } from "./segments.js";
+import {
+  draw,
+  drawAll,
+  frames,
+  page,
+  painters,
+  readHash,
+  setPage,
+  setView,
+  state,
+  track,
+  tracks,
+} from "./state.js";
+import { hideTallLines } from "./timeline.js";
+
+export function choose(place) {
   state.track = place;
   const t = track();
   [state.from, state.to] = t.home;
   [state.at, state.more, state.advice] = [t.opening, 1, -1];
   hideTallLines(t);
-  oomShown = -1;
+  restartOoms();
   $("tracks").value = String(place);
   drawAll();
 }
 
 async function main() {
-  page = await load();
-  page.about.runs.forEach((run, i) => {
-    for (const about of run.tracks) tracks.push(new Track(about, page, i));
-  });
+  setPage(await load());
   if (!tracks.length) {
     $("headline").textContent = "No GPU memory was used.";
     for (const section of document.querySelectorAll("section")) section.hidden = true;
@@ -41,7 +68,7 @@ async function main() {
   $("tree").value = state.tree;
   $("tree").onchange = (event) => {
     state.tree = event.target.value;
-    zoomedInto = [];
+    zoomOut();
     draw("live");
   };
   $("search").value = state.search;

@@ -1,5 +1,12 @@
 // Draws a small curve for each rank and device, all on one scale.
 
+import { faded } from "./colours.js";
+import { $ } from "./data.js";
+import { bytes, element, moment, percent, shown } from "./format.js";
+import { choose } from "./main.js";
+import { painters, state, tracks } from "./state.js";
+import { columnsOf } from "./timeline.js";
+
 painters.ranks = () => {
   const own = tracks.filter((t) => t.run === 0),
     it = $("ranks-body");

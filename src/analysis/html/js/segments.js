@@ -1,5 +1,11 @@
 // Draws the allocator's segments at the pinned moment with their blocks, as one tape.
 
+import { categoryColour, faded, ink } from "./colours.js";
+import { $ } from "./data.js";
+import { bytes, count, element, shown } from "./format.js";
+import { liveAt, liveFor, liveIs, searchWords } from "./live.js";
+import { canvas, matches, painters, state, track } from "./state.js";
+
 /** Returns the segments at a moment by address. Adjacent expandable pieces are one segment. */
 function segmentsAt(t, ts) {
   const rows = t.segmentRows,
@@ -110,7 +116,7 @@ painters.segments = () => {
   it.setAttribute("aria-label", text);
 };
 
-function listenToSegments() {
+export function listenToSegments() {
   const it = $("segment-map"),
     tip = $("segment-tip");
   it.addEventListener("pointermove", (event) => {

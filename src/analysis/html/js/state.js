@@ -1,6 +1,9 @@
 // Keeps the state of the view, which is also stored in the page's address, and schedules drawing.
 
-const state = {
+import { $, Track } from "./data.js";
+import { TABLES, TREES } from "./live.js";
+
+export const state = {
   track: 0,
   from: 0,
   to: 1,
@@ -16,10 +19,18 @@ const state = {
   weigh: "bytes",
   theme: "",
 };
-let page = null; // the result of load()
-let tracks = [];
+export let page = null; // the result of load()
+export const tracks = [];
 
-const track = () => tracks[state.track];
+/** Shows the result of load(): its runs, with a track for each device. */
+export function setPage(loaded) {
+  page = loaded;
+  page.about.runs.forEach((run, i) => {
+    for (const about of run.tracks) tracks.push(new Track(about, page, i));
+  });
+}
+
+export const track = () => tracks[state.track];
 
 /** Writes the state to the address, such as `#at=1819...&view=from:to`, with times in ns. */
 function writeHash() {
@@ -44,7 +55,7 @@ function writeHash() {
 }
 
 /** Reads the state from the address. Invalid values are ignored. */
-function readHash() {
+export function readHash() {
   const params = new URLSearchParams(location.hash.slice(1));
   const number = (text) =>
     text !== null && text !== "" && Number.isFinite(Number(text)) ? Number(text) : null;
@@ -86,12 +97,12 @@ function clampView(from, to) {
   return [from, from + span];
 }
 
-function setView(from, to) {
+export function setView(from, to) {
   [state.from, state.to] = clampView(from, to);
   draw("curve");
 }
 
-function pin(at) {
+export function pin(at) {
   const t = track();
   state.at = Math.max(t.start_ns, Math.min(t.end_ns, at));
   state.more = 1;
@@ -99,16 +110,16 @@ function pin(at) {
 }
 
 /** Returns true if a name matches the search. Every name matches an empty search. */
-const matches = (...names) =>
+export const matches = (...names) =>
   !state.search || names.some((name) => name.toLowerCase().includes(state.search.toLowerCase()));
 
-const painters = {};
+export const painters = {};
 const waiting = new Set();
 /** The script time of the last 2,000 frames, in ms, for the tests. */
-const frames = [];
+export const frames = [];
 
 /** Schedules parts of the page for drawing at the next frame, each once. */
-function draw(...parts) {
+export function draw(...parts) {
   if (!waiting.size) requestAnimationFrame(paint);
   for (const part of parts) waiting.add(part);
 }
@@ -126,12 +137,12 @@ function paint() {
   if (frames.length > 2000) frames.shift();
 }
 
-function drawAll() {
+export function drawAll() {
   draw(...Object.keys(painters));
 }
 
 /** Clears a canvas, sizes it to `height` CSS pixels at the screen's resolution, and returns its context. */
-function canvas(id, height) {
+export function canvas(id, height) {
   const it = $(id),
     ratio = window.devicePixelRatio || 1,
     width = it.clientWidth;
@@ -149,4 +160,5 @@ function canvas(id, height) {
   return { c, width, height, it };
 }
 
-const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif';
+export const FONT =
+  '12px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif';

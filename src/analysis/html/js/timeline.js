@@ -1,16 +1,35 @@
 // Draws the curve of totals or of stacked owners, with phases and steps below it, pins above it, and an
 // overview of the whole run.
 
-const PLOT = { left: 62, right: 14, top: 22, bottom: 58, height: 360 };
-const BAND = 9,
-  STEP = 17;
+import { adviceColumns, chosenAdvice, paintAdvice } from "./advice.js";
+import {
+  LINES,
+  categoryColour,
+  faded,
+  ink,
+  lineColour,
+  moduleColour,
+  phaseColour,
+  readable,
+} from "./colours.js";
+import { $, last } from "./data.js";
+import { byteTicks, bytes, duration, element, moment, quoted, shown, timeTicks } from "./format.js";
+import { paintHost } from "./host.js";
+import { selected } from "./input.js";
+import { blockWords } from "./live.js";
+import { FONT, canvas, draw, matches, page, painters, state, track, tracks } from "./state.js";
 
-const plotWidth = (width) => width - PLOT.left - PLOT.right;
-const toX = (ts, width) => PLOT.left + ((ts - state.from) / (state.to - state.from)) * plotWidth(width);
-const toTs = (x, width) => state.from + ((x - PLOT.left) / plotWidth(width)) * (state.to - state.from);
+export const PLOT = { left: 62, right: 14, top: 22, bottom: 58, height: 360 };
+const BAND = 9;
+const STEP = 17;
+
+export const plotWidth = (width) => width - PLOT.left - PLOT.right;
+export const toX = (ts, width) =>
+  PLOT.left + ((ts - state.from) / (state.to - state.from)) * plotWidth(width);
+export const toTs = (x, width) => state.from + ((x - PLOT.left) / plotWidth(width)) * (state.to - state.from);
 
 /** Returns the lowest and the highest value of a line in each pixel column of a view. */
-function columnsOf(t, line, from, to, pixels) {
+export function columnsOf(t, line, from, to, pixels) {
   const low = new Float64Array(pixels),
     high = new Float64Array(pixels);
   const scale = (to - from) / pixels;
@@ -118,11 +137,11 @@ painters.curve = () => {
   offerDetails(t, pixels);
 };
 
-const hiddenLines = new Set();
+export const hiddenLines = new Set();
 
 /** Hides the line of the device's memory in use if it is more than twice as high as all other lines, because
  * those would then look flat. The legend can show the line again. */
-function hideTallLines(t) {
+export function hideTallLines(t) {
   hiddenLines.clear();
   const most = (line) => line.high.reduce((a, b) => Math.max(a, b), 0);
   // The line of the total that the page is about is always shown.
@@ -295,9 +314,9 @@ function paintFound(c, t, y, width, colours) {
   c.stroke();
 }
 
-let foundFor = "",
-  foundTrack = null,
-  foundIs = null;
+let foundFor = "";
+let foundTrack = null;
+let foundIs = null;
 function foundCurve(t) {
   if (!state.search) return null;
   if (foundFor === state.search && foundTrack === t) return foundIs;
@@ -320,7 +339,7 @@ function foundCurve(t) {
   return foundIs;
 }
 
-function paintBands(c, t, bottom, width, colours) {
+export function paintBands(c, t, bottom, width, colours) {
   const { ts, name } = t.phases;
   c.textBaseline = "middle";
   c.textAlign = "left";
@@ -368,7 +387,7 @@ function paintBands(c, t, bottom, width, colours) {
 }
 
 /** Draws the axis of bytes, with a line across the plot at each mark. */
-function paintBytes(c, scale, y, width, colours) {
+export function paintBytes(c, scale, y, width, colours) {
   c.lineWidth = 1;
   c.textAlign = "right";
   c.textBaseline = "middle";
@@ -386,7 +405,7 @@ function paintBytes(c, scale, y, width, colours) {
   c.fillText(scale.unit, 6, PLOT.top - 10);
 }
 
-function paintTime(c, bottom, width, colours) {
+export function paintTime(c, bottom, width, colours) {
   const scale = timeTicks(state.from, state.to, Math.max(3, plotWidth(width) / 110));
   c.textAlign = "center";
   c.textBaseline = "top";
@@ -407,7 +426,7 @@ function paintTime(c, bottom, width, colours) {
 }
 
 /** Returns the pins of failed calls, peaks and OOMs. The last pins get their labels first. */
-function pinsOf(t) {
+export function pinsOf(t) {
   return t.once("pins", () => [
     ...t.failed.map((m) => ({
       ts: m.ts_ns,
@@ -553,7 +572,7 @@ function describeCurve(t, it) {
 }
 
 /** Returns the value of a line at a moment: exact in the detail, or else the maximum of the time bucket. */
-function valueAt(t, line, ts) {
+export function valueAt(t, line, ts) {
   if (line === t.total && ts === t.peak.ts_ns) return t.peak.bytes;
   const rows = t.detail,
     at = last(rows.ts, ts);

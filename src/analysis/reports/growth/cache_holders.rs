@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use memtrace_trace::{Category, EventName};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::Change;
+use super::changes::Change;
 use crate::read::record::{Columns, Record};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::reports::ledger::library;
@@ -129,14 +129,12 @@ impl Holders {
                 users.insert(taken.user);
             }
         }
-        let change = |(name, (after, mut steps, users)): (String, (i64, Vec<i64>, FxHashSet<Symbol>))| {
-            steps.sort_unstable();
-            steps.dedup();
+        let change = |(name, (after, steps, users)): (String, (i64, Vec<i64>, FxHashSet<Symbol>))| {
             let what = match users.len() {
                 0 | 1 => name,
                 many => format!("{name}, {many} communicators"),
             };
-            Change { what, before: 0, after, steps: steps.len() }
+            Change::new(what, after, steps)
         };
         found.into_iter().map(change).collect()
     }

@@ -2,7 +2,10 @@
 
 use memtrace_trace::rounding::LARGE_SEGMENT;
 
-use super::{FEWEST_SLICES, FLAT, GrowthPart, needs_of};
+use super::limits::{FEWEST_SLICES, flat_below};
+use super::measured::MeasuredGrowth;
+use super::needs::needs_of;
+use super::part::GrowthPart;
 use crate::state::fitted_line::fit;
 use crate::state::levels::Level;
 
@@ -61,16 +64,24 @@ fn is_after_gap(levels: &[Level], from: usize, at: usize) -> bool {
 
 /// Returns the index of the first level after the last gap (removed parts, or steps numbered by the program),
 /// or `from` if no gap is followed by enough levels for a forecast.
-pub(super) fn last_stretch(levels: &[Level], from: usize) -> usize {
+fn last_stretch(levels: &[Level], from: usize) -> usize {
     let gap = (from + 1..levels.len()).rev().find(|at| is_after_gap(levels, from, *at));
     gap.filter(|at| levels.len() - at > FEWEST_SLICES).unwrap_or(from)
 }
 
 impl Forecast {
+    /// Returns the forecast for a card of `capacity` bytes (0 if unknown).
+    pub(super) fn new(measured: &MeasuredGrowth, capacity: i64) -> Forecast {
+        let (levels, from, by_time) = (measured.levels(), measured.from(), measured.is_by_time());
+        let latest = if by_time { from } else { last_stretch(levels, from) };
+        Forecast::of_hidden(levels, measured.parts(), latest, capacity, by_time)
+            .unwrap_or_else(|| Forecast::of_used(levels, latest, capacity, by_time))
+    }
+
     /// Returns the forecast for kept memory that grows while the memory in use hides the growth. This is
     /// [`Forecast::WithinCache`] or, if kept memory only fills the newest segment, [`Forecast::Grows`]. Returns `None` if the
     /// memory in use shows the growth.
-    pub(super) fn of_hidden(
+    fn of_hidden(
         levels: &[Level],
         all: &[[i64; 4]],
         from: usize,
@@ -80,7 +91,7 @@ impl Forecast {
         let (first, last) = (&levels[from], &levels[levels.len() - 1]);
         let end = &all[all.len() - 1];
         let kept = end[GrowthPart::Kept as usize] - all[from][GrowthPart::Kept as usize];
-        if by_time || kept < FLAT.0.max(last.used() / FLAT.1) {
+        if by_time || kept < flat_below(last.used()) {
             return None;
         }
         // There are two such cases. In the first, kept memory fills cached memory: kept memory grew at least
@@ -114,7 +125,7 @@ impl Forecast {
 
     /// Returns the forecast for the memory in use, from the levels at index `from` and later. `by_time` is
     /// true if the levels are slices of time instead of steps.
-    pub(super) fn of(levels: &[Level], from: usize, capacity: i64, by_time: bool) -> Forecast {
+    fn of_used(levels: &[Level], from: usize, capacity: i64, by_time: bool) -> Forecast {
         let end = levels.len() - 1;
         let used = |at: usize| levels[at].used() as f64;
         let more = used(end) - used(from);
@@ -168,7 +179,7 @@ impl Forecast {
 
     /// Returns [`Forecast::Swings`] if memory falls again and again, by more than `more`, its growth or fall as a whole.
     fn of_swings(levels: &[Level], more: i64) -> Option<Forecast> {
-        let least = FLAT.0.max(levels[levels.len() - 1].used() / FLAT.1);
+        let least = flat_below(levels[levels.len() - 1].used());
         let falls = levels.windows(2).map(|two| two[0].used() - two[1].used());
         let falls: Vec<i64> = falls.filter(|fall| *fall >= least).collect();
         if falls.len() < FEWEST_FALLS || falls.iter().sum::<i64>() <= more.abs() {
@@ -220,7 +231,7 @@ fn largest_need(levels: &[Level]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::parts_of;
+    use super::super::part::parts_of;
     use super::*;
 
     const MIB: i64 = 1 << 20;
@@ -292,7 +303,7 @@ mod tests {
             let mut levels = levels(&steps.iter().map(row).collect::<Vec<_>>());
             levels.iter_mut().zip(&steps).for_each(|(level, step)| level.step = *step as i64);
             let from = last_stretch(&levels, 1);
-            let Forecast::Grows { rate, .. } = Forecast::of(&levels, from, 0, false) else {
+            let Forecast::Grows { rate, .. } = Forecast::of_used(&levels, from, 0, false) else {
                 panic!("{after}")
             };
             (from, (rate / MIB as f64).round())
@@ -306,7 +317,7 @@ mod tests {
     fn growth_has_an_outlook() {
         let of = |reserved: &[i64]| {
             let all: Vec<[i64; 4]> = reserved.iter().map(|reserved| [10, 20, *reserved, 0]).collect();
-            Forecast::of(&levels(&all), 1, 1000 * MIB, false)
+            Forecast::of_used(&levels(&all), 1, 1000 * MIB, false)
         };
         let line: Vec<i64> = (0..20).map(|step| 100 + 10 * step).collect();
         let Forecast::Grows { rate, full_at, .. } = of(&line) else { panic!("{:?}", of(&line)) };
@@ -350,7 +361,7 @@ mod tests {
                 ]
             })
             .collect();
-        let forecast = Forecast::of(&levels(&tail), 1, 1000 * MIB, false);
+        let forecast = Forecast::of_used(&levels(&tail), 1, 1000 * MIB, false);
         assert_eq!(forecast, Forecast::Varies { now: 27, times: 7.0 });
         // Each fourth step frees 300 MiB, which the next step reserves again.
         let swings = |rise: i64| -> Vec<i64> {

@@ -1,9 +1,11 @@
 //! The four parts of the memory in use after each step, for the page's chart and for digests.
 
-use memtrace_trace::meta::Meta;
 use rustc_hash::FxHashMap;
 
-use super::{FEWEST_STEPS, Growth, GrowthPart, is_chosen, parts_of};
+use super::is_chosen;
+use super::limits::FEWEST_STEPS;
+use super::measured::MeasuredGrowth;
+use super::part::{GrowthPart, parts_of};
 use crate::options::Options;
 use crate::state::levels::{DeviceLevels, Levels};
 
@@ -39,7 +41,7 @@ impl GrowthCurve {
 /// The four parts of the memory in use of a device, in the order kept, larger steps, cached, outside.
 #[derive(Default)]
 pub(crate) struct DeviceParts {
-    /// The growth of each part from the first level that counts (see [`Growth::new`]) to the last; `None` if
+    /// The growth of each part from the first level that counts (see [`MeasuredGrowth::new`]) to the last; `None` if
     /// the trace is too short.
     pub(crate) growth: Option<[i64; 4]>,
     /// The parts after each finished step, by step.
@@ -48,9 +50,9 @@ pub(crate) struct DeviceParts {
 
 impl DeviceParts {
     /// Returns the parts of each device, by CUDA ordinal.
-    pub(crate) fn all(levels: &Levels, meta: &Meta, options: &Options) -> FxHashMap<i32, DeviceParts> {
+    pub(crate) fn all(levels: &Levels, options: &Options) -> FxHashMap<i32, DeviceParts> {
         let of = |device: &DeviceLevels| {
-            let growth = Growth::new(device, meta, is_chosen(options));
+            let growth = MeasuredGrowth::new(device, is_chosen(options));
             let growth = growth.map(|growth| GrowthPart::ALL.map(|part| growth.bytes_of(part)));
             let steps = device.steps.iter().map(|level| level.step);
             (device.ordinal, DeviceParts { growth, by_step: steps.zip(parts_of(&device.steps)).collect() })

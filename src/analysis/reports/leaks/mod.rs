@@ -14,7 +14,7 @@ use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::growth::{FEWEST_STEPS, Growth, Holders, is_chosen};
+use super::growth::{FEWEST_STEPS, Growth, Holders};
 use super::oom::KeptMemory;
 use super::report::{Answer, Report, View, for_each_process, next};
 use crate::error::Result;
@@ -109,14 +109,12 @@ fn of_process(
     let mut grown: Vec<Growth> = levels
         .devices
         .iter()
-        .filter_map(|device| Growth::new(device, &trace.meta, is_chosen(options)))
+        .filter_map(|device| Growth::new(device, &whole.symbols, &trace.meta, options))
         .collect();
     let has_oom = whole.replay.counts.of(EventName::Oom) > 0;
     let kept = if has_oom { KeptMemory::find(trace, true, 0, options)? } else { None };
     for growth in &mut grown {
-        growth.is_kept_at_oom = kept.is_some();
-        growth.name_ops(&whole.symbols);
-        growth.explain(trace, options, &known, (&before_last, &holders))?;
+        growth.explain(trace, options, &known, (&before_last, &holders), kept.is_some())?;
         printer.gap();
         growth.print(printer, options);
     }
@@ -133,7 +131,7 @@ fn of_process(
                     counted(lost, "event")
                 ));
     }
-    let is_flat = grown.iter().all(|growth| growth.cause().is_none());
+    let is_flat = !grown.iter().any(Growth::has_cause);
     let is_replaced = grown.iter().any(Growth::is_replaced);
     // The objects that hold the memory are printed before the owners that allocated it.
     print_retained(printer, searches.to_report(), options);

@@ -105,7 +105,7 @@ impl Report for Oom {
             printer.gap();
             let (advised, why_not) = helps(&case, options);
             case.print(&mut printer, &advised, options);
-            let grown = growth_lines(&at.levels, &trace.meta, options.units);
+            let grown = growth_lines(&at.levels, options.units);
             for line in &grown {
                 printer.plain(line);
             }

@@ -97,7 +97,7 @@ impl Report for Summary {
             footer.note_inference(&replayed);
             let need = trace.needed_bytes().map(|bytes| Need { bytes, died: past_oom });
             let host = host.unwrap_or_default();
-            let grown = growth_lines(&levels, &trace.meta, options.units);
+            let grown = growth_lines(&levels, options.units);
             let largest = levels.largest_input(&replayed.symbols);
             let mut value = process(trace, &replayed, need.as_ref(), options);
             value["largest_input"] = largest.as_ref().map(LargestInput::json).into();

@@ -293,7 +293,7 @@ impl View<'_> {
                 format!(" of {} free", self.units.show(capacity)).into(),
             ]);
         }
-        for line in growth_lines(&process.levels, &process.meta, self.units) {
+        for line in growth_lines(&process.levels, self.units) {
             page.plain(line);
         }
         let ooms = replay.counts.of(memtrace_trace::EventName::Oom);

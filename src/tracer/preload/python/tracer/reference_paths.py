@@ -177,112 +177,29 @@ class Names:
     def describe(self, root: Root, chain: list) -> dict:
         """Describes a holder by its names in the program. `chain` has the objects from the root's value, or
         from the root itself if it is a module or a class, down to the tensor."""
-        path, container, frame, error = "", "", None, ""
-        # True in the namespace of an object, whose keys are attributes.
-        attribute, in_namespace = "", False
         if root.kind == "closure":
-            # The chain begins with the closure's tuple of cells, followed by one of them.
-            cells, chain = chain[0], chain[1:]
-            place_of = {id(cell): index for index, cell in enumerate(cells)}.get(id(chain[0]), -1)
-            names = root.names
-            root = root._replace(name=names[place_of] if 0 <= place_of < len(names) else "?")
-        needed_by = "a CUDA graph" if any(map(_has_graph, chain)) else ""
-        for upper, lower in zip(chain, chain[1:], strict=False):
-            kind = type(upper)
-            if kind is types.CellType or kind is types.MethodType:
-                continue
-            if issubclass(kind, BaseException) and type(lower) in (types.TracebackType, types.FrameType):
-                error = name_of_type(kind)
-                continue
-            if kind is types.TracebackType:
-                continue
-            if kind is types.FrameType:
-                found = dict(variables_of(upper)).get(id(lower))
-                if found is not None:
-                    frame, attribute, container = (found, upper.f_code), "", ""
-                continue
-            if frame is not None:
-                continue
-            if issubclass(kind, SEQUENCES):
-                container = container or name_of_type(kind)
-                path += "[*]"
-            elif issubclass(kind, dict):
-                key = self.key_of(upper, id(lower))
-                if in_namespace:
-                    path += f".{key or '?'}"
-                    attribute, in_namespace = key or "", False
-                elif key is not None and len(key) <= MAX_KEY and not any(c.isdigit() for c in key):
-                    path += f"[{key!r}]"
-                else:
-                    container = container or name_of_type(kind)
-                    path += "[*]"
-            elif dict_of(upper) is lower:
-                attribute, in_namespace = "", True
-            else:
-                namespace = dict_of(upper)
-                key = self.key_of(namespace, id(lower)) if namespace is not None else None
-                key = key or slot_of(upper, id(lower))
-                path += f".{key}" if key else ""
-                attribute = key or ""
-        name = root.name + path
+            root, chain = _closure_variable(root, chain)
+        path = _Path(self, chain)
+        name = root.name + path.text
         while name.endswith("[*]"):
             name = name[:-3]
-        file, line = root.file, root.line
-        if root.kind in ("attribute", "class") and attribute and chain:
-            kind = type(chain[0]) if root.kind == "attribute" else chain[0]
-            file, line = self._class_place(kind, attribute)
-        file, lines, how = self._place_of(root, name, attribute, chain, file, line)
-        line = lines[0] if lines else 0
-        what = container or "variable"
-        if root.kind in ("attribute", "class") and not container:
-            what = "attribute"
-        text = f"{what} `{name}`" if name else f"{what}"
-        if root.kind == "local":
-            text += f" of {root.owner}()"
-        elif root.kind == "global" and root.owner:
-            text += f" of module {root.owner}"
-        elif root.kind == "closure":
-            text += f" in the closure of {root.owner}()"
-        elif root.kind == "namespace":
-            text += f" in the namespace of {root.owner}()"
-        elif root.kind == "function":
-            text = f"defaults or attributes of function {root.owner}()"
-        elif root.kind == "unnamed":
-            text = f"{root.owner}, which no name of the program reaches"
-        others = lines[1:MOST_LINES]
-        more = "".join(f", {other}" for other in others)
-        more += f" and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
-        more += ", where the function was" if how == RUNNING else ""
-        text += f" ({place(file, line)}{more})" if file else ""
-        group = text if error else ""
-        if frame is not None:
-            variable, code = frame
-            inner = f"local `{variable.name}` of {getattr(code, 'co_qualname', code.co_name)}()"
-            inner += f" ({place(code.co_filename, variable.line)})"
-            if root.owner == "sys" and root.name.startswith("last_"):
-                # The exception is the cause of the exception that ends the program.
-                text = "the exception that was handled"
-            text = (
-                f"traceback of {error or 'an exception'} in {text}: {inner}"
-                if error
-                else f"{inner}, by {text}"
-            )
+        file, lines, meaning = self._place_of(root, name, path.attribute, chain)
+        text = _name_as_text(root, name, path.container) + _place_as_text(file, lines, meaning)
+        holder = path.with_frame(root, text)
         return {
             # All objects that one exception keeps are one holder.
-            "group": group or text,
-            "holder": text,
-            "kind": "traceback" if error else root.kind,
+            "group": text if path.error else holder,
+            "holder": holder,
+            "kind": "traceback" if path.error else root.kind,
             "name": name,
             "owner": root.owner,
             "file": file,
-            "line": line,
-            "line_is": how,
-            "needed_by": needed_by,
+            "line": lines[0] if lines else 0,
+            "line_is": meaning,
+            "needed_by": "a CUDA graph" if any(map(_has_graph, chain)) else "",
         }
 
-    def _place_of(
-        self, root: Root, name: str, attribute: str, chain: list, file: str, line: int
-    ) -> tuple[str, list[int], str]:
+    def _place_of(self, root: Root, name: str, attribute: str, chain: list) -> tuple[str, list[int], str]:
         """Returns a file, its lines and their meaning (FILLED, SET or RUNNING). Prefers the lines that fill
         the named object to the line that sets its name."""
         codes, filled = root.codes, root.name
@@ -297,10 +214,131 @@ class Names:
         found, numbers = self._lines.filling(codes, filled)
         if numbers:
             return found, numbers, FILLED
+        file, line = root.file, root.line
+        if root.kind in ("attribute", "class") and attribute and chain:
+            kind = type(chain[0]) if root.kind == "attribute" else chain[0]
+            file, line = self._class_place(kind, attribute)
         if root.kind != "local":
             return file, [line], SET if line else ""
         number = self._lines.setting(root.codes[0], root.name, LOCAL_SETS)
         return (file, [number], SET) if number else (file, [line], RUNNING)
+
+
+class _Path:
+    """The names of attributes, keys and items from a root's value down to a tensor."""
+
+    def __init__(self, names: Names, chain: list) -> None:
+        self._names = names
+        # The names as in the program, such as `.cache[*]`.
+        self.text = ""
+        # The class of the first container whose items have no name of their own, or an empty text.
+        self.container = ""
+        # The last attribute on the path, or an empty text if a namespace or a frame follows it.
+        self.attribute = ""
+        # The class of the exception whose traceback is on the path, or an empty text.
+        self.error = ""
+        # The variable of a traceback's frame that is on the path, and the code of the frame.
+        self._frame: tuple[Variable, types.CodeType] | None = None
+        # True after an object whose namespace comes next. The keys of a namespace are attributes.
+        self._in_namespace = False
+        for upper, lower in zip(chain, chain[1:], strict=False):
+            self._add(upper, lower)
+
+    def _add(self, upper, lower) -> None:
+        """Adds the name by which `upper` holds `lower`."""
+        kind = type(upper)
+        if kind is types.CellType or kind is types.MethodType or kind is types.TracebackType:
+            return
+        if issubclass(kind, BaseException) and type(lower) in (types.TracebackType, types.FrameType):
+            self.error = name_of_type(kind)
+        elif kind is types.FrameType:
+            self._add_frame(upper, lower)
+        elif self._frame is not None:
+            # The path inside a variable of a traceback is not named.
+            return
+        elif issubclass(kind, SEQUENCES):
+            self._add_item(kind)
+        elif issubclass(kind, dict):
+            self._add_key(kind, self._names.key_of(upper, id(lower)))
+        elif dict_of(upper) is lower:
+            self.attribute, self._in_namespace = "", True
+        else:
+            self._add_attribute(upper, lower)
+
+    def _add_frame(self, frame: types.FrameType, lower) -> None:
+        found = dict(variables_of(frame)).get(id(lower))
+        if found is not None:
+            self._frame, self.attribute, self.container = (found, frame.f_code), "", ""
+
+    def _add_item(self, kind: type) -> None:
+        self.container = self.container or name_of_type(kind)
+        self.text += "[*]"
+
+    def _add_key(self, kind: type, key) -> None:
+        if self._in_namespace:
+            self.text += f".{key or '?'}"
+            self.attribute, self._in_namespace = key or "", False
+        elif key is not None and len(key) <= MAX_KEY and not any(c.isdigit() for c in key):
+            self.text += f"[{key!r}]"
+        else:
+            self._add_item(kind)
+
+    def _add_attribute(self, upper, lower) -> None:
+        namespace = dict_of(upper)
+        key = self._names.key_of(namespace, id(lower)) if namespace is not None else None
+        self.attribute = key or slot_of(upper, id(lower))
+        self.text += f".{self.attribute}" if self.attribute else ""
+
+    def with_frame(self, root: Root, holder: str) -> str:
+        """Returns the text of a holder together with the frame of a traceback, if one is on the path."""
+        if self._frame is None:
+            return holder
+        variable, code = self._frame
+        inner = f"local `{variable.name}` of {getattr(code, 'co_qualname', code.co_name)}()"
+        inner += f" ({place(code.co_filename, variable.line)})"
+        if root.owner == "sys" and root.name.startswith("last_"):
+            # The exception is the cause of the exception that ends the program.
+            holder = "the exception that was handled"
+        if self.error:
+            return f"traceback of {self.error} in {holder}: {inner}"
+        return f"{inner}, by {holder}"
+
+
+def _closure_variable(root: Root, chain: list) -> tuple[Root, list]:
+    """Returns a closure's root with the name of the variable that holds the tensor, and the chain below the
+    tuple of cells. `chain` begins with that tuple, followed by one of its cells."""
+    cells, chain = chain[0], chain[1:]
+    at = {id(cell): index for index, cell in enumerate(cells)}.get(id(chain[0]), -1)
+    return root._replace(name=root.names[at] if 0 <= at < len(root.names) else "?"), chain
+
+
+def _name_as_text(root: Root, name: str, container: str) -> str:
+    """Returns what a holder is and where its name belongs, such as "list `cache` of train()"."""
+    if root.kind == "function":
+        return f"defaults or attributes of function {root.owner}()"
+    if root.kind == "unnamed":
+        return f"{root.owner}, which no name of the program reaches"
+    what = container or ("attribute" if root.kind in ("attribute", "class") else "variable")
+    text = f"{what} `{name}`" if name else what
+    if root.kind == "local":
+        text += f" of {root.owner}()"
+    elif root.kind == "global" and root.owner:
+        text += f" of module {root.owner}"
+    elif root.kind == "closure":
+        text += f" in the closure of {root.owner}()"
+    elif root.kind == "namespace":
+        text += f" in the namespace of {root.owner}()"
+    return text
+
+
+def _place_as_text(file: str, lines: list[int], meaning: str) -> str:
+    """Returns the lines of a holder in parentheses, after a space. Returns an empty text without a file."""
+    if not file:
+        return ""
+    more = "".join(f", {other}" for other in lines[1:MOST_LINES])
+    more += f" and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
+    more += ", where the function was" if meaning == RUNNING else ""
+    return f" ({place(file, lines[0] if lines else 0)}{more})"
 
 
 def _has_graph(thing) -> bool:

@@ -1,13 +1,12 @@
-//! Describes the growth of memory in words.
+//! The reason and the remedy for the growth of each part, in words.
 
 use memtrace_trace::units::Unit;
 
+use super::Growth;
 use super::cache_holders::FreePlaces;
-use super::forecast::Forecast;
-use super::{Growth, GrowthPart, Shape};
-use crate::options::Options;
-use crate::render::numbers::{count, counted, duration};
-use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use super::needs::Shape;
+use super::part::GrowthPart;
+use crate::render::numbers::{count, counted};
 
 /// The location of most of the free memory, separate from the pool that most requests use: pools of CUDA
 /// graphs, other private pools, or other streams. The fields are the bytes and the number of these pools or
@@ -32,7 +31,7 @@ impl Growth {
             GrowthPart::Kept if self.is_once() => {
                 "It was allocated once and stays, as the state of an optimizer does; it does not grow further.".to_owned()
             }
-            GrowthPart::Kept if self.changes[GrowthPart::Kept as usize].is_empty() && !self.by_time => {
+            GrowthPart::Kept if self.changes.in_part(GrowthPart::Kept).is_empty() && !self.measured.is_by_time() => {
                 "The memory that a step still holds at its end varies in size; no memory of earlier steps \
                  is left.".to_owned()
             }
@@ -40,38 +39,38 @@ impl Growth {
                 "What a step keeps is its own, and more than the step before kept: a variable of the loop, or \
                  x = torch.cat([x, new]).".to_owned()
             }
-            GrowthPart::Kept => match self.falls() {
+            GrowthPart::Kept => match self.measured.falls() {
                 Some((count, last)) => format!(
                     "Each step allocates memory that is freed only later: kept memory fell {}, the last time in {}.",
                     counted(count as u64, "time"),
-                    self.point(last)
+                    self.measured.name_of(last)
                 ),
-                None if self.has_stopped() => {
+                None if self.measured.has_stopped() => {
                     "Each step allocates memory that later steps free, as with a buffer of limited size: kept memory \
                      hardly grew in the last quarter of the run.".to_owned()
                 }
                 None => "Each step allocates memory that is not freed.".to_owned(),
             },
-            GrowthPart::LargerSteps if self.is_of_kept() => {
+            GrowthPart::LargerSteps if self.measured.is_of_kept() => {
                 format!(
                     "No step needs much more than before. Kept memory was highest in {}, and part of it has been \
                      freed since.",
-                    self.point(self.largest().0)
+                    self.measured.name_of(self.measured.largest().0)
                 )
             }
             GrowthPart::LargerSteps => {
-                let (highest, need) = self.largest();
-                let first = self.first();
-                let shape = match self.shape() {
+                let (highest, need) = self.measured.largest();
+                let first = self.measured.first();
+                let shape = match self.measured.shape() {
                     Shape::Rising => "The steps get larger",
                     Shape::OneLarge => "One step is larger than the others",
                     Shape::Varying => "Steps differ in size, and the largest one sets the peak",
                 };
                 let mut text = format!(
                     "{shape}: {} needed {} beyond what it kept, {} needs {}.",
-                    self.point(first),
-                    show(self.needs[self.from]),
-                    self.point(highest),
+                    self.measured.name_of(first),
+                    show(self.measured.first_need()),
+                    self.measured.name_of(highest),
                     show(need)
                 );
                 if self.is_joined() {
@@ -94,7 +93,7 @@ impl Growth {
                     "Results are joined outside the model, and each join needs a larger block than the last, so freed \
                      blocks rarely fit the next request.".to_owned()
                 } else if all > 16 && 2 * once > all {
-                    let rising = self.shape() == Shape::Rising;
+                    let rising = self.measured.shape() == Shape::Rising;
                     format!(
                         "{}: {} different sizes of at least 1 MiB, {} of them in a single step{}, so freed blocks rarely \
                          fit the next request.",
@@ -108,9 +107,9 @@ impl Growth {
                 }
             }
             GrowthPart::Outside => {
-                let (first, last) = (self.first(), self.last());
+                let (first, last) = (self.measured.first(), self.measured.last());
                 let (others, context) = (last.others - first.others, last.context - first.context);
-                let traced = self.bytes_of(GrowthPart::Outside) - others - context;
+                let traced = self.measured.bytes_of(GrowthPart::Outside) - others - context;
                 let most = others.max(context).max(traced);
                 if most == others {
                     format!("Other processes on this GPU took {} more; memtrace ledger names them.", show(others))
@@ -184,29 +183,33 @@ impl Growth {
     fn remedy_of(&self, part: GrowthPart) -> &'static str {
         match part {
             GrowthPart::Kept if self.is_once() => "nothing, unless this memory is not needed",
-            GrowthPart::Kept if self.changes[GrowthPart::Kept as usize].is_empty() && !self.by_time => {
+            GrowthPart::Kept
+                if self.changes.in_part(GrowthPart::Kept).is_empty() && !self.measured.is_by_time() =>
+            {
                 "del the step's variables at its end if the next step runs out of memory"
             }
             GrowthPart::Kept if self.is_replaced() => {
                 "del the variable at the end of the step; keep a buffer of fixed size, or its pieces on the CPU"
             }
-            GrowthPart::Kept if self.falls().is_none() && self.has_stopped() => {
+            GrowthPart::Kept if self.measured.falls().is_none() && self.measured.has_stopped() => {
                 "nothing if this level fits, or else a smaller limit for what is kept"
             }
             GrowthPart::Kept => "memtrace leaks --holders names the list, closure or graph that keeps it",
             GrowthPart::LargerSteps if self.is_kept_at_oom => {
                 "memtrace oom names what this step keeps without need, and how to free it"
             }
-            GrowthPart::LargerSteps if self.is_of_kept() && self.growing().contains(&GrowthPart::Kept) => {
+            GrowthPart::LargerSteps
+                if self.measured.is_of_kept() && self.measured.growing().contains(&GrowthPart::Kept) =>
+            {
                 "see kept: the same memory serves it again"
             }
-            GrowthPart::LargerSteps if self.is_of_kept() => {
+            GrowthPart::LargerSteps if self.measured.is_of_kept() => {
                 "keep less at a time: what waits in a queue needs a limit"
             }
             GrowthPart::LargerSteps if self.is_joined() => {
                 "move results to the CPU before they are joined (transformers: eval_accumulation_steps)"
             }
-            GrowthPart::LargerSteps => match self.shape() {
+            GrowthPart::LargerSteps => match self.measured.shape() {
                 Shape::Rising => {
                     "limit the length or the number of inputs; plan for the largest: memtrace advise"
                 }
@@ -232,159 +235,12 @@ impl Growth {
             GrowthPart::Cached => {
                 "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace tune replays it"
             }
-            GrowthPart::Outside => match self.changes[GrowthPart::Outside as usize].first() {
-                Some(most) if most.what.starts_with("NCCL") => {
+            GrowthPart::Outside => match self.changes.in_part(GrowthPart::Outside).first() {
+                Some(most) if most.what().starts_with("NCCL") => {
                     "torch.distributed.destroy_process_group(group) when a group is done, or one group for all of the run"
                 }
                 _ => "memtrace ledger has the parts; memtrace peak --of used has the calls",
             },
-        }
-    }
-
-    pub(in super::super) fn print(&self, printer: &mut Printer, options: &Options) {
-        let units = options.units;
-        let show = |bytes: i64| units.show(bytes).to_string();
-        let (first, last) = (self.first(), self.last());
-        let more = last.used() - first.used();
-        let Some(cause) = self.cause() else {
-            let over = self.levels.len() - usize::from(self.is_cut);
-            let over =
-                if self.by_time { duration(last.ts_ns - first.ts_ns) } else { counted(over as u64, "step") };
-            printer.plain(format!(
-                "GPU {}: no growth over {over}: {} in use after {}, {} after {}",
-                self.ordinal,
-                show(first.used()),
-                self.point(first),
-                show(last.used()),
-                self.point(last)
-            ));
-            return;
-        };
-        let verb = if more < 0 { "less" } else { "more" };
-        let is_hidden = matches!(self.forecast, Forecast::WithinCache { .. });
-        printer.line([
-            Cell::new(
-                if is_hidden {
-                    format!(
-                        "GPU {}: kept memory grew by {}, with {} {verb} in use",
-                        self.ordinal,
-                        show(self.bytes_of(cause)),
-                        show(more.abs())
-                    )
-                } else {
-                    format!("GPU {}: {} {verb} in use", self.ordinal, show(more.abs()))
-                },
-                Style::Alarm,
-            ),
-            format!(
-                " {} {} than after {}: {}, before {}",
-                if self.is_cut { "in" } else { "after" },
-                self.point(last),
-                self.point(first),
-                show(last.used()),
-                show(first.used())
-            )
-            .into(),
-        ]);
-        let mut table =
-            Table::new(&[("", Side::Left), ("growth", Side::Right), ("now", Side::Right), ("", Side::Left)]);
-        for part in GrowthPart::ALL {
-            let style = if part == cause { Style::Strong } else { Style::Plain };
-            table.row([
-                Cell::new(part.name(), style),
-                Cell::new(show(self.bytes_of(part)), style),
-                show(self.all[self.all.len() - 1][part as usize]).into(),
-                Cell::new(part.about(), Style::Faint),
-            ]);
-        }
-        printer.table(&table);
-        for part in self.growing() {
-            printer.gap();
-            printer
-                .line([Cell::new(format!("{}: ", part.name()), Style::Strong), self.why(part, units).into()]);
-            for change in &self.changes[part as usize] {
-                printer.plain(format!("  {}", change.line(units)));
-            }
-            printer.line(["  try: ".into(), Cell::new(self.remedy(part), Style::Command)]);
-        }
-        printer.gap();
-        printer.plain(self.outlook(units));
-    }
-
-    /// Returns a sentence with the forecast.
-    fn outlook(&self, units: Unit) -> String {
-        let unit = if self.by_time { "second" } else { "step" };
-        let used = units.show(self.last().used());
-        match self.forecast {
-            Forecast::Jumped { at } => {
-                format!(
-                    "The growth came in one jump, with {}; before and after it, little changed.",
-                    self.point(&self.levels[at])
-                )
-            }
-            Forecast::Settled => {
-                format!("It has settled at {used}: it hardly grew in the last quarter of the run.")
-            }
-            Forecast::Paused { now, longest } => {
-                let of = if self.by_time { "slice" } else { "step" };
-                format!(
-                    "It grows in jumps: no growth in the last {}, but an earlier pause lasted {}. So it may \
-                     exceed {used}.",
-                    counted(now as u64, of),
-                    count(longest as u64)
-                )
-            }
-            Forecast::Varies { now, times } => {
-                let of = if self.by_time { "slice" } else { "step" };
-                format!(
-                    "No growth in the last {}. The largest {of} so far sets the peak, and needs {times:.1} times \
-                     the 90th percentile. Expect a larger one: memory in use may exceed {used}.",
-                    counted(now as u64, of)
-                )
-            }
-            Forecast::Swings { low, high, is_rising } => format!(
-                "It rises and falls, as memory is freed and reserved again: between {} and {} in the last half of the \
-                 run, {} than in the first half.",
-                units.show(low),
-                units.show(high),
-                if is_rising { "higher" } else { "and no higher" }
-            ),
-            Forecast::Slowing { level } => {
-                let mut text =
-                    format!("It slows down: growth was small in the last quarter of the run. Now {used}");
-                if let Some(level) = level {
-                    text.push_str(&format!(", about {} if it goes on like this", units.show(level)));
-                }
-                text + "."
-            }
-            Forecast::WithinCache { rate, until } => format!(
-                "The kept memory grows by about {} a step and fills cached memory first: nvidia-smi shows \
-                 its growth from about step {}.",
-                units.show(rate as i64),
-                count(until.max(0).cast_unsigned())
-            ),
-            Forecast::Grows { rate, full_at, is_faster } => {
-                let mut text = format!("It grows by about {} a {unit}.", units.show(rate as i64));
-                match full_at {
-                    Some(at) if self.by_time => {
-                        text.push_str(&format!(
-                            " At this rate the card ({}) is full after about {}.",
-                            units.show(self.capacity),
-                            duration(at.saturating_mul(1_000_000_000))
-                        ));
-                    }
-                    Some(at) => text.push_str(&format!(
-                        " At this rate the card ({}) is full at about step {}.",
-                        units.show(self.capacity),
-                        count(at.max(0).cast_unsigned())
-                    )),
-                    None => {}
-                }
-                if is_faster {
-                    text.push_str(" It grows faster and faster, so expect more.");
-                }
-                text
-            }
         }
     }
 }
