@@ -1,9 +1,8 @@
 // Lets the reader choose an advised change, and draws the predicted curve of the run with this change.
 
-import { readable } from "./colours.js";
+import { isDark, readable } from "./colours.js";
 import { $ } from "./data.js";
-import { bytes, element } from "./format.js";
-import { choices, isDark } from "./input.js";
+import { bytes, choices, element, percent } from "./format.js";
 import { draw, painters, state, track } from "./state.js";
 import { PLOT, plotWidth, toX } from "./timeline.js";
 

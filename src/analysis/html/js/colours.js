@@ -1,8 +1,8 @@
 // Defines colors that color-blind readers can distinguish, after Okabe and Ito, for light and dark themes.
 // The pink is paler than theirs, so that its lightness differs from the green on which it is stacked.
 
-import { isUsed } from "./data.js";
-import { isDark } from "./input.js";
+import { $, isUsed } from "./data.js";
+import { drawAll, state } from "./state.js";
 
 const CATEGORY = {
   parameter: "#0072B2",
@@ -51,6 +51,8 @@ const DARK_LINES = { allocated: "#56A9E8", reserved: "#F0884A" };
 
 export const lineColour = (name) =>
   (isDark() ? DARK_LINES : LINES)[name] ?? (isUsed(name) ? "#8A6D9B" : "#8F8B66");
+/** Returns the color of what stands out: the highest step, a rank's peak, run B, memory with child processes. */
+export const highlightColour = () => lineColour("reserved");
 
 const OTHER_PHASES = ["#8F8B66", "#4B6A9B", "#C8B400", "#6FBF9F", "#A65B83"];
 
@@ -102,4 +104,24 @@ export function readable(colour) {
     0.7152 * (((n >> 8) & 255) / 255) ** 2.2 +
     0.0722 * ((n & 255) / 255) ** 2.2;
   return light > 0.22 ? "#10151c" : "#ffffff";
+}
+
+export function isDark() {
+  // Reads the theme of the document, not the chosen theme, because a page is always
+  // printed in the light theme.
+  const { theme } = document.documentElement.dataset;
+  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+export function applyTheme() {
+  document.documentElement.dataset.theme = state.theme;
+  $("theme").textContent = isDark() ? "light" : "dark";
+}
+
+export function switchTheme() {
+  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  const wanted = isDark() ? "light" : "dark";
+  state.theme = wanted === system ? "" : wanted;
+  applyTheme();
+  drawAll();
 }

@@ -1,6 +1,7 @@
 // Compares two runs: their curves in one chart, and the changes from peak to peak.
 
 import { chart } from "./charts.js";
+import { highlightColour, lineColour } from "./colours.js";
 import { $ } from "./data.js";
 import {
   breakable,
@@ -11,6 +12,7 @@ import {
   makeScrollable,
   signedBytes,
   signedPercent,
+  swatch,
   timeTicks,
 } from "./format.js";
 import { page, painters, tracks } from "./state.js";
@@ -52,14 +54,12 @@ painters.compare = () => {
   it.append(verdict);
   const names = element("p", "quiet");
   for (const [t, colour, letter] of [
-    [a, "#0072B2", "A"],
-    [b, "#D55E00", "B"],
+    [a, lineColour("allocated"), "A"],
+    [b, highlightColour(), "B"],
   ]) {
-    const swatch = element("i");
-    swatch.style.background = colour;
     const ranks = new Set(tracks.filter((one) => one.run === t.run).map((one) => one.label)).size;
     const which = ranks > 1 ? `, ${t.label}, which has the highest peak` : "";
-    names.append(swatch, `${letter}: ${page.about.runs[t.run].path}${which}\u2003`);
+    names.append(swatch(colour), `${letter}: ${page.about.runs[t.run].path}${which}\u2003`);
   }
   it.append(names);
   const drawn = element("canvas");
@@ -82,8 +82,8 @@ painters.compare = () => {
   plot.it.setAttribute("aria-label", `Both curves. ${verdict.textContent}`);
   const pixels = Math.floor(plot.right - plot.left);
   for (const [t, colour] of [
-    [a, "#0072B2"],
-    [b, "#D55E00"],
+    [a, lineColour("allocated")],
+    [b, highlightColour()],
   ]) {
     const { high } = columnsOf(t, t.total, t.home[0], t.home[0] + longest, pixels);
     const end = ((t.home[1] - t.home[0]) / longest) * pixels;
@@ -135,7 +135,7 @@ function differences(a, b, key) {
       bar = element("td", "bar-cell"),
       piece = element("span", "share");
     piece.style.width = `${(Math.abs(row.by) / most) * 100}%`;
-    piece.style.background = row.by > 0 ? "#D55E00" : "#0072B2";
+    piece.style.background = row.by > 0 ? highlightColour() : lineColour("allocated");
     bar.append(piece);
     line.append(
       element("td", "number", bytes(row.x)),

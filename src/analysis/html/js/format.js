@@ -1,4 +1,6 @@
-// Formats bytes, times and counts as the command does.
+// Formats bytes, times and counts as the command does, and makes the small parts of the page.
+
+import { $ } from "./data.js";
 
 const UNITS = [
   ["GiB", 2 ** 30],
@@ -102,6 +104,41 @@ export function element(tag, name, text) {
   if (name) made.className = name;
   if (text !== undefined) made.textContent = text;
   return made;
+}
+
+/** Returns a small square of a color, for a legend or a table. */
+export function swatch(colour) {
+  const made = element("i");
+  made.style.background = colour;
+  return made;
+}
+
+/** Returns an entry of a legend that is no button. */
+export function legendEntry(name, colour) {
+  const made = element("span", "entry still");
+  made.append(swatch(colour), element("span", "", name));
+  return made;
+}
+
+/** Places a tip beside the mouse, inside a picture of this width. `top` is the distance from the picture's top. */
+export function placeTip(tip, x, width, top) {
+  const left = x + 18 + tip.offsetWidth > width ? x - tip.offsetWidth - 18 : x + 18;
+  tip.style.transform = `translate(${Math.max(0, left)}px, ${top}px)`;
+}
+
+/** Shows a row of options, with the chosen one marked. */
+export function choices(id, names, chosen, choose) {
+  const it = $(id);
+  it.replaceChildren();
+  for (const [value, text] of names) {
+    const one = element("button", "", text);
+    one.type = "button";
+    one.setAttribute("role", "radio");
+    one.setAttribute("aria-checked", String(value === chosen));
+    one.dataset.value = value;
+    one.onclick = () => choose(value);
+    it.append(one);
+  }
 }
 
 /** Returns an element with a name in which lines may break after the separators. */

@@ -1,13 +1,14 @@
 // Draws histograms of the sizes and lifetimes of blocks.
 
 import { chart, countTicks } from "./charts.js";
+import { lineColour } from "./colours.js";
 import { $ } from "./data.js";
 import { byteTicks, bytes, count, duration, percent } from "./format.js";
 import { painters, state, track } from "./state.js";
 
 painters.histograms = () => {
   const t = track();
-  bars("sizes", t.sizes, "block size", "#0072B2", (power) => bytes(2 ** power));
+  bars("sizes", t.sizes, "block size", lineColour("allocated"), (power) => bytes(2 ** power));
   bars("lifetimes", t.lifetimes, "lifetime", "#009E73", (power) => duration(2 ** power));
 };
 

@@ -1,12 +1,21 @@
 // Draws host memory over time, from samples of the kernel's counts, below the curve of a GPU. Both curves
 // have the same time axis, phases and steps.
 
-import { LINES, faded } from "./colours.js";
+import { faded, highlightColour } from "./colours.js";
 import { $, last } from "./data.js";
-import { byteTicks, bytes, duration, element, moment } from "./format.js";
-import { isDark, placeTip, selected } from "./input.js";
+import { byteTicks, bytes, duration, element, legendEntry, moment, placeTip } from "./format.js";
 import { canvas, state, track } from "./state.js";
-import { PLOT, paintBands, paintBytes, paintTime, plotWidth, toTs, toX } from "./timeline.js";
+import {
+  PLOT,
+  paintBands,
+  paintBytes,
+  paintLimit,
+  paintSelection,
+  paintTime,
+  plotWidth,
+  toTs,
+  toX,
+} from "./timeline.js";
 
 const HOST_HEIGHT = 238;
 const HOST_PARTS = [
@@ -14,8 +23,6 @@ const HOST_PARTS = [
   ["shared", "shared memory", "#CC79A7"],
   ["files", "files", "#8F8B66"],
 ];
-const CHILDREN = { light: "#D55E00", dark: "#F0884A" };
-const childrenColour = () => (isDark() ? CHILDREN.dark : CHILDREN.light);
 
 /** Returns the highest known value of a column, or -1 if no value is known. */
 const highest = (values) => values.reduce((a, b) => Math.max(a, b), -1);
@@ -97,27 +104,13 @@ export function paintHost(t, colours) {
     c.setLineDash([]);
   };
   line(host.resident, colours.text, []);
-  line(host.whole, childrenColour(), [5, 3]);
+  line(host.whole, highlightColour(), [5, 3]);
   if (limitShown) {
     line(host.container, colours.alarm, [2, 3]);
-    const at = Math.round(y(limit)) + 0.5;
-    c.setLineDash([6, 4]);
-    c.strokeStyle = colours.alarm;
-    c.lineWidth = 1;
-    c.beginPath();
-    c.moveTo(PLOT.left, at);
-    c.lineTo(width, at);
-    c.stroke();
-    c.setLineDash([]);
-    c.fillStyle = colours.alarm;
-    c.textBaseline = "bottom";
-    c.fillText(`limit of the container, ${bytes(limit)}`, PLOT.left + 6, at - 2);
+    paintLimit(c, y(limit), width, colours, `limit of the container, ${bytes(limit)}`);
   }
   paintBands(c, t, bottom, width, colours);
-  if (selected) {
-    c.fillStyle = faded(LINES.allocated, 0.2);
-    c.fillRect(Math.min(...selected), PLOT.top, Math.abs(selected[0] - selected[1]), high);
-  }
+  paintSelection(c, high);
   if (state.at !== null) {
     c.strokeStyle = colours.accent;
     c.lineWidth = 2;
@@ -146,17 +139,11 @@ export function paintHost(t, colours) {
 function paintHostLegend(host, limitShown, colours) {
   const it = $("host-legend");
   it.replaceChildren();
-  const entry = (name, colour) => {
-    const one = element("span", "entry still"),
-      swatch = element("i");
-    swatch.style.background = colour;
-    one.append(swatch, element("span", "", name));
-    it.append(one);
-  };
+  const entry = (name, colour) => it.append(legendEntry(name, colour));
   entry("resident", colours.text);
   for (const [name, text, colour] of HOST_PARTS)
     if (highest(host[name]) > 0) entry(text, faded(colour, 0.55));
-  if (highest(host.whole) > 0) entry("with child processes", childrenColour());
+  if (highest(host.whole) > 0) entry("with child processes", highlightColour());
   if (limitShown) entry("container, without page cache", colours.alarm);
 }
 
@@ -189,5 +176,5 @@ export function hoverHost(event) {
     element("div", "quiet", where.filter(Boolean).join(", ")),
     list,
   );
-  placeTip(tip, x, event.offsetY, width, HOST_HEIGHT);
+  placeTip(tip, x, width, Math.min(HOST_HEIGHT - tip.offsetHeight - 60, Math.max(10, event.offsetY - 20)));
 }

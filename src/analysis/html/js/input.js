@@ -1,12 +1,11 @@
 // Handles input from the mouse, the wheel, touch and the keyboard.
 
 import { adviceBucket, adviceColour, chosenAdvice, showAdvice } from "./advice.js";
-import { categoryColour, lineColour, moduleColour } from "./colours.js";
+import { categoryColour, lineColour, moduleColour, switchTheme } from "./colours.js";
 import { $, last } from "./data.js";
-import { bytes, element, moment } from "./format.js";
+import { bytes, element, moment, placeTip } from "./format.js";
 import { hoverHost } from "./host.js";
-import { TABLES } from "./live.js";
-import { draw, drawAll, painters, pin, setView, state, track } from "./state.js";
+import { draw, pin, setView, state, track } from "./state.js";
 import { PLOT, hiddenLines, hideTallLines, pinsOf, plotWidth, toTs, toX, valueAt } from "./timeline.js";
 
 /** Multiplies the time span of the view by `factor`. The moment `around` keeps its place on the screen. */
@@ -39,7 +38,7 @@ export function jumpToOom() {
   jump(ooms[oomShown].ts_ns);
 }
 
-function setMode(mode) {
+export function setMode(mode) {
   state.mode = mode;
   hideTallLines(track());
   draw("curve", "legend", "choices");
@@ -231,14 +230,7 @@ function hover(event) {
   if (advice) row("with the change", advice.high[adviceBucket(t, advice, ts)], adviceColour());
   tip.append(list);
   tip.hidden = false;
-  placeTip(tip, x, event.offsetY, width, PLOT.height);
-}
-
-/** Places a tip next to the mouse, inside a curve of this width and height. */
-export function placeTip(tip, x, y, width, height) {
-  const left = x + 18 + tip.offsetWidth > width ? x - tip.offsetWidth - 18 : x + 18;
-  const top = Math.min(height - tip.offsetHeight - 60, Math.max(10, y - 20));
-  tip.style.transform = `translate(${Math.max(0, left)}px, ${top}px)`;
+  placeTip(tip, x, width, Math.min(PLOT.height - tip.offsetHeight - 60, Math.max(10, event.offsetY - 20)));
 }
 
 export function listenToKeys() {
@@ -301,76 +293,3 @@ export function search(text) {
   state.search = text.trim();
   draw("legend", "curve", "live", "segments");
 }
-
-export function isDark() {
-  // Reads the theme of the document, not the chosen theme, because a page is always
-  // printed in the light theme.
-  const { theme } = document.documentElement.dataset;
-  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-}
-
-export function applyTheme() {
-  document.documentElement.dataset.theme = state.theme;
-  $("theme").textContent = isDark() ? "light" : "dark";
-}
-
-export function switchTheme() {
-  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  const wanted = isDark() ? "light" : "dark";
-  state.theme = wanted === system ? "" : wanted;
-  applyTheme();
-  drawAll();
-}
-
-/** Shows a row of options, with the chosen one marked. */
-export function choices(id, names, chosen, choose) {
-  const it = $(id);
-  it.replaceChildren();
-  for (const [value, text] of names) {
-    const one = element("button", "", text);
-    one.type = "button";
-    one.setAttribute("role", "radio");
-    one.setAttribute("aria-checked", String(value === chosen));
-    one.dataset.value = value;
-    one.onclick = () => choose(value);
-    it.append(one);
-  }
-}
-
-painters.choices = () => {
-  choices(
-    "modes",
-    [
-      ["lines", "Totals"],
-      ["category", "By category"],
-      ["module", "By module"],
-    ],
-    state.mode,
-    setMode,
-  );
-  choices(
-    "by",
-    TABLES.map((name) => [name, name === "block" ? "blocks" : name]),
-    state.by,
-    (by) => {
-      state.by = by;
-      state.more = 1;
-      if (by !== "block" && !["bytes", "blocks", "name"].includes(state.sort))
-        [state.sort, state.down] = ["bytes", true];
-      draw("choices", "live");
-    },
-  );
-  choices(
-    "count-by",
-    [
-      ["bytes", "bytes"],
-      ["count", "allocations"],
-    ],
-    state.weigh,
-    (weigh) => {
-      state.weigh = weigh;
-      draw("choices", "histograms");
-    },
-  );
-  $("to-oom").hidden = !track().ooms.length;
-};

@@ -13,6 +13,7 @@ import {
   moment,
   percent,
   shown,
+  swatch,
 } from "./format.js";
 import { draw, matches, page, painters, state, track } from "./state.js";
 import { valueAt } from "./timeline.js";
@@ -141,14 +142,21 @@ function groupsAt(t, ts, at, by) {
   return [...groups.values()];
 }
 
-export let liveFor = null;
-export let liveIs = null;
+/** The track and the moment for which `liveIs` was computed. */
+let liveFor = null;
+let liveIs = null;
+
+/** Returns what `liveAt` returns for the pinned moment. */
+export function liveNow() {
+  const key = `${state.track} ${state.at}`;
+  if (liveFor !== key) [liveFor, liveIs] = [key, liveAt(track(), state.at)];
+  return liveIs;
+}
+
 painters.live = () => {
   const t = track(),
-    ts = state.at;
-  const key = `${state.track} ${ts}`;
-  if (liveFor !== key) [liveFor, liveIs] = [key, liveAt(t, ts)];
-  const at = liveIs;
+    ts = state.at,
+    at = liveNow();
   const { step, phase } = t.during(ts);
   const isPeak = ts === t.peak.ts_ns,
     oom = t.ooms.find((one) => one.ts_ns === ts);
@@ -406,9 +414,7 @@ function tableCell(row, name, number, sum, most) {
     cell.className = "bar-cell";
     cell.append(bar);
   } else if (name === "category") {
-    const swatch = element("i");
-    swatch.style.background = categoryColour(row.category);
-    cell.append(swatch, row.category);
+    cell.append(swatch(categoryColour(row.category)), row.category);
   } else {
     cell.append(breakable(String(row[name])));
     cell.title = row[name];

@@ -1,19 +1,19 @@
 // Starts the page: loads the data, and connects the controls.
 
+import { applyTheme, switchTheme } from "./colours.js";
 import { $, load } from "./data.js";
-import { element } from "./format.js";
+import { choices, element } from "./format.js";
 import {
-  applyTheme,
   jump,
   jumpToOom,
   listenToCurves,
   listenToKeys,
   restartOoms,
   search,
-  switchTheme,
+  setMode,
   zoom,
 } from "./input.js";
-import { TREES, liveAt, zoomOut } from "./live.js";
+import { TABLES, TREES, liveAt, zoomOut } from "./live.js";
 import { listenToSegments } from "./segments.js";
 import {
   draw,
@@ -118,6 +118,44 @@ async function main() {
   });
   drawAll();
 }
+
+painters.choices = () => {
+  choices(
+    "modes",
+    [
+      ["lines", "Totals"],
+      ["category", "By category"],
+      ["module", "By module"],
+    ],
+    state.mode,
+    setMode,
+  );
+  choices(
+    "by",
+    TABLES.map((name) => [name, name === "block" ? "blocks" : name]),
+    state.by,
+    (by) => {
+      state.by = by;
+      state.more = 1;
+      if (by !== "block" && !["bytes", "blocks", "name"].includes(state.sort))
+        [state.sort, state.down] = ["bytes", true];
+      draw("choices", "live");
+    },
+  );
+  choices(
+    "count-by",
+    [
+      ["bytes", "bytes"],
+      ["count", "allocations"],
+    ],
+    state.weigh,
+    (weigh) => {
+      state.weigh = weigh;
+      draw("choices", "histograms");
+    },
+  );
+  $("to-oom").hidden = !track().ooms.length;
+};
 
 /** Gives tests and debuggers access to the page. `memtrace.frames` has the drawing times in ms. */
 globalThis.memtrace = {

@@ -1,6 +1,6 @@
 // Draws a small curve for each rank and device, all on one scale.
 
-import { faded } from "./colours.js";
+import { faded, highlightColour, lineColour } from "./colours.js";
 import { $ } from "./data.js";
 import { bytes, element, moment, percent, shown } from "./format.js";
 import { choose } from "./main.js";
@@ -52,7 +52,7 @@ painters.ranks = () => {
     const c = drawn.getContext("2d");
     c.scale(ratio, ratio);
     const { high } = columnsOf(t, t.total, from, to, Math.floor(width));
-    c.fillStyle = faded("#0072B2", 0.55);
+    c.fillStyle = faded(lineColour("allocated"), 0.55);
     c.beginPath();
     c.moveTo(0, height);
     high.forEach((value, x) => {
@@ -61,7 +61,7 @@ painters.ranks = () => {
     });
     c.lineTo(Math.min(1, (t.end_ns - from) / (to - from)) * width, height);
     c.fill();
-    c.fillStyle = "#D55E00";
+    c.fillStyle = highlightColour();
     c.fillRect(((t.peak.ts_ns - from) / (to - from)) * width - 1, 0, 2, height);
   }
   const axis = element("div", "rank-axis");

@@ -2,8 +2,8 @@
 
 import { categoryColour, faded, ink } from "./colours.js";
 import { $ } from "./data.js";
-import { bytes, count, element, shown } from "./format.js";
-import { liveAt, liveFor, liveIs, searchWords } from "./live.js";
+import { bytes, count, element, placeTip, shown } from "./format.js";
+import { liveNow, searchWords } from "./live.js";
 import { canvas, matches, painters, state, track } from "./state.js";
 
 /** Returns the segments at a moment by address. Adjacent expandable pieces are one segment. */
@@ -48,7 +48,7 @@ painters.segments = () => {
     ts = state.at,
     colours = ink();
   const segments = segmentsAt(t, ts),
-    at = liveFor === `${state.track} ${ts}` ? liveIs : liveAt(t, ts);
+    at = liveNow();
   const reserved = segments.reduce((sum, one) => sum + one.bytes, 0);
   const blocks = at.live.filter((block) => block.addr).sort((a, b) => a.addr - b.addr);
   $("segments").hidden = !t.segmentRows.length;
@@ -149,8 +149,7 @@ export function listenToSegments() {
         `in a segment of ${bytes(segment.bytes)} at 0x${segment.addr.toString(16)}${segment.expandable ? ", expandable" : ""}`,
       ),
     );
-    const left = x + 18 + tip.offsetWidth > box.width ? x - tip.offsetWidth - 18 : x + 18;
-    tip.style.transform = `translate(${Math.max(0, left)}px, ${y + 18}px)`;
+    placeTip(tip, x, box.width, y + 18);
   });
   it.addEventListener("pointerleave", () => (tip.hidden = true));
 }

@@ -1,7 +1,7 @@
 // Compares steps: draws their curves in one chart, the peak of each, and the memory in use after each.
 
 import { chart } from "./charts.js";
-import { faded } from "./colours.js";
+import { faded, highlightColour, lineColour } from "./colours.js";
 import { $, last } from "./data.js";
 import { byteTicks, bytes, count, timeTicks } from "./format.js";
 import { painters, pin, setView, state, track } from "./state.js";
@@ -58,10 +58,11 @@ painters.steps = () => {
   };
   for (const [order, i] of chosen.entries()) {
     // Later steps are darker.
-    if (i !== highest && i !== pinned) curve(i, faded("#0072B2", 0.18 + (0.5 * order) / chosen.length), 1);
+    if (i !== highest && i !== pinned)
+      curve(i, faded(lineColour("allocated"), 0.18 + (0.5 * order) / chosen.length), 1);
   }
   if (pinned >= 0 && pinned !== highest) curve(pinned, plot.colours.accent, 2);
-  curve(highest, "#D55E00", 2);
+  curve(highest, highlightColour(), 2);
   c.restore();
   $("overlay-text").textContent =
     `${count(chosen.length)} of ${count(steps.length)} steps, later ones darker. Orange-red: step ${t.stepName(highest)}, the highest` +
@@ -95,7 +96,12 @@ function paintStepPeaks(t, highest, pinned) {
     w = room / n;
   if (w >= 2) {
     for (let i = 0; i < n; i++) {
-      c.fillStyle = i === highest ? "#D55E00" : i === pinned ? plot.colours.accent : faded("#0072B2", 0.7);
+      c.fillStyle =
+        i === highest
+          ? highlightColour()
+          : i === pinned
+            ? plot.colours.accent
+            : faded(lineColour("allocated"), 0.7);
       c.fillRect(
         plot.left + i * w + (w > 6 ? 1 : 0),
         plot.y(steps.high[i]),
@@ -104,7 +110,7 @@ function paintStepPeaks(t, highest, pinned) {
       );
     }
   } else {
-    c.strokeStyle = "#0072B2";
+    c.strokeStyle = lineColour("allocated");
     c.beginPath();
     for (let x = 0; x < room; x++) {
       let high = 0;

@@ -13,7 +13,18 @@ import {
   readable,
 } from "./colours.js";
 import { $, last } from "./data.js";
-import { byteTicks, bytes, duration, element, moment, quoted, shown, timeTicks } from "./format.js";
+import {
+  byteTicks,
+  bytes,
+  duration,
+  element,
+  legendEntry,
+  moment,
+  quoted,
+  shown,
+  swatch,
+  timeTicks,
+} from "./format.js";
 import { paintHost } from "./host.js";
 import { selected } from "./input.js";
 import { blockWords } from "./live.js";
@@ -108,34 +119,42 @@ painters.curve = () => {
   } else {
     paintStack(c, t, y, bottom, pixels, drawn[t.lines.indexOf(t.total)]);
   }
-  if (capacityShown) {
-    const at = Math.round(y(t.capacity)) + 0.5;
-    c.setLineDash([6, 4]);
-    c.strokeStyle = colours.alarm;
-    c.beginPath();
-    c.moveTo(PLOT.left, at);
-    c.lineTo(width, at);
-    c.stroke();
-    c.setLineDash([]);
-    c.fillStyle = colours.alarm;
-    c.textBaseline = "bottom";
-    c.fillText(`device memory, ${bytes(t.capacity)}`, PLOT.left + 6, at - 2);
-  }
+  if (capacityShown) paintLimit(c, y(t.capacity), width, colours, `device memory, ${bytes(t.capacity)}`);
   paintFound(c, t, y, width, colours);
   paintAdvice(c, t, y, width, colours);
   paintBands(c, t, bottom, width, colours);
   c.restore();
   paintTime(c, bottom, width, colours);
   paintPins(c, t, y, bottom, width, colours);
-  if (selected) {
-    c.fillStyle = faded(LINES.allocated, 0.2);
-    c.fillRect(Math.min(...selected), PLOT.top, Math.abs(selected[0] - selected[1]), high);
-  }
+  paintSelection(c, high);
   paintHost(t, colours);
   paintOverview(t, colours);
   describeCurve(t, it);
   offerDetails(t, pixels);
 };
+
+/** Draws a dashed line at a limit of memory, with its name. */
+export function paintLimit(c, y, width, colours, name) {
+  const at = Math.round(y) + 0.5;
+  c.setLineDash([6, 4]);
+  c.strokeStyle = colours.alarm;
+  c.lineWidth = 1;
+  c.beginPath();
+  c.moveTo(PLOT.left, at);
+  c.lineTo(width, at);
+  c.stroke();
+  c.setLineDash([]);
+  c.fillStyle = colours.alarm;
+  c.textBaseline = "bottom";
+  c.fillText(name, PLOT.left + 6, at - 2);
+}
+
+/** Marks the range that is being selected, if there is one, in a curve of this height. */
+export function paintSelection(c, height) {
+  if (!selected) return;
+  c.fillStyle = faded(LINES.allocated, 0.2);
+  c.fillRect(Math.min(...selected), PLOT.top, Math.abs(selected[0] - selected[1]), height);
+}
 
 export const hiddenLines = new Set();
 
@@ -612,9 +631,7 @@ painters.legend = () => {
     one.type = "button";
     one.title = title;
     one.setAttribute("aria-pressed", String(!hiddenLines.has(name)));
-    const swatch = element("i");
-    swatch.style.background = colour;
-    one.append(swatch, element("span", "", name));
+    one.append(swatch(colour), element("span", "", name));
     if (value) one.append(element("span", "quiet", value));
     one.onclick = () => {
       if (!hiddenLines.delete(name)) hiddenLines.add(name);
@@ -649,11 +666,8 @@ painters.legend = () => {
   }
   if (state.search) {
     const found = foundCurve(t),
-      swatch = element("i"),
-      one = element("span", "entry still");
-    swatch.style.background = "var(--text)";
+      one = legendEntry(`matches of “${state.search}”`, "var(--text)");
     one.title = "The sum of the listed blocks whose module, op, phase, category or shape matches the search";
-    one.append(swatch, element("span", "", `matches of “${state.search}”`));
     const most = found.level.reduce((a, b) => Math.max(a, b), 0);
     one.append(element("span", "quiet", found.ts.length ? `peak ${bytes(most)}` : "none"));
     it.append(one);
@@ -664,13 +678,7 @@ painters.legend = () => {
   if (phases.length) {
     const group = element("span", "phases");
     group.append(element("span", "quiet", "phases:"));
-    for (const name of phases.slice(0, 8)) {
-      const one = element("span", "entry still"),
-        swatch = element("i");
-      swatch.style.background = phaseColour(name);
-      one.append(swatch, element("span", "", name));
-      group.append(one);
-    }
+    for (const name of phases.slice(0, 8)) group.append(legendEntry(name, phaseColour(name)));
     it.append(group);
   }
 };
