@@ -1,5 +1,6 @@
 //! `docs/json.schema.json`: the types of every answer's fields, as the reports give them on all recorded
 //! traces. A field that changes its type or is missing fails here, because programs of users rely on it.
+//! `docs/json.md` must describe each field, and no other; it also decides which fields may be null.
 //!
 //! `MEMTRACE_BLESS=1 cargo test --release json_schema::` writes the file anew.
 
@@ -35,7 +36,8 @@ const MAPS: &[&str] = &[
 ];
 
 /// A field whose objects have keys such as `cuda:0` or `Parameter` is a map, too.
-fn is_map(name: &str, object: &Map<String, Value>) -> bool {
+fn is_map(path: &str, object: &Map<String, Value>) -> bool {
+    let name = path.rsplit('.').next().unwrap_or(path).trim_end_matches("[]");
     let is_field = |key: &String| {
         key.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
     };
@@ -45,8 +47,8 @@ fn is_map(name: &str, object: &Map<String, Value>) -> bool {
 }
 
 impl Shape {
-    /// Adds a value of the field `name`. `may_be_null` says of a field whether docs/json.md allows null.
-    fn see(&mut self, name: &str, value: &Value, may_be_null: &dyn Fn(&str) -> bool) {
+    /// Adds a value of the field at `path`. `may_be_null` says of a field whether docs/json.md allows null.
+    fn see(&mut self, path: &str, value: &Value, may_be_null: &dyn Fn(&str) -> bool) {
         let kind = match value {
             Value::Null => "null",
             Value::Bool(_) => "boolean",
@@ -60,18 +62,19 @@ impl Shape {
         match value {
             Value::Array(items) => {
                 let shape = self.items.get_or_insert_default();
-                items.iter().for_each(|item| shape.see(name, item, may_be_null));
+                items.iter().for_each(|item| shape.see(&format!("{path}[]"), item, may_be_null));
             }
-            Value::Object(object) if is_map(name, object) || self.map_values.is_some() => {
+            Value::Object(object) if is_map(path, object) || self.map_values.is_some() => {
                 let shape = self.map_values.get_or_insert_default();
-                object.values().for_each(|value| shape.see("", value, may_be_null));
+                object.values().for_each(|value| shape.see(&format!("{path}.*"), value, may_be_null));
             }
             Value::Object(object) => {
                 self.objects += 1;
                 for (key, value) in object {
                     let field = self.fields.entry(key.clone()).or_default();
-                    field.see(key, value, may_be_null);
-                    if may_be_null(key) {
+                    let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                    field.see(&path, value, may_be_null);
+                    if may_be_null(&path) {
                         field.types.insert("null", ());
                     }
                     *self.had.entry(key.clone()).or_default() += 1;
@@ -79,6 +82,20 @@ impl Shape {
             }
             _ => {}
         }
+    }
+
+    /// Returns true if an answer has a field at `path`, or if no answer shows the fields of its object.
+    fn may_have(&self, path: &str) -> bool {
+        let Some((first, rest)) = path.split_once('.') else {
+            let name = path.trim_end_matches("[]");
+            return self.objects == 0 || self.fields.contains_key(name);
+        };
+        let name = first.trim_end_matches("[]");
+        let mut shape = if name == "*" { self.map_values.as_deref() } else { self.fields.get(name) };
+        if first.ends_with("[]") {
+            shape = shape.and_then(|shape| shape.items.as_deref());
+        }
+        self.objects + usize::from(name == "*") == 0 || shape.is_none_or(|shape| shape.may_have(rest))
     }
 
     /// Returns the JSON Schema. A field that one object lacked is not required, and one that was always null
@@ -164,21 +181,82 @@ fn answers(report: &'static dyn reports::Report, eventful: &Path) -> Vec<Value> 
         .collect()
 }
 
-/// Returns true if docs/json.md has a remark with the word null right after the field, in the report's row or
-/// among the fields of every answer.
-fn says_null(page: &str, report: &str, field: &str) -> bool {
-    let rows = page
-        .lines()
-        .filter(|line| line.starts_with(&format!("| `{report}` ")) || line.starts_with("| `phantom` "));
-    rows.flat_map(|row| row.split(&format!("`{field}`")).skip(1).collect::<Vec<_>>()).any(|rest| {
-        let remark = rest.trim_start().strip_prefix('(').map(|rest| rest.split(')').next().unwrap_or(rest));
-        remark.is_some_and(|remark| remark.contains("null"))
-    })
+/// The tables of docs/json.md: for each section, the fields with their paths, such as `processes[].rank`, and what
+/// they mean.
+struct Page {
+    sections: BTreeMap<String, Vec<(String, String)>>,
+}
+
+impl Page {
+    /// Reads the page. A table `| in `X` | meaning |` has the fields of the object `X`, or of several objects. A
+    /// table with another header, such as `| value of `by` |`, has no fields.
+    fn read() -> Page {
+        let text = std::fs::read_to_string(root().join("docs/json.md")).unwrap();
+        let (mut sections, mut section) = (BTreeMap::<_, Vec<_>>::new(), "");
+        let (mut objects, mut has_shared) = (Vec::new(), false);
+        for line in text.lines() {
+            if let Some(title) = line.strip_prefix("## ") {
+                (section, has_shared) = (title, title == SHARED);
+            } else if let (Some(title), true) = (line.strip_prefix("### "), has_shared) {
+                section = title;
+            }
+            let Some((first, meaning)) = line.strip_prefix("| ").and_then(|row| row.split_once(" | ")) else {
+                continue;
+            };
+            let names: Vec<&str> = first.split('`').skip(1).step_by(2).collect();
+            if meaning == "meaning |" {
+                objects = match first {
+                    "field" => vec![String::new()],
+                    _ if first.starts_with("in ") => names.iter().map(|name| format!("{name}.")).collect(),
+                    _ => Vec::new(),
+                };
+            } else if let [name] = names[..] {
+                let rows = objects.iter().map(|object| (format!("{object}{name}"), meaning.to_owned()));
+                sections.entry(section.trim_matches('`').to_owned()).or_default().extend(rows);
+            }
+        }
+        Page { sections }
+    }
+
+    /// Returns what the page says of a field, in the report's section, in the section that the meaning of an
+    /// object links to, or among the fields of every answer.
+    fn meaning(&self, section: &str, path: &str) -> Option<&str> {
+        let rows = self.sections.get(section)?;
+        let exact = rows.iter().find(|(known, _)| rest(known, path) == Some(""));
+        let linked = || {
+            rows.iter().find_map(|(known, meaning)| {
+                let (_, link) = meaning.split_once("(#")?;
+                let title = self.sections.keys().find(|title| link.starts_with(&anchor(title)))?;
+                let inside = rest(known, path)?.trim_start_matches("[]").trim_start_matches(".*");
+                self.meaning(title, inside.strip_prefix('.')?)
+            })
+        };
+        exact.map(|(_, meaning)| meaning.as_str()).or_else(linked)
+    }
+}
+
+/// The section with the objects that several reports have. Each has a section of its own below.
+const SHARED: &str = "Objects of several reports";
+
+/// Returns the part of `path` after `known`, in which `.*` is any name.
+fn rest<'a>(known: &str, path: &'a str) -> Option<&'a str> {
+    let mut parts = known.split(".*");
+    let mut path = path.strip_prefix(parts.next()?)?;
+    for part in parts {
+        let name = path.strip_prefix('.')?;
+        path = name[name.find(['.', '[']).unwrap_or(name.len())..].strip_prefix(part)?;
+    }
+    Some(path)
+}
+
+/// Returns the anchor of a heading, with the bracket that ends a link.
+fn anchor(title: &str) -> String {
+    format!("{})", title.to_lowercase().replace(' ', "-"))
 }
 
 #[test]
 fn json_schema_has_the_fields_of_every_answer() {
-    let page = std::fs::read_to_string(root().join("docs/json.md")).unwrap();
+    let page = Page::read();
     let folder = tempfile::tempdir().unwrap();
     eventful(folder.path());
     let mut schemas = Map::new();
@@ -186,8 +264,16 @@ fn json_schema_has_the_fields_of_every_answer() {
         let mut shape = Shape::default();
         let all = answers(report, folder.path());
         assert!(!all.is_empty(), "{} has no answer on any fixture", report.name());
-        let may_be_null = |field: &str| says_null(&page, report.name(), field);
+        let may_be_null = |path: &str| {
+            let meaning = page.meaning(report.name(), path).or_else(|| page.meaning("Every answer", path));
+            let meaning = meaning.unwrap_or_else(|| panic!("docs/json.md lacks {path} of {}", report.name()));
+            meaning.contains("null")
+        };
         all.iter().for_each(|answer| shape.see("", answer, &may_be_null));
+        for (path, meaning) in page.sections.get(report.name()).into_iter().flatten() {
+            let is_optional = meaning.starts_with("with `--");
+            assert!(is_optional || shape.may_have(path), "{} has no {path}: docs/json.md", report.name());
+        }
         schemas.insert(report.name().to_owned(), shape.schema());
     }
     let found = json!({

@@ -496,28 +496,6 @@ fn ledger_and_summary_mean_the_same_by_device_used_and_name_it_apart_without_sam
 }
 
 #[test]
-fn json_fields_of_every_report_are_documented() {
-    let page = std::fs::read_to_string(fixtures().join("../../docs/json.md")).unwrap();
-    let documented = |report: &str, field: &str| {
-        let mut rows = page.lines().filter(|line| line.starts_with(&format!("| `{report}` ")));
-        rows.any(|row| row.contains(&format!("`{field}`")))
-    };
-    for report in reports::with_views().filter(|report| report.name() != "budget") {
-        let traces = vec!["sharded"; report.inputs().len()];
-        let json =
-            answer(report.name(), &traces, &options(&[("series", ""), ("without", "op=aten::mm")])).json;
-        for (field, value) in json.as_object().unwrap() {
-            assert!(documented(report.name(), field), "{}: {field}", report.name());
-            let first = value.as_array().and_then(|list| list.first()).and_then(Value::as_object);
-            for field in first.into_iter().flat_map(|object| object.keys()) {
-                let is_type = field.starts_with(char::is_uppercase);
-                assert!(is_type || documented(report.name(), field), "{}: {field}", report.name());
-            }
-        }
-    }
-}
-
-#[test]
 fn expected_json_still_equals_the_answer_computed_with_pandas() {
     Torch::run("2.11.0", |torch| {
         let output =
