@@ -66,8 +66,10 @@ pub(super) struct DeviceUse {
     pub(super) capacity: i64,
     /// The traced memory of this process outside torch's allocator.
     pub(super) outside: i64,
-    /// The known memory of other processes.
+    /// The memory of other processes.
     pub(super) others: i64,
+    /// True if the driver does not report `others`. It is then the untraced memory beyond a large context.
+    pub(super) are_others_guessed: bool,
     /// The host memory of this process; `None` if the device has its own memory.
     pub(super) host: Option<i64>,
     /// The memory for which no row accounts, excluding `others` and `host`.

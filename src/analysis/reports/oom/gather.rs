@@ -87,14 +87,14 @@ impl DeviceUse {
         // belongs to them.
         let most_of_context = if context_bytes > 0 { context_bytes } else { CONTEXT };
         let host = foreign.and_then(|(.., host)| *host).map(|host| host.min(untraced));
-        let others = foreign
-            .and_then(|(_, _, others, _)| *others)
-            .unwrap_or_else(|| (untraced - host.unwrap_or(0) - most_of_context).max(0))
-            .min(untraced);
+        let seen = foreign.and_then(|(_, _, others, _)| *others);
+        let others =
+            seen.unwrap_or_else(|| (untraced - host.unwrap_or(0) - most_of_context).max(0)).min(untraced);
         DeviceUse {
             capacity,
             outside: totals.outside,
             others,
+            are_others_guessed: seen.is_none(),
             host,
             unknown: (untraced - others - host.unwrap_or(0)).max(context_bytes.min(left)),
             room: left - untraced,
