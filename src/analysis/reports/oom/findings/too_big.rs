@@ -136,10 +136,13 @@ fn needs_at_least(evidence: &Evidence, units: Unit) -> String {
     } else if needs > evidence.device.capacity {
         format!("at least {} is needed, and the card has {card}", show(needs))
     } else {
-        let who =
-            if evidence.device.host.is_some() { "the system and other programs" } else { "other processes" };
+        let others = match &evidence.device {
+            device if device.host.is_some() => "the system and other programs",
+            device if device.are_others_guessed => "memory that other processes probably hold",
+            _ => "other processes",
+        };
         let rest = [
-            (evidence.device.others, who),
+            (evidence.device.others, others),
             (evidence.torch.cached() - evidence.torch.private, "free pieces that are too small"),
             (evidence.torch.private, "free memory in private pools"),
         ];
@@ -282,12 +285,18 @@ mod tests {
                  libraries would take 23.75 GiB of 24.00 GiB, beside 768.00 MiB of {what}, and more may follow."
             )]);
         }
-        let mut others = OomTrace::new(24 * GIB);
-        others.sample(512 * MIB + 2 * GIB, &format!("others={}", 2 * GIB));
-        with_sgd(trace(others, 0)).prints(&[
-            "verdict: too big: at least 512.00 MiB missing. 1.00 GiB more did not fit: with it, blocks, context and libraries would take \
-             22.50 GiB of 24.00 GiB, beside 2.00 GiB of other processes, and more may follow.",
-        ]);
+        let others = |listed: &str, needs: &str, what: &str| {
+            let mut others = OomTrace::new(24 * GIB);
+            others.sample(512 * MIB + 2 * GIB, listed);
+            with_sgd(trace(others, 0)).prints(&[&format!(
+                "verdict: too big: at least 512.00 MiB missing. 1.00 GiB more did not fit: with it, blocks, context and libraries would \
+                 take {needs} of 24.00 GiB, beside {what}, and more may follow."
+            )]);
+        };
+        others(&format!("others={}", 2 * GIB), "22.50 GiB", "2.00 GiB of other processes");
+        others("", "23.00 GiB", "1.50 GiB of memory that other processes probably hold");
+        let shared = format!("others={} cache=0 host=0", 2 * GIB);
+        others(&shared, "22.50 GiB", "2.00 GiB of the system and other programs");
     }
 
     #[test]
