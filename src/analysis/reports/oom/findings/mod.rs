@@ -13,8 +13,8 @@
 //!    `OomCase::at`. A rule that follows the rows before the OOM needs a collector in `rows_before.rs`. List
 //!    a new cause also in docs/json.md (verdicts) and tests/oom/README.md.
 //! 2. Add `mod` and a row in a table: [`CAUSES`], [`REMARKS`], [`REMEDIES`] or [`REMEDIES_IF`].
-//! 3. Test it at the end of its file: an `OomTrace` that causes it, each line as `memtrace oom` prints it, and near misses
-//!    that do not cause it. A test below fails without.
+//! 3. Test it at the end of its file: an `OomTrace` that causes it, each line as `memtrace oom` prints it, and
+//!    near misses that do not cause it. Until then, a test below fails.
 //! 4. Add a program to `tests/oom` with its row in `cases.csv`.
 //!
 //! A new reason why memory is kept is no finding of its own: its rule is in `kept.rs`, its sentences are in
