@@ -11,6 +11,8 @@ pub(super) fn remedy(case: &OomCase<'_>, _units: Unit) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::Api;
+
     use super::super::super::test_evidence::{GIB, MIB};
     use super::super::super::test_trace::{OomTrace, owner};
 
@@ -18,7 +20,7 @@ mod tests {
         let mut trace = OomTrace::new(24 * GIB);
         trace.fill(512 * MIB, owner("LlamaForCausalLM", "forward", 0));
         trace.fails(GIB, owner("LlamaForCausalLM", "forward", 0));
-        trace.mark("script", mark, 0);
+        trace.mark(Api::Server.as_str(), mark, 0);
         trace
     }
 
@@ -33,8 +35,9 @@ mod tests {
             "try: vLLM: gpu_memory_utilization=0.86 or less, now 0.9: the KV cache takes the rest of this share of the card; or a \
              smaller max_num_seqs",
         ]);
-        // No server, and a share that leaves nothing for a cache.
+        // No server, one that may still get a cache, and a share that leaves nothing for a cache.
         trace("server: blocks=1000 ended").never_prints("vLLM");
+        trace("vllm: gpu_memory_utilization=0.9 blocks=0").never_prints("vLLM");
         trace("vllm: gpu_memory_utilization=0.02 blocks=1000 ended").never_prints("vLLM");
     }
 }
