@@ -137,6 +137,13 @@ impl Device {
         self.sampled?.sample.host
     }
 
+    /// Returns the page cache in the last sample, if the device shares host memory: it counts as used, but an
+    /// allocation can reclaim it.
+    #[must_use]
+    pub fn page_cache(&self) -> Option<i64> {
+        self.sampled?.sample.cache
+    }
+
     /// Returns the highest value of [`host`](Self::host).
     #[must_use]
     pub fn host_peak(&self) -> Option<i64> {

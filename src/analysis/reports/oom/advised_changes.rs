@@ -3,6 +3,7 @@
 use memtrace_trace::units::Unit;
 
 use super::super::advise::predictions::FirstAdvice;
+use super::evidence::ToCome;
 use super::finding::{OomCase, UNSURE, code_of};
 use super::findings::running_forward;
 
@@ -116,7 +117,8 @@ impl OomCase<'_> {
     /// has yet to allocate.
     fn saved_of_rest(&self, advice: &FirstAdvice) -> i64 {
         let evidence = &self.evidence;
-        let state = evidence.to_come.state + evidence.to_come.of_optimizer.bytes;
+        let ToCome { state, requested_state, of_optimizer, .. } = &evidence.to_come;
+        let state = state + requested_state + of_optimizer.bytes;
         let (of_state, of_temporaries) = match &*advice.option {
             // The optimizer has as much state as before, but steps one parameter at a time.
             "--optimizer in-backward" => (0, evidence.to_come.temporaries),

@@ -6,6 +6,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
+use crate::state::model_facts::is_inside;
 use crate::state::module_layers::is_number;
 
 /// The role of an op in attention.
@@ -71,9 +72,14 @@ impl AttentionFinder {
         }
     }
 
-    /// Returns true if a module, or another layer like it, has run fused attention.
+    /// Returns true if a module, the module that it is a part of, or another layer like it, has run fused attention.
+    /// The parts of such a module, such as the dropout of its output, hold no scores.
     pub(super) fn is_fused(&self, module: Symbol, symbols: &SymbolTable) -> bool {
-        !self.fused.is_empty() && self.fused.contains(&without_numbers(&symbols.get(module)))
+        if self.fused.is_empty() {
+            return false;
+        }
+        let path = without_numbers(&symbols.get(module));
+        self.fused.iter().any(|fused| is_inside(&path, fused))
     }
 
     /// Returns the bytes of scores, and of masks and copies of scores, among `live` blocks and a request that

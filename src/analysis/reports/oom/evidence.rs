@@ -66,8 +66,10 @@ pub(super) struct DeviceUse {
     pub(super) capacity: i64,
     /// The traced memory of this process outside torch's allocator.
     pub(super) outside: i64,
-    /// The known memory of other processes.
+    /// The memory of other processes.
     pub(super) others: i64,
+    /// True if the driver does not report `others`. It is then the untraced memory beyond a large context.
+    pub(super) are_others_guessed: bool,
     /// The host memory of this process; `None` if the device has its own memory.
     pub(super) host: Option<i64>,
     /// The memory for which no row accounts, excluding `others` and `host`.
@@ -175,6 +177,8 @@ pub(super) struct ToCome {
     pub(super) bytes: i64,
     /// The part of `bytes` that is state of the optimizer.
     pub(super) state: i64,
+    /// The bytes of the request, if it is for state of the optimizer in its step. `bytes` does not include them.
+    pub(super) requested_state: i64,
     /// The part of `bytes` that is parameters of a model that the program moves to the GPU.
     pub(super) parameters: i64,
     /// The repeated layers that the forward had not reached.
@@ -233,7 +237,7 @@ impl DeviceUse {
     }
 
     /// Returns the memory outside torch's blocks that the program needs.
-    fn beside(&self) -> i64 {
+    pub(super) fn beside(&self) -> i64 {
         self.outside + self.unknown + self.host.unwrap_or(0)
     }
 

@@ -71,6 +71,11 @@ impl FoundAtOom {
         self.optimizers.values().any(|class| is_foreach_adam(class))
     }
 
+    /// Returns the classes of the optimizers with their options, such as `AdamW,fused`.
+    pub(super) fn optimizers(&self) -> Vec<&str> {
+        self.optimizers.values().map(String::as_str).collect()
+    }
+
     /// Returns the model with the most parameters that were still on the CPU while others were on a GPU, and
     /// the bytes of these parameters.
     pub(super) fn being_moved(&self) -> Option<(&str, i64)> {

@@ -87,14 +87,14 @@ impl DeviceUse {
         // belongs to them.
         let most_of_context = if context_bytes > 0 { context_bytes } else { CONTEXT };
         let host = foreign.and_then(|(.., host)| *host).map(|host| host.min(untraced));
-        let others = foreign
-            .and_then(|(_, _, others, _)| *others)
-            .unwrap_or_else(|| (untraced - host.unwrap_or(0) - most_of_context).max(0))
-            .min(untraced);
+        let seen = foreign.and_then(|(_, _, others, _)| *others);
+        let others =
+            seen.unwrap_or_else(|| (untraced - host.unwrap_or(0) - most_of_context).max(0)).min(untraced);
         DeviceUse {
             capacity,
             outside: totals.outside,
             others,
+            are_others_guessed: seen.is_none(),
             host,
             unknown: (untraced - others - host.unwrap_or(0)).max(context_bytes.min(left)),
             room: left - untraced,
@@ -224,15 +224,17 @@ impl ToCome {
             layers.as_ref().map_or((optimizer.to_come, optimizer.to_come), |left| (left.bytes, 0));
         // The temporary results are allocated after all state. If the rest of the state does not fit, they
         // are not the missing memory, so leave them out.
-        let is_state_missing = 20 * bytes >= optimizer.temporaries
+        let with_request = bytes + optimizer.requested;
+        let is_state_missing = 20 * with_request >= optimizer.temporaries
             && evidence.needs_at_least() + bytes > evidence.device.capacity;
-        let is_foreach = optimizer.is_foreach && optimizer.to_come > 0;
+        let is_foreach = optimizer.is_foreach && with_request > 0;
         // The request copies one of the parameters that are still on the CPU.
         let parameters = at.being_moved().map_or(0, |(_, on_cpu)| (on_cpu - evidence.request.bytes).max(0));
         bytes += parameters;
         ToCome {
             bytes,
             state,
+            requested_state: optimizer.requested,
             parameters,
             layers,
             step_temporaries: if is_state_missing { 0 } else { optimizer.temporaries },

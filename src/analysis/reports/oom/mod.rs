@@ -26,6 +26,8 @@ mod server_limit;
 mod step_groups;
 #[cfg(test)]
 mod test_evidence;
+#[cfg(test)]
+mod test_trace;
 mod trace_to_oom;
 mod whole_trace;
 

@@ -13,9 +13,11 @@ const FEWEST_PAIRS: usize = 3;
 /// The memory of an optimizer's step at a request within this step; sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct OptimizerStep {
-    /// State that the optimizer's first step has yet to allocate. Each remaining parameter gets as many
-    /// blocks of its size as the earlier ones.
+    /// State that the optimizer's first step has yet to allocate after the request. Each remaining parameter gets as
+    /// many blocks of its size as the earlier ones.
     pub(super) to_come: i64,
+    /// The bytes of the request, if it is for state.
+    pub(super) requested: i64,
     /// The temporary results of a step for all parameters at once: one per parameter, as large as its
     /// gradient.
     pub(super) temporaries: i64,
@@ -70,8 +72,14 @@ impl OptimizerStep {
             .min(2);
         let left =
             |(size, (parameters, state)): (&i64, &(i64, i64))| size * (each * parameters - state).max(0);
+        // The request is no live block, but its bytes are in the need already.
+        let to_come: i64 = parameters().map(left).sum();
+        let request = row.rounded_bytes.max(row.requested_bytes);
+        let is_for_state = parameters().any(|size| *size.0 == request && left(size) > 0);
+        let requested = if is_for_state { request } else { 0 };
         OptimizerStep {
-            to_come: parameters().map(left).sum(),
+            to_come: to_come - requested,
+            requested,
             temporaries: parameters().map(|(size, (parameters, _))| size * parameters).sum(),
             is_foreach: each == 2 && numbers < 2,
         }

@@ -73,7 +73,9 @@ impl RowsBefore {
         let device = replay.find(row.device);
         let totals = device.map(|device| device.totals).unwrap_or_default();
         if row.device_free_bytes >= 0 && capacity > 0 {
-            let foreign = (capacity - totals.reserved - totals.outside - row.device_free_bytes).max(0);
+            let cache = device.and_then(Device::page_cache).unwrap_or(0);
+            let used = capacity - row.device_free_bytes - cache;
+            let foreign = (used - totals.reserved - totals.outside).max(0);
             self.foreign.retain(|(device, ..)| *device != row.device);
             let (others, host) = (device.and_then(Device::others), device.and_then(Device::host));
             self.foreign.push((row.device, foreign, others, host));

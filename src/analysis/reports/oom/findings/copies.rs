@@ -60,9 +60,11 @@ pub(super) fn has_state_of_each_step(evidence: &Evidence, holder: &Holder) -> bo
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::Category;
     use serde_json::json;
 
-    use super::super::super::test_evidence::{GIB, full, holder};
+    use super::super::super::test_evidence::{GIB, MIB, full, holder};
+    use super::super::super::test_trace::{OomTrace, owner};
     use super::*;
     use crate::reports::oom::evidence::Copies;
 
@@ -87,5 +89,29 @@ mod tests {
             let found = facts.with(|e| e.holders = vec![other]);
             assert_eq!((found.verdict(), why(&found)), ("memory grows", None));
         }
+    }
+
+    /// Steps that each keep a copy of the model, of `bytes`, and then one that fails.
+    fn trace(bytes: i64, holder: serde_json::Value) -> OomTrace {
+        let mut trace = OomTrace::new(24 * GIB);
+        trace.parameter(GIB, "Net");
+        for step in 1..4 {
+            trace.tagged(bytes, Category::Parameter, owner("(script)", "(none)", step));
+        }
+        trace.fill(512 * MIB, owner("Net", "forward", 4));
+        trace.fails(GIB, owner("Net", "forward", 4));
+        trace.found(&[holder]);
+        trace
+    }
+
+    #[test]
+    fn oom_says_that_copies_of_the_model_are_kept() {
+        let bank = |bytes: i64| json!({ "tensors": 96, "bytes": bytes, "first_step": 1, "last_step": 3 });
+        trace(GIB, bank(3 * GIB)).prints(&[
+            "verdict: memory grows: 512.00 MiB missing for this request. Parameters of 3.00 GiB were allocated in 3 steps: copies of the \
+             model are kept. Variable `x` (train.py:7) keeps 96 tensors, 3.00 GiB of steps 1-3.",
+            "try: keep copies on the CPU (copy.deepcopy(model).cpu(), or its state_dict() moved there), or one that is updated in place",
+        ]);
+        trace(256 * MIB, bank(768 * MIB)).never_prints("copies of the model");
     }
 }

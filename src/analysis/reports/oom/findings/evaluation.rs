@@ -14,7 +14,7 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
     let Evidence { live, forwards, evaluation, .. } = &case.evidence;
     if evaluation.is_now && forwards.has_autograd && case.evidence.is_material(live.activations) {
         return Some(format!(
-            "torch.no_grad() around this forward: it runs in evaluation mode (model.eval()), in which nothing is trained, and keeps a \
+            "torch.no_grad() around this forward, if nothing trains through it: it runs in evaluation mode (model.eval()) and keeps a \
              graph for a backward: {} of activations",
             units.show(live.activations)
         ));
@@ -50,4 +50,65 @@ fn may_evaluate(case: &OomCase<'_>) -> bool {
     let may = case.at.is_untrained() && !is_training
         || case.at.is_in_forward() && case.evidence.is_larger_than_before();
     case.needs_less() && may && case.evidence.forwards.has_autograd && other_graph::find(case).is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::test_evidence::{GIB, MIB};
+    use super::super::super::test_trace::{OomTrace, owner};
+
+    /// The line for a model whose mode is unknown.
+    const IF: &str = "try: if this is an evaluation: torch.no_grad() or torch.inference_mode()";
+
+    /// The forward of `Net` fails after these facts about models. `is_trained` says whether a backward has run before.
+    fn trace(is_trained: bool, facts: &[&str]) -> OomTrace {
+        let mut trace = OomTrace::new(24 * GIB);
+        trace.call("Net", "Net", 0);
+        if is_trained {
+            trace.backward(0);
+            trace.call("Net", "Net", 1);
+        }
+        let step = i64::from(is_trained);
+        for fact in facts {
+            trace.fact(fact, step);
+        }
+        trace.fill(512 * MIB, owner("Net.layers", "forward", step));
+        trace.fails(GIB, owner("Net.layers", "forward", step));
+        trace
+    }
+
+    /// Adds a search that finds no graph.
+    fn without_graph(mut trace: OomTrace) -> OomTrace {
+        trace.found(&[]);
+        trace
+    }
+
+    #[test]
+    fn oom_advises_no_grad_for_an_evaluation_after_a_training() {
+        trace(true, &["mode=eval Net"]).prints(&[
+            "try: torch.no_grad() around this forward, if nothing trains through it: it runs in evaluation mode (model.eval()) and keeps \
+             a graph for a backward: 23.00 GiB of activations",
+        ]);
+        trace(true, &["mode=eval Net", "mode=train Net"]).never_prints("torch.no_grad()");
+        without_graph(trace(true, &["mode=eval Net"])).never_prints("torch.no_grad()");
+    }
+
+    #[test]
+    fn oom_advises_no_grad_for_a_model_that_was_never_trained() {
+        trace(false, &["mode=eval Net"]).prints(&[
+            "try: torch.no_grad() around the forward of Net, if nothing trains through it: it runs in evaluation mode (model.eval()) and \
+             keeps a graph for a backward: 23.00 GiB of activations",
+        ]);
+        trace(false, &["mode=eval Net"]).never_prints(IF);
+        without_graph(trace(false, &["mode=eval Net"])).never_prints("torch.no_grad()");
+    }
+
+    #[test]
+    fn oom_advises_no_grad_if_a_first_forward_is_an_evaluation() {
+        trace(false, &[]).prints(&[IF]);
+        // A backward has run, an optimizer waits for its first step, and no graph exists.
+        trace(true, &[]).never_prints("torch.no_grad()");
+        trace(false, &["optimizer=AdamW Net"]).never_prints("torch.no_grad()");
+        without_graph(trace(false, &[])).never_prints("torch.no_grad()");
+    }
 }

@@ -32,7 +32,8 @@ pub(super) static CAUSE: Cause = Cause {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::test_evidence::{GIB, full};
+    use super::super::super::test_evidence::{GIB, MIB, full};
+    use super::super::super::test_trace::{OomTrace, owner};
 
     #[test]
     fn oom_blames_a_failed_attempt_whose_graph_is_still_live() {
@@ -46,5 +47,29 @@ mod tests {
             e.request.segment = 6 * GIB;
         });
         assert_eq!(lacks.verdict(), "too big");
+    }
+
+    #[test]
+    fn oom_says_that_an_earlier_attempt_is_still_live() {
+        let attempts = |calls_again: bool| {
+            let mut trace = OomTrace::new(24 * GIB);
+            trace.call("Net", "Net", 0);
+            trace.block(10 * GIB, owner("Net.layers", "forward", 0));
+            trace.fails(20 * GIB, owner("Net.layers", "forward", 0));
+            if calls_again {
+                trace.call("Net", "Net", 0);
+            }
+            trace.fill(512 * MIB, owner("Net.layers", "forward", 0));
+            trace.fails(GIB, owner("Net.layers", "forward", 0));
+            trace
+        };
+        attempts(true).prints(&[
+            "verdict: memory is kept: 512.00 MiB missing for this request. 10.00 GiB of an earlier attempt, which ran out of memory, are \
+             still live: something refers to its variables, such as the traceback of its error; without them, 1.00 GiB would fit.",
+            "try: in a notebook, sys.last_traceback keeps the variables of the last error: before the next attempt, sys.last_exc = \
+             sys.last_value = sys.last_traceback = None and gc.collect(), or restart the kernel",
+            "try: in a script, retry after the except block, not inside it, and del a variable that holds the exception",
+        ]);
+        attempts(false).never_prints("an earlier attempt");
     }
 }

@@ -134,10 +134,13 @@ pub(super) fn remedy_if(case: &OomCase<'_>, _units: Unit) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::Meta;
+    use memtrace_trace::meta::Allocator;
     use serde_json::json;
 
     use super::super::super::evidence::{StateToCome, StepTotals};
     use super::super::super::test_evidence::{GIB, MIB, full, holder, steps};
+    use super::super::super::test_trace::{OomTrace, owner};
     use super::*;
 
     #[test]
@@ -228,5 +231,61 @@ mod tests {
         assert_eq!(layers.verdict(), "fragmentation");
         let adam = StateToCome { bytes: 500 * MIB, ..StateToCome::default() };
         assert_eq!(layers.with(|e| e.to_come.of_optimizer = adam).verdict(), "too big");
+    }
+
+    /// A step fails after `steps` of the same size. 3 GiB of the cache are free, in the pool of this number.
+    fn trace(steps: i64, pool: i64, conf: &str) -> OomTrace {
+        let allocator = Allocator { conf: conf.to_owned(), ..Allocator::default() };
+        let mut trace = OomTrace::without_sample(24 * GIB, Meta { allocator, ..Meta::default() });
+        trace.sample(512 * MIB, "others=0");
+        for step in 0..steps {
+            let id = trace.block(20 * GIB, owner("Net", "forward", step));
+            trace.free(id, 20 * GIB, owner("Net", "forward", step));
+        }
+        trace.hole(3 * GIB, pool);
+        trace.fill(512 * MIB, owner("Net", "forward", steps));
+        trace.fails(3 * GIB + 256 * MIB, owner("Net", "forward", steps));
+        trace
+    }
+
+    #[test]
+    fn oom_says_that_the_free_memory_is_in_pieces() {
+        let cause = "verdict: fragmentation: 2.75 GiB missing for this request. 3.00 GiB is free in torch's cache and 512.00 MiB on the \
+                     device, but the largest piece has 3.00 GiB, and 3.25 GiB is needed.";
+        trace(1, 0, "").prints(&[
+            cause,
+            "try: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+            "try: free the blocks that pin segments: memtrace frag names them",
+        ]);
+        trace(1, 0, "expandable_segments:True").prints(&[
+            cause,
+            "try: free the blocks that pin segments: memtrace frag names them",
+            "try: pad inputs to a few lengths, so that sizes repeat",
+        ]);
+        trace(1, 7, "").prints(&[
+            "verdict: fragmentation: 2.75 GiB missing for this request. 3.00 GiB is free in private pools (CUDA graphs, \
+             torch.cuda.MemPool), where a request of another pool may not use it.",
+            "try: let graphs share one pool: torch.cuda.graph(g, pool=first.pool()); del a graph or a pool that is no longer used",
+        ]);
+    }
+
+    #[test]
+    fn oom_remarks_on_pieces_that_are_not_the_cause() {
+        let remark = "also: 3.00 GiB is free in torch's cache, in pieces of at most 3.00 GiB: closing these holes would make room for this \
+                      request, and what the step needs after it is unknown";
+        let remedy = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes room for this request, may not be enough alone";
+        trace(0, 0, "").prints(&[remark, &format!("try: {remedy}")]);
+        trace(0, 0, "expandable_segments:True").never_prints(remedy);
+        let private = |bytes: i64| {
+            let mut trace = OomTrace::new(24 * GIB);
+            trace.hole(bytes, 7);
+            trace.fill(512 * MIB, owner("Net", "forward", 0));
+            trace.fails(5 * GIB, owner("Net", "forward", 0));
+            trace
+        };
+        private(2 * GIB).prints(&[
+            "also: 2.00 GiB is free in private pools (CUDA graphs, torch.cuda.MemPool), where this request may not use it",
+        ]);
+        private(GIB).never_prints("also: 1.00 GiB is free in private pools");
     }
 }

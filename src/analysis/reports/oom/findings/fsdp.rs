@@ -144,7 +144,10 @@ pub(super) fn remedy_for_whole_gradients(case: &OomCase<'_>, units: Unit) -> Opt
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::test_evidence::GIB;
+    use memtrace_trace::Meta;
+
+    use super::super::super::test_evidence::{GIB, MIB};
+    use super::super::super::test_trace::{OomTrace, owner};
     use super::*;
     use crate::read::record::Record;
 
@@ -191,5 +194,49 @@ mod tests {
         assert!(!is_whole(GIB, 0, 1));
         // A small model.
         assert!(!is_whole(GIB / 8, GIB, 8));
+    }
+
+    const LAYERS: [&str; 4] = ["Net.layers.0", "Net.layers.1", "Net.layers.2", "Net.layers.3"];
+
+    /// A rank of 8 with shards of 1 GiB fails in this phase, with blocks of `each` bytes of this category.
+    fn trace(category: Category, modules: &[&str], each: i64, phase: &str) -> OomTrace {
+        let mut trace = OomTrace::without_sample(24 * GIB, Meta { world_size: 8, ..Meta::default() });
+        trace.parameter(GIB, "Net");
+        for module in modules {
+            trace.tagged(each, category, owner(module, phase, 0));
+        }
+        trace.fill(512 * MIB, owner("Net", phase, 0));
+        trace.fails(GIB, owner("Net", phase, 0));
+        trace
+    }
+
+    #[test]
+    fn oom_advises_to_shard_each_layer() {
+        let gathered = |bytes: i64| trace(Category::UnshardedParameter, &["Net"], bytes, "forward");
+        gathered(8 * GIB).prints(&[
+            "try: fully_shard(layer) for each layer before fully_shard(model), or FullyShardedDataParallel's auto_wrap_policy: all \
+             parameters are gathered at once now, 8.00 GiB",
+        ]);
+        gathered(3 * GIB).never_prints("fully_shard(layer)");
+    }
+
+    #[test]
+    fn oom_advises_to_free_the_parameters_that_a_layer_has_gathered() {
+        let gathered = |count: usize| trace(Category::UnshardedParameter, &LAYERS[..count], GIB, "forward");
+        gathered(4).prints(&[
+            "try: reshard_after_forward=True for fully_shard(layer) (FullyShardedDataParallel: ShardingStrategy.FULL_SHARD): the whole \
+             parameters of 4 modules are live at once now, 4.00 GiB, may not be enough alone",
+        ]);
+        gathered(3).never_prints("reshard_after_forward");
+    }
+
+    #[test]
+    fn oom_advises_to_reduce_gradients_in_each_backward() {
+        let whole = |count: usize| trace(Category::UnshardedGradient, &LAYERS[..count], GIB, "backward");
+        whole(4).prints(&[
+            "try: reduce the gradients in each backward, without no_sync() (fully_shard: set_requires_gradient_sync(True); accelerate: \
+             GradientAccumulationPlugin(sync_each_batch=True)): the whole gradients of 4 modules are live at once now, 4.00 GiB",
+        ]);
+        whole(3).never_prints("no_sync()");
     }
 }

@@ -217,6 +217,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::super::test_evidence::{GIB, MIB, full, holder, steps};
+    use super::super::super::test_trace::{OomTrace, owner};
 
     #[test]
     fn oom_growth_is_the_cause_if_the_request_would_fit_without_it() {
@@ -258,5 +259,40 @@ mod tests {
         let mut flat = buffer.clone();
         flat.steps.finished[4].peak = flat.steps.finished[3].peak;
         assert_eq!(flat.growth(), None);
+    }
+
+    /// Five steps that each leave `bytes`, and then one that fails at a request for `request`.
+    fn trace(bytes: i64, request: i64) -> OomTrace {
+        let mut trace = OomTrace::new(24 * GIB);
+        for step in 0..5 {
+            trace.block(bytes, owner("Net", "forward", step));
+            let id = trace.block(4 * GIB, owner("Net", "forward", step));
+            trace.free(id, 4 * GIB, owner("Net", "forward", step));
+        }
+        trace.fill(512 * MIB, owner("Net", "forward", 5));
+        trace.fails(request, owner("Net", "forward", 5));
+        trace
+    }
+
+    #[test]
+    fn oom_says_that_each_step_leaves_memory_behind() {
+        let grown = "verdict: memory grows: 512.00 MiB missing for this request. Each step leaves 3.00 GiB behind, 9.00 GiB over the last 3 \
+                     steps; without it 1.00 GiB would fit.";
+        trace(3 * GIB, GIB).prints(&[
+            grown,
+            "try: memtrace leaks shows the ops and lines whose memory grows; memtrace leaks --holders shows the objects that keep it",
+        ]);
+        let mut found = trace(3 * GIB, GIB);
+        found.found(&[json!({ "verdict": "grows", "graphs": 5, "tensors": 0, "bytes": 12 * GIB, "last_step": 4, "steps": 5 })]);
+        found.prints(&[
+            &format!("{grown} 2.40 GiB of it a step: variable `x` (train.py:7) keeps 5 autograd graphs, 12.00 GiB of steps 0-4."),
+            "try: torch.no_grad() or torch.inference_mode() around this loop: it keeps graphs for a backward, but no backward has run",
+            "try: keep numbers, not tensors: .item(), or .detach().cpu(); drop old entries",
+        ]);
+        // The growth is too small to be the cause, or to be named.
+        trace(200 * MIB, 3 * GIB).prints(&[
+            "also: memory also grew by 200.00 MiB per step, 600.00 MiB in all; run memtrace leaks to see what grew",
+        ]);
+        trace(100 * MIB, 3 * GIB).never_prints("memory also grew");
     }
 }

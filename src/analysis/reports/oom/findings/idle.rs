@@ -135,7 +135,8 @@ mod tests {
     use memtrace_trace::EventName;
     use memtrace_trace::memory::Metric;
 
-    use super::super::super::test_evidence::call;
+    use super::super::super::test_evidence::{GIB, MIB, call};
+    use super::super::super::test_trace::{OomTrace, owner};
     use super::*;
     use crate::options::Window;
     use crate::read::record::Record;
@@ -188,5 +189,42 @@ mod tests {
         let found = find("mode=eval Reference");
         assert_eq!(found[0], teacher);
         assert_eq!((&*found[1].root, found[1].is_called), ("Reference", true));
+    }
+
+    /// The forward of `Net` fails in step 2, with parameters of `Teacher` and `Vae`. `calls` says in which step a model
+    /// was called.
+    fn trace(calls: &[(&str, i64)], facts: &[&str]) -> OomTrace {
+        let mut trace = OomTrace::new(24 * GIB);
+        trace.parameter(6 * GIB, "Teacher");
+        trace.parameter(4 * GIB, "Vae");
+        for (model, step) in calls {
+            trace.call(model, model, *step);
+        }
+        for fact in facts {
+            trace.fact(fact, 2);
+        }
+        trace.fill(512 * MIB, owner("Net", "forward", 2));
+        trace.fails(GIB, owner("Net", "forward", 2));
+        trace
+    }
+
+    #[test]
+    fn oom_advises_to_delete_models_that_a_step_does_not_call() {
+        trace(&[("Vae", 0)], &[]).prints(&[
+            "try: del Teacher if it is done, or keep it on the CPU while it is not called: it was not called so far, and its parameters \
+             take 6.00 GiB, may not be enough alone",
+            "try: del Vae if it is done, or keep it on the CPU while it is not called: it was called last in step 0, and this is step 2, and \
+             its parameters take 4.00 GiB, may not be enough alone",
+        ]);
+        trace(&[("Teacher", 2), ("Vae", -1)], &["trained=0 Teacher"]).prints(&[
+            "try: Teacher.bfloat16(), because it is not trained: its parameters take 6.00 GiB, and then half of that, may not be enough \
+             alone; or del Teacher, if it is done",
+            "try: del Vae if it is done, or keep it on the CPU while it is not called: it was called only before training, and its \
+             parameters take 4.00 GiB, may not be enough alone",
+        ]);
+        // It may be trained; it has 16 bits already.
+        trace(&[("Teacher", 2)], &[]).never_prints("Teacher");
+        trace(&[("Teacher", 2)], &["trained=0 Teacher", "type=bfloat16 Teacher"])
+            .never_prints("Teacher.bfloat16()");
     }
 }

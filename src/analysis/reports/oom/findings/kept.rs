@@ -213,7 +213,8 @@ mod tests {
 
     use serde_json::json;
 
-    use super::super::super::test_evidence::{GIB, full, holder};
+    use super::super::super::test_evidence::{GIB, MIB, full, holder};
+    use super::super::super::test_trace::{OomTrace, owner};
     use super::*;
 
     #[test]
@@ -342,5 +343,55 @@ mod tests {
         let mut graph = results;
         graph["graphs"] = 1.into();
         assert_eq!(joins.why_kept(&holder(graph)), None);
+    }
+
+    /// Step 3 fails beside `others` bytes of other processes, and the search finds a holder.
+    fn trace(others: i64, fields: serde_json::Value) -> OomTrace {
+        let mut trace = OomTrace::new(24 * GIB);
+        trace.sample(512 * MIB + others, &format!("others={others}"));
+        trace.parameter(GIB, "Net");
+        trace.fill(512 * MIB, owner("Net", "forward", 3));
+        trace.fails(GIB, owner("Net", "forward", 3));
+        trace.found(&[fields]);
+        trace
+    }
+
+    #[test]
+    fn oom_says_what_keeps_memory() {
+        let gathered =
+            |tensors: i64| json!({ "tensors": tensors, "bytes": GIB * tensors, "last_step": 2, "steps": 3 });
+        let remedy = "try: move each to the CPU: .cpu(), or eval_accumulation_steps=1 with a Trainer; keep only the numbers that you need";
+        trace(0, gathered(6)).prints(&[
+            "verdict: memory is kept: 512.00 MiB missing for this request. Variable `x` (train.py:7) keeps 6 tensors, 6.00 GiB of steps \
+             0-2: results are gathered on the GPU.",
+            remedy,
+        ]);
+        trace(4 * GIB, gathered(6)).prints(&[
+            "also: variable `x` (train.py:7) keeps 6 tensors, 6.00 GiB of steps 0-2: results are gathered on the GPU",
+            remedy,
+        ]);
+        // Two tensors, of a small share of the live memory.
+        trace(0, gathered(2)).never_prints("variable `x`");
+        trace(4 * GIB, gathered(1)).never_prints("also: variable `x`");
+        let loaded = |name: &str| json!({ "tensors": 100, "first_step": -1, "last_step": -1, "name": name, "bytes": 3 * GIB });
+        trace(0, loaded("checkpoint")).prints(&[
+            "verdict: memory is kept: 512.00 MiB missing for this request. Variable `x` (train.py:7) keeps 100 tensors, 3.00 GiB from \
+             before training: it was loaded before training, and the parameters themselves take 1.00 GiB.",
+            "try: load it to the CPU (torch.load(..., map_location=\"cpu\")), and del it once it is copied",
+        ]);
+        trace(0, loaded("ema.shadow")).never_prints("it was loaded before training");
+    }
+
+    #[test]
+    fn oom_says_that_an_optimizer_keeps_parameters_without_a_model() {
+        let of = |kind: &str| json!({ "tensors": 50, "kind": kind, "holder": "optimizer `opt` (train.py:7)", "last_step": 3 });
+        trace(0, of("unused")).prints(&[
+            "verdict: memory is kept: 512.00 MiB missing for this request. Optimizer `opt` (train.py:7) keeps parameters that no model \
+             has, and their state: 50 tensors, 6.00 GiB of steps 0-3: their model is gone or has other parameters now, and only the \
+             optimizer keeps them.",
+            "try: del the optimizer together with its model, and make it after a change that replaces parameters; if it stays, remove the \
+             group from param_groups and its parameters from state",
+        ]);
+        trace(0, of("local")).never_prints("that no model has");
     }
 }

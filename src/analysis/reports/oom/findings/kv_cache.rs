@@ -63,6 +63,10 @@ impl KeyValueCache {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::Row;
+
+    use super::super::super::test_evidence::{GIB, MIB};
+    use super::super::super::test_trace::{OomTrace, owner};
     use super::*;
 
     #[test]
@@ -83,5 +87,31 @@ mod tests {
             line.contains("takes 500.00 MiB in 2 tensors, the largest float32[8x8x150x64], and a dynamic"),
             "{line}"
         );
+    }
+
+    /// A generation fails with a cache of two tensors of `each` bytes.
+    fn trace(each: i64, has_graph: bool) -> OomTrace {
+        let mut trace = OomTrace::new(24 * GIB);
+        let key = Row { dtype: "float32", shape: "[96x8x512x64]", ..owner("Llama", "forward", 0) };
+        trace.tagged(each, Category::KvCache, key);
+        trace.tagged(each, Category::KvCache, key);
+        trace.fill(512 * MIB, owner("Llama", "forward", 0));
+        trace.fails(GIB, owner("Llama", "forward", 0));
+        if !has_graph {
+            trace.found(&[]);
+        }
+        trace
+    }
+
+    #[test]
+    fn oom_advises_a_smaller_cache() {
+        trace(3 * GIB, false).prints(&[
+            "try: fewer sequences or beams at once, fewer tokens (a shorter prompt, max_new_tokens, a sliding window), or a cache on the CPU \
+             or in 4 bits (cache_implementation=\"offloaded\" or \"quantized\" in transformers, for a model without an encoder): the cache \
+             of keys and values (past_key_values) takes 6.00 GiB in 2 tensors, the largest float32[96x8x512x64], and a dynamic cache grows \
+             with each token",
+        ]);
+        trace(3 * GIB, true).never_prints("cache of keys and values");
+        trace(GIB, false).never_prints("cache of keys and values");
     }
 }

@@ -13,7 +13,9 @@
 //!    `OomCase::at`. A rule that follows the rows before the OOM needs a collector in `rows_before.rs`. List
 //!    a new cause also in docs/json.md (verdicts) and tests/oom/README.md.
 //! 2. Add `mod` and a row in a table: [`CAUSES`], [`REMARKS`], [`REMEDIES`] or [`REMEDIES_IF`].
-//! 3. Add a program to `tests/oom` with its row in `cases.csv`.
+//! 3. Test it at the end of its file: an `OomTrace` that causes it, each line as `memtrace oom` prints it, and
+//!    near misses that do not cause it. Until then, a test below fails.
+//! 4. Add a program to `tests/oom` with its row in `cases.csv`.
 //!
 //! A new reason why memory is kept is no finding of its own: its rule is in `kept.rs`, its sentences are in
 //! `kept_reasons.rs`.
@@ -226,5 +228,31 @@ mod tests {
         );
         // The capacity of the card is unknown.
         assert_eq!(full().with(|e| e.device.capacity = 0).verdict(), "too big");
+    }
+
+    /// Each row of the tables has a test in its own file that checks the lines which `memtrace oom` prints.
+    #[test]
+    fn oom_has_a_test_of_each_finding_in_the_file_of_the_finding() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/oom/findings");
+        let source = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+        let tables = source("mod.rs");
+        let tables = tables.split_once("static CAUSES").unwrap().1.split_once("impl Evidence").unwrap().0;
+        let words = tables.split(|c: char| !c.is_alphanumeric() && !"_:".contains(c));
+        let rows: Vec<(&str, &str)> = words.filter_map(|word| word.split_once("::")).collect();
+        assert_eq!(rows.len() + 1, CAUSES.len() + REMARKS.len() + REMEDIES.len() + REMEDIES_IF.len());
+        let kind = |item: &str| match item {
+            item if item.starts_with("remark") => "\"also: ",
+            item if item.starts_with("remed") => "\"try: ",
+            _ => "\"verdict: ",
+        };
+        let lacks_test = |(file, item): &(&str, &str)| {
+            let source = source(&format!("{file}.rs"));
+            let tests = source.split_once("mod tests {").map_or("", |(_, tests)| tests);
+            let is_like = |(of, other): &&(&str, &str)| of == file && kind(other) == kind(item);
+            let lines = tests.matches(kind(item)).count();
+            lines < rows.iter().filter(is_like).count() || !tests.contains(".never_prints(")
+        };
+        let without: Vec<_> = rows.iter().filter(|row| lacks_test(row)).collect();
+        assert!(without.is_empty(), "findings without a test of their own lines: {without:?}");
     }
 }

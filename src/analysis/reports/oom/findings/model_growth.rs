@@ -49,7 +49,10 @@ fn has_model_grown(evidence: &Evidence) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::test_evidence::{GIB, full};
+    use memtrace_trace::{Category, Row};
+
+    use super::super::super::test_evidence::{GIB, MIB, full};
+    use super::super::super::test_trace::{OomTrace, owner};
     use super::*;
     use crate::reports::oom::evidence::{Copies, StepTotals};
 
@@ -86,5 +89,37 @@ mod tests {
         assert_eq!(of(&facts.steps.finished, late(GIB, 1)), None);
         assert_eq!(of(&facts.steps.finished[..2], late(3 * GIB, 1)), None);
         assert_eq!(of(&facts.steps.finished[6..], late(3 * GIB, 1)), None);
+    }
+
+    /// Steps whose parameters have these sizes, in GiB, and are made anew when they grow, and then one that fails.
+    fn trace(sizes: [i64; 6]) -> OomTrace {
+        let mut trace = OomTrace::new(24 * GIB);
+        let mut before: Option<(i64, i64, Row<'_>)> = None;
+        for (step, size) in (0..).zip(sizes) {
+            let row = owner("(script)", "(none)", step);
+            if before.is_none_or(|(_, bytes, _)| bytes != size * GIB) {
+                let id = trace.tagged(size * GIB, Category::Parameter, row);
+                let now = (id, size * GIB, Row { category: Category::Parameter, ..row });
+                if let Some((id, bytes, row)) = before.replace(now) {
+                    trace.free(id, bytes, row);
+                }
+            }
+            let id = trace.block(3 * size * GIB, owner("(script)", "forward", step));
+            trace.free(id, 3 * size * GIB, owner("(script)", "forward", step));
+        }
+        trace.fill(512 * MIB, owner("(script)", "init", -1));
+        trace.fails(GIB, owner("(script)", "forward", 6));
+        trace
+    }
+
+    #[test]
+    fn oom_says_that_the_parameters_grow() {
+        trace([1, 1, 1, 2, 2, 3]).prints(&[
+            "verdict: memory grows: 512.00 MiB missing for this request. The trained parameters grow: from 1.00 GiB to 3.00 GiB, in 2 \
+             steps. Their gradients, the optimizer's state and the results of a step grow with them.",
+            "try: a limit for what the program adds to its parameters: stop adding earlier, add only where the loss needs it, and remove \
+             more (for Gaussian splatting: a smaller densify_until_iter, a higher densify_grad_threshold, a maximum number of Gaussians)",
+        ]);
+        trace([1; 6]).never_prints("parameters grow");
     }
 }

@@ -27,3 +27,44 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
         units.show(held.bytes)
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::super::test_evidence::{GIB, MIB};
+    use super::super::super::test_trace::{OomTrace, owner};
+
+    /// The forward of `Net` fails after that of another root. The search finds a variable.
+    fn trace(other: &str, has_backward: bool, holder: Value) -> OomTrace {
+        let mut trace = OomTrace::new(24 * GIB);
+        if has_backward {
+            trace.backward(0);
+        }
+        trace.call(other, "Encoder", 0);
+        trace.block(6 * GIB, owner(other, "forward", 0));
+        trace.call("Net", "Net", 0);
+        trace.fill(512 * MIB, owner("Net", "forward", 0));
+        trace.fails(GIB, owner("Net", "forward", 0));
+        trace.found(&[holder]);
+        trace
+    }
+
+    #[test]
+    fn oom_advises_no_grad_for_the_graph_of_another_model() {
+        let graph = || json!({ "graphs": 1, "tensors": 0 });
+        trace("Encoder", false, graph()).prints(&[
+            "try: torch.no_grad() around the model of variable `x` (train.py:7), if nothing trains through it: its graph takes 6.00 GiB",
+        ]);
+        let never = |other: &str, has_backward, holder: Value| {
+            trace(other, has_backward, holder).never_prints("torch.no_grad() around the model of");
+        };
+        // A part of the same model; a program that trains; no graph; a variable of the forward; an attribute.
+        never("Net.encoder", false, graph());
+        never("Encoder", true, graph());
+        never("Encoder", false, json!({ "graphs": 0 }));
+        never("Encoder", false, json!({ "graphs": 1, "owner": "Net.forward" }));
+        never("Encoder", false, json!({ "graphs": 1, "kind": "attribute" }));
+        never("Encoder", false, json!({ "graphs": 1, "bytes": GIB }));
+    }
+}

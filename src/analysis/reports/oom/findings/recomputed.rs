@@ -51,6 +51,10 @@ fn recomputed(
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::Row;
+
+    use super::super::super::test_evidence::{GIB, MIB};
+    use super::super::super::test_trace::{OomTrace, owner};
     use super::*;
     use crate::read::record::Record;
 
@@ -76,5 +80,27 @@ mod tests {
         let several = [block("GPT.blocks.1", "backward"), block("GPT.blocks.2", "backward")];
         assert_eq!(bytes(&several), 200);
         assert_eq!(bytes(&[block("GPT.blocks.1", "forward"), block("GPT.blocks.2", "forward")]), 0);
+    }
+
+    /// A backward fails in which layers have results of 6 GiB each that were made in this phase.
+    fn trace(phase: &str, layers: &[&str]) -> OomTrace {
+        let mut trace = OomTrace::new(24 * GIB);
+        for layer in ["Net.h.0", "Net.h.1"] {
+            trace.call(layer, "Block", 0);
+        }
+        for layer in layers {
+            trace.block(6 * GIB, Row { category: Category::Activation, ..owner(layer, phase, 0) });
+        }
+        trace.fill(512 * MIB, owner("Net.h.0", "forward", 0));
+        trace.fails(GIB, owner("Net.h.0", "backward", 0));
+        trace
+    }
+
+    #[test]
+    fn oom_advises_a_checkpoint_for_each_layer() {
+        let remedy = "try: checkpoint each layer by itself: a checkpoint around several recomputes all of them at once";
+        trace("backward", &["Net.h.0", "Net.h.1"]).prints(&[remedy]);
+        trace("backward", &["Net.h.0"]).never_prints(remedy);
+        trace("forward", &["Net.h.0", "Net.h.1"]).never_prints(remedy);
     }
 }

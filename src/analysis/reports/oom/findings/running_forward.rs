@@ -43,7 +43,8 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
 mod tests {
     use serde_json::json;
 
-    use super::super::super::test_evidence::{GIB, full, holder};
+    use super::super::super::test_evidence::{GIB, MIB, full, holder};
+    use super::super::super::test_trace::{OomTrace, owner};
     use super::*;
 
     #[test]
@@ -71,5 +72,26 @@ mod tests {
         let mut few = maps;
         few.bytes = GIB;
         assert_eq!(gathered(&first.with(|e| e.holders = vec![few])), None);
+    }
+
+    #[test]
+    fn oom_advises_to_do_without_what_a_forward_gathers() {
+        let forwards = |calls: i64, tensors: i64| {
+            let mut trace = OomTrace::new(24 * GIB);
+            for _ in 0..calls {
+                trace.call("Net", "Net", 0);
+            }
+            trace.fill(512 * MIB, owner("Net.h", "forward", 0));
+            trace.fails(GIB, owner("Net.h", "forward", 0));
+            trace.found(&[json!({ "tensors": tensors, "owner": "Net.forward" })]);
+            trace
+        };
+        forwards(1, 5).prints(&[
+            "try: do without the results that this forward gathers, if they are not used (output_attentions=False, \
+             output_hidden_states=False in transformers): variable `x` (train.py:7) keeps 5 tensors, 6.00 GiB of step 0; checkpoints do not \
+             free them, and a variable that keeps them during the next forward doubles them",
+        ]);
+        forwards(1, 2).never_prints("that this forward gathers");
+        forwards(2, 5).never_prints("that this forward gathers");
     }
 }

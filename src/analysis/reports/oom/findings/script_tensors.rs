@@ -25,3 +25,39 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
         )
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::Row;
+
+    use super::super::super::test_evidence::{GIB, MIB};
+    use super::super::super::test_trace::{OomTrace, owner};
+
+    /// A script that has made three tensors in `made` fails at another request.
+    fn trace(made: Row<'_>, bytes: i64, failed: Row<'_>) -> OomTrace {
+        let mut trace = OomTrace::new(24 * GIB);
+        for _ in 0..3 {
+            trace.block(bytes, made);
+        }
+        trace.fill(512 * MIB, owner("Net", "forward", 0));
+        trace.fails(2 * GIB, failed);
+        trace
+    }
+
+    #[test]
+    fn oom_advises_to_keep_what_the_script_makes_on_the_cpu() {
+        let script = owner("(script)", "(none)", 0);
+        trace(script, 2 * GIB, script).prints(&[
+            "try: keep on the CPU what the script makes outside of the model, such as its outputs (torch.zeros(..., device=\"cpu\"), \
+             .cpu(); device=\"cpu\" for MONAI's sliding_window_inference), or give it a smaller type: 6.00 GiB in 3 tensors now",
+        ]);
+        for (made, bytes, failed) in [
+            // Made before the first step; too small; a request of the model.
+            (owner("(script)", "(none)", -1), 2 * GIB, script),
+            (script, 512 * MIB, script),
+            (script, 2 * GIB, owner("Net", "forward", 0)),
+        ] {
+            trace(made, bytes, failed).never_prints("what the script makes outside of the model");
+        }
+    }
+}

@@ -145,7 +145,8 @@ fn innermost(path: &str, results: &BTreeMap<Symbol, i64>, symbols: &SymbolTable)
 mod tests {
     use memtrace_trace::memory::Metric;
 
-    use super::super::super::test_evidence::call;
+    use super::super::super::test_evidence::{GIB, MIB, call};
+    use super::super::super::test_trace::{OomTrace, owner};
     use super::*;
     use crate::options::Window;
     use crate::read::record::Record;
@@ -190,5 +191,29 @@ mod tests {
         assert_eq!(found(&["Unet", "Vgg.features"], &[], true), None);
         // It has already computed the features of the target.
         assert_eq!(found(&["Vgg.features", "Unet", "Vgg.features"], &[], true), None);
+    }
+
+    #[test]
+    fn oom_advises_no_grad_for_a_model_that_no_optimizer_has() {
+        let trains = |root: &str| {
+            let mut trace = OomTrace::new(24 * GIB);
+            for root in ["Vae", "Unet"] {
+                trace.parameter(512, root);
+                for index in 0..9 {
+                    let path = format!("{root}.{index}");
+                    trace.call(&path, "Block", 0);
+                    trace.block(GIB, owner(&path, "forward", 0));
+                }
+            }
+            trace.tagged(512, Category::OptimizerState, owner(root, "init", -1));
+            trace.fill(512 * MIB, owner("Unet", "forward", 0));
+            trace.fails(GIB, owner("Unet", "forward", 0));
+            trace
+        };
+        trains("Unet").prints(&[
+            "try: torch.no_grad() around the forward of Vae, if nothing trains through it: no optimizer has its parameters, and it keeps a \
+             graph for a backward: 9.00 GiB of activations, may not be enough alone",
+        ]);
+        trains("Vae").never_prints("no optimizer has its parameters");
     }
 }

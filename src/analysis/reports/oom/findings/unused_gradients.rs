@@ -86,6 +86,8 @@ impl UnusedGradients {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::test_evidence::{GIB, MIB};
+    use super::super::super::test_trace::{OomTrace, owner};
     use super::*;
     use crate::read::record::Record;
 
@@ -128,5 +130,24 @@ mod tests {
         assert_eq!((state.bytes, state.gradients, state.temporaries), (4 << 30, 3 << 30, 2 << 30));
         let none = found.state_of("Loss", 1 << 20);
         assert_eq!((none.bytes, none.gradients), (0, 0));
+    }
+
+    #[test]
+    fn oom_advises_to_freeze_parameters_that_no_optimizer_has() {
+        let gradients = |bytes: i64| {
+            let mut trace = OomTrace::new(24 * GIB);
+            trace.parameter(4 * GIB, "Net.base");
+            trace.tagged(bytes, Category::Gradient, owner("Net.base", "backward", 0));
+            trace.fill(512 * MIB, owner("Net", "forward", 1));
+            trace.fails(GIB, owner("Net", "forward", 1));
+            trace.fact(&format!("no_optimizer={} Net.base", 4 * GIB), 1);
+            trace.fact("optimizer=AdamW Net", 1);
+            trace
+        };
+        gradients(4 * GIB).prints(&[
+            "try: requires_grad_(False) for the parameters of Net.base that no optimizer has: their gradients take 4.00 GiB after a \
+             backward, no optimizer uses them, and its zero_grad() does not free them, may not be enough alone",
+        ]);
+        gradients(GIB).never_prints("requires_grad_(False)");
     }
 }
