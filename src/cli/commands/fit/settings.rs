@@ -380,4 +380,18 @@ mod tests {
         }
         assert!(SETTINGS.iter().all(|setting| seen.iter().any(|name| name == setting.name)), "{seen:?}");
     }
+
+    #[test]
+    fn the_guide_lists_the_settings_of_each_recipe() {
+        let guide = include_str!("../../../../docs/guide.md");
+        for recipe in &RECIPES {
+            let name = format!("`{}`", recipe.name);
+            let mut rows = guide.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
+            let (_, row) = rows.find(|(names, _)| names.split(", ").any(|each| each == name)).unwrap();
+            let script = recipe.with_all_settings();
+            let missing = settings(&script).into_iter().map(|(name, _)| format!("`{}`", shown(name)));
+            let missing: Vec<String> = missing.filter(|setting| !row.contains(setting)).collect();
+            assert!(missing.is_empty(), "docs/guide.md, {name}: {missing:?}");
+        }
+    }
 }
