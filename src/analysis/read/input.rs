@@ -179,13 +179,19 @@ fn snapshot_files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Returns the subfolder of `folder` that was modified last, among the subfolders that contain a trace.
+/// Returns the subfolder of `folder` whose run began last, among the subfolders that contain a trace. The ranks of
+/// a run begin together, so one of its traces tells when.
 pub(crate) fn newest_run(folder: &Path) -> Result<Option<PathBuf>> {
     let mut newest = None;
     for child in children(folder)? {
-        if child.is_dir() && !trace_files(&child)?.is_empty() {
-            let changed = child.metadata().and_then(|data| data.modified()).ok();
-            newest = newest.max(Some((changed, child)));
+        if !child.is_dir() {
+            continue;
+        }
+        let files = trace_files(&child)?;
+        if !files.is_empty() {
+            let began =
+                files.iter().find_map(|file| TraceFile::open(file).ok()).map(|file| file.meta.start_unix_ns);
+            newest = newest.max(Some((began, child)));
         }
     }
     Ok(newest.map(|(_, child)| child))
@@ -198,4 +204,28 @@ fn children(folder: &Path) -> Result<Vec<PathBuf>> {
         paths.push(entry.map_err(io)?.path());
     }
     Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::meta::Meta;
+
+    use super::*;
+    use crate::testing::TraceBuilder;
+
+    #[test]
+    fn the_newest_run_began_last_whichever_folder_changed_last() {
+        let folder = std::env::temp_dir().join(format!("memtrace-newest-{:?}", std::thread::current().id()));
+        for (run, start_unix_ns) in [("newer", 2), ("older", 1)] {
+            let own = folder.join(run);
+            std::fs::create_dir_all(&own).unwrap();
+            let trace = TraceBuilder::new(Meta { start_unix_ns, run_id: run.to_owned(), ..Meta::default() });
+            std::fs::write(own.join("a.csv"), trace.finish()).unwrap();
+            // An empty file of a process that is starting.
+            std::fs::write(own.join("0.csv"), "").unwrap();
+        }
+        let newest = newest_run(&folder);
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(newest.unwrap(), Some(folder.join("newer")));
+    }
 }

@@ -80,8 +80,9 @@ fn field(cell: &str) -> String {
     if let Some(number) = cell.strip_suffix(" %").map(str::to_owned).or_else(|| seconds(&cell)) {
         return number.trim_start_matches('+').to_owned();
     }
-    // A spreadsheet would run some texts as formulas, but a signed quantity is safe.
-    if digits.starts_with(|c: char| c.is_ascii_digit()) {
+    // A spreadsheet would run some texts as formulas, but a signed quantity such as `-1.50 GiB` is safe.
+    let is_plain = |c: char| c.is_alphanumeric() || [' ', '.', ',', '%'].contains(&c);
+    if digits.starts_with(|c: char| c.is_ascii_digit()) && digits.chars().all(is_plain) {
         return cell;
     }
     if cell.is_empty() { cell } else { safe_text(&cell) }
@@ -169,6 +170,8 @@ mod tests {
         let one = "grew,module\n1024,GPT\n-3.5,__x__|=cmd\n";
         assert_eq!(printer.text(), format!("{one}\n{one}"));
         assert_eq!(field("=1+1"), "'=1+1");
+        assert_eq!(field("-1+cmd|' /C calc'!A0"), "'-1+cmd|' /C calc'!A0");
+        assert_eq!(field("-1.50 GiB"), "-1.50 GiB");
         assert_eq!(field("12.3"), "12.3");
         let durations =
             [("412.3 ms", "0.4123"), ("3.21 s", "3.21"), ("1 h 02 min", "3720"), ("7 ns", "0.000000007")];

@@ -5,8 +5,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::curve::Curve;
 use super::sizes::SizeRules;
-use super::step::{NO_CALL, Step};
+use super::step::{Life, NO_CALL, Step};
 use crate::read::symbols::SymbolTable;
+use crate::state::block::is_unknown_form;
 use crate::state::categories::Phases;
 
 /// The op of the loss.
@@ -55,7 +56,7 @@ pub(super) fn apply(
         if !is_logits && !is_gradient {
             continue;
         }
-        curve.sizes[index] = rules.resized(life, curve.sizes[index] / parts);
+        curve.sizes[index] = rules.resized(life, largest_part(curve.sizes[index], life, parts, symbols));
         if is_gradient {
             let loss = &mut losses[same[before - 1]];
             loss.first = loss.first.min(life.birth);
@@ -75,6 +76,28 @@ pub(super) fn apply(
         keep_gradients(curve, step, head, first);
     }
     losses.len() as u64
+}
+
+/// Returns the bytes of the largest part, if the tokens of a block of `bytes` are split into `parts`. A part has
+/// whole tokens: those of all dimensions but the last. If the shape is unknown, the parts count as equal.
+fn largest_part(bytes: i64, life: &Life, parts: i64, symbols: &SymbolTable) -> i64 {
+    let tokens = match is_unknown_form(life.shape) {
+        true => None,
+        false => tokens_of(&symbols.get(life.shape)),
+    };
+    match tokens {
+        Some(tokens) => bytes / tokens * ((tokens - 1) / parts + 1),
+        None => bytes / parts,
+    }
+}
+
+/// Returns the product of all dimensions but the last of a shape such as `[8x1024x50304]`; `None` if there is no
+/// such dimension or one is 0.
+fn tokens_of(shape: &str) -> Option<i64> {
+    let (dimensions, _) = shape.strip_prefix('[')?.strip_suffix(']')?.rsplit_once('x')?;
+    dimensions
+        .split('x')
+        .try_fold(1, |product: i64, size| product.checked_mul(size.parse().ok().filter(|size| *size > 0)?))
 }
 
 /// Returns the losses of the forward passes of a step, in order.
@@ -98,6 +121,20 @@ fn keep_gradients(curve: &mut Curve<'_>, step: &Step, head: u32, first: u32) {
         if life.death > end {
             curve.set_lives(index, &[(first.min(life.birth), life.death)]);
             curve.add_spike(life.birth + 1, curve.sizes[index as usize], life.owner);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advise_counts_the_tokens_of_a_shape() {
+        assert_eq!(tokens_of("[8x1024x50304]"), Some(8192));
+        assert_eq!(tokens_of("[10x50304]"), Some(10));
+        for shape in ["[50304]", "[]", "[0x50304]", "?", "", "[4294967296x4294967296x1]"] {
+            assert_eq!(tokens_of(shape), None, "{shape}");
         }
     }
 }

@@ -106,7 +106,7 @@ pub fn sureness(change: &Change, ended_in_oom: bool) -> Sureness {
         Change::ChunkLoss(_) => of(
             "the head and F.cross_entropy run under torch.utils.checkpoint, on one part of the tokens at a time",
             "medium",
-            "the blocks of the logits are found by their size",
+            "the blocks of the logits are found by their size; where their shape is unknown, the parts count as equal",
         ),
         Change::Batch(..) => of(
             "inputs, activations and the temporary blocks of the backward grow with the batch; blocks as \
