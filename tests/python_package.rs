@@ -126,6 +126,31 @@ fn the_package_is_typed() {
     assert_eq!(text(&alone.output().unwrap().stdout), "no torch\n");
 }
 
+/// A child process takes 700 bytes on device 1, and the test a number of bytes on device 0. A line for each
+/// number: the device with the highest peak, and whether the moment of this process's peak is still reported.
+const PEAK_OF_A_CHILD: &str = "
+from pathlib import Path
+from types import SimpleNamespace
+from memtrace import _blocks
+from memtrace._pytest import child_traces
+child_traces.names = lambda: frozenset({'child.csv'})
+child_traces.meta_of = lambda path: {'start_unix_ns': 5}
+child_traces.is_of_test = lambda meta: True
+child_traces.peaks_of = lambda path: (9, {1: 700})
+moment = _blocks.Owner('train', 'encoder', '(none)', '(none)')
+for peak in [800, 600]:
+    use = _blocks.Use(peak=peak, moment=moment, peaks={0: peak})
+    child_traces.add_children(use, frozenset(), SimpleNamespace(path=Path('own.csv')), [])
+    print(use.device, use.moment == moment)
+";
+
+#[test]
+fn a_peak_of_a_child_on_another_device_has_no_moment_of_this_process() {
+    let mut command = Command::new("python3");
+    command.args(["-c", PEAK_OF_A_CHILD]).env("PYTHONPATH", root().join("python"));
+    assert_eq!(text(&command.output().unwrap().stdout), "0 True\n1 False\n");
+}
+
 /// A line for each size: what the package parses, and what it prints for a number of bytes.
 const SIZES: &str = "
 import sys
@@ -160,6 +185,11 @@ fn sizes_are_parsed_and_printed_by_the_package_as_by_the_command() {
         "12 parsecs",
         "-1g",
         "1.5.5g",
+        ".5g",
+        "5.",
+        ".g",
+        "1e3g",
+        "+5g",
         "9007199254740993",
         "9223372036854775807",
         "9223372036854775808",

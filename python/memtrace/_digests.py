@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -67,7 +68,8 @@ def places(paths: Iterable[str]) -> list[str]:
     """Returns the folders and files at `paths` on this machine, each once.
 
     A folder without a trace is replaced by its subfolders, so a path can name the
-    folder of all runs of a job."""
+    folder of all runs of a job. A folder of digests is replaced by these, and by
+    itself if it has a trace without a digest."""
     found: dict[str, None] = {}
     for path in paths:
         # An existing path is not a pattern: a folder may be called `run[1]`.
@@ -84,22 +86,34 @@ def _runs(path: str) -> Iterator[str]:
         yield path
         return
     names = sorted(os.listdir(path))
-    if any(name.endswith(ENDING) for name in names):
-        yield from (os.path.join(path, name) for name in names if name.endswith(ENDING))
-    elif any(_is_trace(name) for name in names):
+    digests = [name for name in names if name.endswith(ENDING)]
+    yield from (os.path.join(path, name) for name in digests)
+    known = {_process(name.removesuffix(ENDING)) for name in digests}
+    if any(_is_trace(name) and _process(_plain(name).removesuffix(".csv")) not in known for name in names):
         yield path
-    else:
+    elif not digests:
         folders = (os.path.join(path, name) for name in names)
         yield from (folder for folder in folders if os.path.isdir(folder))
 
 
+def _plain(name: str) -> str:
+    return name.removesuffix(".gz").removesuffix(".zst")
+
+
+def _process(stem: str) -> str:
+    """Returns the name of a trace or part without its part number."""
+    return re.sub(r"\.part\d+(-\d+)?$", "", stem)
+
+
 def _is_trace(name: str) -> bool:
-    plain = name.removesuffix(".gz").removesuffix(".zst")
+    plain = _plain(name)
     return plain.endswith(".csv") and not plain.endswith(".stacks.csv")
 
 
 def digest(place: str) -> _Digests:
-    """Returns the digests of the traces in one folder or file, or the reason why it has no digests."""
+    """Returns the digests of the traces in one folder or file, or the reason why it has no digests.
+
+    Leaves out the digests that the folder itself has."""
     if place.endswith(ENDING):
         try:
             return [(os.path.basename(place), Path(place).read_bytes())], None
@@ -110,7 +124,8 @@ def digest(place: str) -> _Digests:
             _command.run(["export", "--to", "digest", place, "-o", f"{folder}/"])
         except _command.TraceError as error:
             return [], str(error)
-        return [(file.name, file.read_bytes()) for file in sorted(Path(folder).iterdir())], None
+        made = (file for file in sorted(Path(folder).iterdir()) if not Path(place, file.name).exists())
+        return [(file.name, file.read_bytes()) for file in made], None
 
 
 def _by_one_process(paths: list[str]) -> Iterator[tuple[str, _Digests]]:

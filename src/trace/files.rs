@@ -8,7 +8,7 @@
 //! | a finished trace or part, compressed | its name followed by `.gz` or `.zst` |
 //! | a part before its opening rows are complete, or a compressed copy before it is complete | its name with `.csv.unfinished` for `.csv` |
 //!
-//! `NAME` is expanded from `MEMTRACE_NAME`. If a file of that name already exists, the writer appends `-2`,
+//! `NAME` is expanded from `MEMTRACE_NAME`. If any of these files already exists, the writer appends `-2`,
 //! `-3`, ... to `NAME` or to the part number.
 
 use std::ffi::OsStr;
@@ -58,6 +58,23 @@ pub fn compression(name: &str) -> Compression {
 pub fn stem(name: &str) -> &str {
     let plain = without_compression(name).0;
     plain.strip_suffix(TRACE).unwrap_or(plain)
+}
+
+/// Returns true if a file that belongs to the trace or part `plain` exists: its rows in any form, or its stacks.
+/// A new trace must not take this name.
+#[must_use]
+pub fn is_taken(plain: &Path) -> bool {
+    [
+        plain.to_owned(),
+        unfinished_copy(plain),
+        compressed(plain, Compression::Gz),
+        compressed(plain, Compression::Zst),
+        stacks(plain),
+        stacks_with(plain, OLD_STACKS),
+    ]
+    .iter()
+    // A link that leads nowhere counts, too.
+    .any(|path| path.symlink_metadata().is_ok())
 }
 
 fn without_compression(name: &str) -> (&str, Compression) {
@@ -112,11 +129,15 @@ pub fn is_unfinished_of(name: &str, stem: &str) -> bool {
 #[must_use]
 pub fn first_stem(part: &Path) -> PathBuf {
     let plain = part.with_extension("");
-    let is_part = plain.extension().is_some_and(|extension| {
-        let number = extension.to_str().and_then(|text| text.strip_prefix(PART));
-        number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
-    });
-    if is_part { plain.with_extension("") } else { plain }
+    if part_number(&plain).is_some() { plain.with_extension("") } else { plain }
+}
+
+/// Returns the part number in the path of a later part without `.csv`: 2 for `run.part2` and for `run.part2-2`.
+fn part_number(plain: &Path) -> Option<u64> {
+    let number = plain.extension()?.to_str()?.strip_prefix(PART)?;
+    let (number, suffix) = number.split_once('-').unwrap_or((number, "0"));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number(number) && is_number(suffix)).then(|| number.parse().unwrap_or(u64::MAX))
 }
 
 /// Returns true if the files of a trace with this name are taken for what they are: `run.stacks.csv` would be no
@@ -135,16 +156,26 @@ pub fn process_name(trace: &Path) -> String {
     first_stem(&plain).file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Returns the path of the part numbered `part` (2 or more), next to any other part.
+/// Returns the uncompressed files in the folder of `any`, a trace or a part of one, that can be part number
+/// `part` of the same trace. There are several if an earlier trace of the same name left its parts.
 #[must_use]
-pub fn part(any: &Path, part: u64) -> PathBuf {
-    with_ending(&first_stem(any), &format!(".{PART}{part}{TRACE}"))
-}
-
-/// Returns the path of the part before part number `part` (2 or more), which is in the same folder.
-#[must_use]
-pub fn part_before(any: &Path, part: u64) -> PathBuf {
-    if part > 2 { self::part(any, part - 1) } else { with_ending(&first_stem(any), TRACE) }
+pub fn parts_numbered(any: &Path, part: u64) -> Vec<PathBuf> {
+    let stem = first_stem(any);
+    if part < 2 {
+        return vec![with_ending(&stem, TRACE)];
+    }
+    let folder = stem.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let is_numbered = |name: &OsStr| {
+        let path = Path::new(name);
+        path.extension() == Some(OsStr::new(&TRACE[1..]))
+            && part_number(&path.with_extension("")) == Some(part)
+            && first_stem(path).file_name() == stem.file_name()
+    };
+    let mut parts: Vec<_> =
+        files.filter(|name| is_numbered(name)).map(|name| stem.with_file_name(name)).collect();
+    parts.sort();
+    parts
 }
 
 /// Returns the path of the stacks file of a trace or part. It is not compressed, even if the trace is.
@@ -204,9 +235,8 @@ mod tests {
 
     #[test]
     fn every_part_names_the_others() {
-        for path in ["d/h.r0.1.csv", "d/h.r0.1.part2.csv", "d/h.r0.1.part17.csv"] {
+        for path in ["d/h.r0.1.csv", "d/h.r0.1.part2.csv", "d/h.r0.1.part17.csv", "d/h.r0.1.part2-2.csv"] {
             assert_eq!(first_stem(Path::new(path)), Path::new("d/h.r0.1"));
-            assert_eq!(part(Path::new(path), 3), Path::new("d/h.r0.1.part3.csv"));
             assert_eq!(process_name(Path::new(&format!("{path}.zst"))), "h.r0.1");
             assert_eq!(process_name(Path::new(path)), "h.r0.1");
         }
@@ -217,6 +247,27 @@ mod tests {
         assert!(is_unfinished_of("h.r0.1.csv.unfinished", "h.r0.1"));
         assert!(!is_unfinished_of("h.r0.11.csv.unfinished", "h.r0.1"));
         assert_eq!(unfinished_copy(Path::new("d/h.csv")), Path::new("d/h.csv.unfinished"));
+    }
+
+    #[test]
+    fn parts_of_one_number_are_found_and_no_others() {
+        let folder = std::env::temp_dir().join(format!("memtrace-numbered-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let at = |name: &str| folder.join(name);
+        for name in ["r.csv", "r.part2.csv", "r.part2-2.csv", "r.part2-3.csv.zst", "r.part2-2.stacks"] {
+            std::fs::write(at(name), "").unwrap();
+        }
+        for name in
+            ["r-2.part2.csv", "r.part22.csv", "r.part2-.csv", "rr.part2.csv", "r.part2.csv.unfinished"]
+        {
+            std::fs::write(at(name), "").unwrap();
+        }
+        for any in ["r.csv", "r.part2-2.csv", "r.part7.csv"] {
+            assert_eq!(parts_numbered(&at(any), 1), [at("r.csv")]);
+            assert_eq!(parts_numbered(&at(any), 2), [at("r.part2-2.csv"), at("r.part2.csv")]);
+            assert!(parts_numbered(&at(any), 3).is_empty());
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

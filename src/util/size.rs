@@ -21,10 +21,14 @@ pub fn parse(text: &str) -> Option<u64> {
         _ => return None,
     };
     let number = number.trim();
+    // No sign and no exponent, which a number may have in Rust.
+    if !number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+        return None;
+    }
     let bytes = match number.parse::<u64>() {
         Ok(whole) => whole.checked_mul(factor)?,
         Err(_) => {
-            let bytes = number.parse::<f64>().ok().filter(|n| *n >= 0.0)? * factor as f64;
+            let bytes = number.parse::<f64>().ok()? * factor as f64;
             // `as` saturates, so a value that is too large stays too large and is rejected below.
             bytes as u64
         }
@@ -47,6 +51,8 @@ mod tests {
             ("1.5 GiB", 3 << 29),
             ("2kb", 2048),
             ("24b", 24),
+            (".5g", 1 << 29),
+            ("5.", 5),
             ("9007199254740993", 9_007_199_254_740_993),
         ] {
             assert_eq!(parse(text), Some(bytes), "{text}");
@@ -60,6 +66,9 @@ mod tests {
             "99999999999t",
             "nan",
             "inf g",
+            "1e3g",
+            "+5g",
+            ".g",
             "1e30",
             "9223372036854775808",
         ] {

@@ -13,7 +13,6 @@ use memtrace_analysis::state::replay::{Block, Metric};
 use memtrace_analysis::state::replay_trace::replay_trace;
 use memtrace_trace::Meta;
 use memtrace_trace::csv::RowReader;
-use memtrace_trace::files::part as part_of;
 use memtrace_trace::{EventName, Row};
 
 use crate::common::parts::parts_program;
@@ -245,7 +244,10 @@ fn trace_replays_over_removed_parts_to_the_same_end() {
     let count =
         ran.files().iter().filter(|file| file.extension().is_some_and(|end| end == "csv")).count() as u64;
     assert!(count > 8, "{:?}", ran.files());
-    let name = |part| if part == 1 { ran.files()[0].clone() } else { part_of(&ran.files()[0], part) };
+    let name = |part: u64| {
+        let first = ran.files()[0].clone();
+        if part == 1 { first } else { first.with_extension(format!("part{part}.csv")) }
+    };
     // Copies the trace without some parts: without the first one, one in the middle, several, or all but the
     // first and the last.
     for gone in [vec![1], vec![4], vec![2, 3, 6], (2..count).collect()] {

@@ -69,7 +69,7 @@ def add_children(
     use.device = max(use.peaks, key=lambda device: use.peaks[device], default=0)
     use.peak = use.peaks.get(use.device, 0)
     if use.device != own[0]:
-        use.at_peak = []
+        use.at_peak, use.moment = [], _blocks.Use().moment
     name = "(1 child process)" if len(children) == 1 else f"({len(children)} child processes)"
     owner = _blocks.Owner(name, "(none)", "(none)", "(none)")
     use.at_peak.append((sums[use.device], owner))

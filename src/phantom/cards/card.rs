@@ -106,9 +106,9 @@ impl Card {
     pub fn links(&self) -> Links {
         match self.id.split(['-', ':']).next() {
             _ if self.is_slice() || matches!(self.id, "h100-pcie" | "h100-nvl" | "h200-nvl") => Links::None,
-            Some(
-                "a100" | "a800" | "h100" | "h800" | "h20" | "h200" | "b200" | "b300" | "gb200" | "gb300",
-            ) => Links::Switch,
+            Some("a100" | "h100" | "h800" | "h20" | "h200" | "b200" | "b300" | "gb200" | "gb300") => {
+                Links::Switch
+            }
             Some("v100") => Links::Direct,
             _ => Links::None,
         }
@@ -285,6 +285,13 @@ mod tests {
             ("a100-40g:1g.5gb", Some(true)),
         ] {
             assert_eq!(Card::find(id).unwrap().ecc(), ecc, "{id}");
+        }
+    }
+
+    #[test]
+    fn a_card_in_a_pcie_slot_has_no_nvswitch() {
+        for card in CARDS.iter().filter(|card| card.name.contains("PCIe")) {
+            assert!(card.links() != Links::Switch, "{}", card.id);
         }
     }
 

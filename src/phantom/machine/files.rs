@@ -1,7 +1,7 @@
 //! The files of the machine tables in shared memory, one per machine.
 //!
 //! A file is named `/dev/shm/memtrace-phantom-UID-ID-CARD`, and only its user can open it. `CARD` is a hash
-//! of the request, so processes that request other cards are on another machine. Each process holds a shared
+//! of the identifier and the request, so processes that request other cards are on another machine. Each process holds a shared
 //! lock on the file, which the kernel releases when the process ends. The next machine removes a file that
 //! has neither a lock nor a living process.
 
@@ -97,21 +97,24 @@ fn user() -> u32 {
     fs::metadata("/proc/self").map_or(u32::MAX, |about| about.uid())
 }
 
-/// Returns the FNV-1a hash of a request for cards, which becomes part of the file name.
-fn hash(text: &str) -> u32 {
-    text.bytes().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+/// Returns the FNV-1a hash of `bytes` for a file name. It is the same in every build.
+pub(crate) fn hash(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
 fn beginning() -> String {
     format!("memtrace-phantom-{}-", user())
 }
 
-/// Returns the path of the file for a machine identifier and a request for cards.
+/// Returns the path of the file for a machine identifier and a request for cards. The hash tells identifiers
+/// apart that the name shortens to the same text.
 #[must_use]
 pub fn path_of(id: &str, request: &str) -> PathBuf {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
+    // No request contains a NUL, so each pair has its own text.
+    let hash = hash(format!("{id}\0{request}").as_bytes());
     let id: String = id.chars().take(MAX_ID).map(safe).collect();
-    Path::new(FOLDER).join(format!("{}{id}-{:08x}", beginning(), hash(request)))
+    Path::new(FOLDER).join(format!("{}{id}-{hash:08x}", beginning()))
 }
 
 /// Rejects a file that is not a private file of this user, because another user may have created a file with
@@ -294,8 +297,11 @@ mod tests {
     }
 
     #[test]
-    fn other_cards_are_another_machine() {
+    fn other_cards_and_other_identifiers_are_another_machine() {
         assert_ne!(path_of("a", "t4"), path_of("a", "l4"));
+        let long = "x".repeat(MAX_ID);
+        assert_ne!(path_of("a/b", "t4"), path_of("a_b", "t4"));
+        assert_ne!(path_of(&format!("{long}1"), "t4"), path_of(&format!("{long}2"), "t4"));
         assert_eq!(Machine::empty("a", Spec::parse("2xt4,others=1g").unwrap()).used(1), 1 << 30);
     }
 }

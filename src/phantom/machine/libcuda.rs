@@ -56,10 +56,9 @@ pub fn folder(library: &Path, user: u32) -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Hashes a path with FNV-1a, which is the same in every build.
+/// Returns the hash of a path.
 fn hash(path: &Path) -> u32 {
-    let bytes = path.as_os_str().as_encoded_bytes();
-    bytes.iter().fold(0x811c_9dc5, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+    crate::files::hash(path.as_os_str().as_encoded_bytes())
 }
 
 #[cfg(test)]

@@ -163,14 +163,12 @@ fn state(path: &Path, pid: u32, data: &Metadata) -> JournalState {
 }
 
 /// Returns true if the trace that starts with `first` has its end row. This happens if a repair was killed
-/// before it removed the journal.
+/// before it removed the journal. If an earlier trace left a part of the same number, both must have their end
+/// row.
 fn is_complete(first: &Path, header: &[u8]) -> bool {
     let checkpoint = (u64_at(header, layout::CHECKPOINTS) & 1) as usize;
-    let last = match u64_at(header, layout::PART + 8 * checkpoint) {
-        0 | 1 => first.to_owned(),
-        part => files::part(first, part),
-    };
-    ends_with_end_row(&last).unwrap_or(false)
+    let last = files::parts_numbered(first, u64_at(header, layout::PART + 8 * checkpoint));
+    !last.is_empty() && last.iter().all(|part| ends_with_end_row(part).unwrap_or(false))
 }
 
 /// The visibility of a trace's files to this process.

@@ -68,12 +68,13 @@ pub fn repair(csv: &Path, fate: Option<Fate>) -> io::Result<Repaired> {
     };
     // Leftover files are removed before the end row is written, because no repair runs once the trace has its
     // end row. If the process was killed while it opened the next part, that part has only opening rows.
-    let next = files::part(csv, unfinished.part + 1);
     let is_its_own = |(path, meta): &(PathBuf, Meta)| {
         *path == unfinished.journal_path && u64::from(meta.part) == unfinished.part + 1
     };
-    if journal_of(&next).is_ok_and(|found| found.as_ref().is_some_and(is_its_own)) {
-        fs::remove_file(next)?;
+    for next in files::parts_numbered(csv, unfinished.part + 1) {
+        if journal_of(&next).is_ok_and(|found| found.as_ref().is_some_and(is_its_own)) {
+            fs::remove_file(next)?;
+        }
     }
     remove_unfinished(csv);
     unfinished.end_part_before(csv)?;
@@ -178,15 +179,15 @@ impl Unfinished {
         if self.part < 2 {
             return Ok(());
         }
-        let before = files::part_before(csv, self.part);
-        let found = journal_of(&before);
         let is_of_this_run = |(journal, meta): &(PathBuf, Meta)| {
             *journal == self.journal_path && u64::from(meta.part.max(1)) == self.part - 1
         };
+        let has_no_end =
+            |part: &PathBuf| journal_of(part).is_ok_and(|found| found.as_ref().is_some_and(is_of_this_run));
         // A part that was compressed or removed already had its end row.
-        if !found.is_ok_and(|found| found.as_ref().is_some_and(is_of_this_run)) {
+        let Some(before) = files::parts_numbered(csv, self.part - 1).into_iter().find(has_no_end) else {
             return Ok(());
-        }
+        };
         let whole = whole_lines(&before, u64::MAX)?;
         let (mut encoder, last_ns) = self.encoder(&before, whole)?;
         let mut part = private_file::reopen(&before, OpenOptions::new().write(true))?;

@@ -280,6 +280,45 @@ fn a_trace_with_a_long_end_row_is_complete() {
 }
 
 #[test]
+fn a_part_beside_a_part_of_an_earlier_trace_is_repaired() {
+    let killed = Killed::new("numbered part").with_meta_row();
+    let part_of = |journal: &Path| {
+        let schema = SCHEMA_VERSION.to_owned();
+        let meta = Meta { schema, journal: journal.display().to_string(), part: 2, ..Meta::default() };
+        let json = meta.to_json().unwrap();
+        let mut writer = RowWriter::new(Vec::new());
+        writer.write(&Row { seq: 1, event: EventName::Meta, name: &json, ..Row::default() }).unwrap();
+        writer.flush().unwrap();
+        writer.get_ref().clone()
+    };
+    let live = killed.folder.join("vm.r0.1.part2-2.csv");
+    fs::write(&live, part_of(&killed.journal)).unwrap();
+    let csv = [fs::metadata(&live).unwrap().len(); 2];
+    // The earlier trace has its end row.
+    let mut old = part_of(Path::new(""));
+    let mut writer = RowWriter::without_header(Vec::new());
+    writer.write(&Row { seq: 2, event: EventName::End, name: "rotated", ..Row::default() }).unwrap();
+    writer.flush().unwrap();
+    old.extend_from_slice(writer.get_ref());
+    fs::write(killed.folder.join("vm.r0.1.part2.csv"), &old).unwrap();
+    let at = Checkpoints { count: 1, parts: [2, 2], csv, ..Checkpoints::default() };
+    let journals = killed.folder.join("journals");
+    fs::create_dir_all(&journals).unwrap();
+    let killed = killed.with_journal(&at, [0, 0], vec![alloc(2000)]);
+    // No sweep takes the journal for an orphan.
+    let journal = journals.join(journal_name(NOBODY, 1));
+    fs::copy(&killed.journal, &journal).unwrap();
+    let swept = crate::sweep(std::slice::from_ref(&journals), None);
+    assert_eq!((swept.removed.len(), swept.left.len()), (0, 1), "{swept:?}");
+    assert!(matches!(repair(&live, None), Ok(Repaired::Finished { rest: Rest { rows: 2, .. }, .. })));
+    // The first part had no end row, either.
+    assert_eq!(killed.rows().last().unwrap().0, EventName::End);
+    assert_eq!(fs::read(killed.folder.join("vm.r0.1.part2.csv")).unwrap(), old);
+    assert!(!killed.journal.exists());
+    assert!(crate::sweep(std::slice::from_ref(&journals), None).left.is_empty());
+}
+
+#[test]
 fn rows_of_a_killed_repair_are_not_there_twice() {
     let events = || vec![alloc(2000), alloc(3000)];
     // Setup: the process was killed before its first checkpoint (`count` 0), or after one checkpoint (1).

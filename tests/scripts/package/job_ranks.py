@@ -62,6 +62,10 @@ with tempfile.TemporaryDirectory() as folder:
         list(reported["failed"]) == [str((folder / "bad.csv").resolve())]
         and reported["peaks"] == local["peaks"]
     )
+    # One trace has its digest beside it.
+    shutil.copy(kept[0], job)
+    beside = memtrace.ranks(job, engine="local")
+    assert beside == local, (beside, local)
     # The trace of one rank is missing.
     kept[-1].unlink()
     gone = memtrace.ranks(folder / "kept", engine="local")["missing_ranks"]

@@ -260,9 +260,7 @@ impl Initialization {
     /// Returns the rule for the call with this name. A call that creates a handle of a math library uses the
     /// runtime, which initializes the driver.
     const fn from_name(name: &str) -> Self {
-        let bytes = name.as_bytes();
-        let is_driver = starts_with(name, "cu") && bytes.len() > 2 && bytes[2].is_ascii_uppercase();
-        if is_driver {
+        if is_driver(name) {
             return if is_in(name, &WITHOUT_INIT) { Self::Unrelated } else { Self::Needed };
         }
         let is_runtime = starts_with(name, "cuda") && !is_in(name, &WITHOUT_DEVICE);

@@ -23,7 +23,7 @@ impl Encoder {
         let size = BlockSize { bytes, requested, rounded: self.rounded(requested, bytes) };
         let unknown = Live::reported(header, size, pool);
         if bytes >= 0 {
-            let born = self.born(tid, header, address, &unknown, sink)?;
+            let born = self.prepare_allocation(tid, header, address, &unknown, sink)?;
             let live = Live { alloc_id: self.next_seq(), form: form.into(), ..born };
             self.memory.alloc(&live.extent(), Key::Block(address), live);
             self.add_newborn(Key::Block(address), &live);
@@ -55,7 +55,7 @@ impl Encoder {
     /// Processes what the allocation of a block ends: an older block at its address, and the wait of the blocks
     /// that an optimizer step left. Returns the block with its category and private pool.
     #[inline]
-    pub(crate) fn born<S: RowSink>(
+    pub(crate) fn prepare_allocation<S: RowSink>(
         &mut self,
         tid: u32,
         header: &Header,
@@ -137,7 +137,7 @@ impl Encoder {
                 api: Api::CachingAllocator.as_str(),
                 source: TORCH_ALLOCATOR,
                 delta_bytes: -live.bytes,
-                ..self.of_live(tid, header, address, &live)
+                ..self.live_row(tid, header, address, &live)
             },
             sink,
         )

@@ -191,7 +191,7 @@ impl Encoder {
         self.reconcile(tid, header, reserved, pool, sink)?;
         let size = BlockSize { bytes, requested, rounded: self.rounded(requested, bytes) };
         let reported = Live::reported(header, size, pool);
-        let born = self.born(tid, header, address, &reported, sink)?;
+        let born = self.prepare_allocation(tid, header, address, &reported, sink)?;
         let is_replaced = self.unlisted.add(address, tid, Live { form: form.into(), ..born });
         // The report of the free of an unlisted block at this address was lost.
         self.anomalies.missed_frees += u64::from(is_replaced);
@@ -231,7 +231,7 @@ impl Encoder {
             self.memory.alloc(&live.extent(), Key::Block(address), live);
             self.add_newborn(Key::Block(address), &live);
             // Not `alloc`: the step and the owner are those of the allocation, not of this moment.
-            let row = self.of_live(tid, &header, address, &live);
+            let row = self.live_row(tid, &header, address, &live);
             self.emit(&Row { event: EventName::Live, delta_bytes: live.bytes, name: LIVE, ..row }, sink)?;
             if deferred {
                 self.memory.free_deferred(Key::Block(address), (), &live.extent());

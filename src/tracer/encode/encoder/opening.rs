@@ -63,11 +63,11 @@ impl Encoder {
                 MemoryKind::Block => EventName::Live,
                 kind => kind.alloc_event(),
             };
-            self.list(clock_ns, event, addr, &live, live.bytes, sink)?;
+            self.write_opening_row(clock_ns, event, addr, &live, live.bytes, sink)?;
             if deferred {
                 let extent = live.extent();
                 self.memory.devices.totals_mut(extent.device).defer(&extent);
-                self.list(clock_ns, EventName::Free, addr, &live, -live.bytes, sink)?;
+                self.write_opening_row(clock_ns, EventName::Free, addr, &live, -live.bytes, sink)?;
             }
         }
         self.memory.devices = devices;
@@ -86,7 +86,7 @@ impl Encoder {
         pieces
     }
 
-    fn list<S: RowSink>(
+    fn write_opening_row<S: RowSink>(
         &mut self,
         clock_ns: u64,
         event: EventName,
@@ -98,7 +98,7 @@ impl Encoder {
         let header =
             Header { clock_ns, api: live.api, device: live.device, context: live.context, step: live.step };
         let source = if live.is_reported() { TORCH_ALLOCATOR } else { self.definitions.text(live.library) };
-        let row = self.of_live(0, &header, address(addr), live);
+        let row = self.live_row(0, &header, address(addr), live);
         let row = Row { event, delta_bytes: bytes, name: LIVE, source, ..row };
         self.emit(&Row { tid: self.emitter.pid(), ..row }, sink)
     }

@@ -62,7 +62,7 @@ impl Encoder {
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let row = self.of_live(tid, header, address, live);
+        let row = self.live_row(tid, header, address, live);
         self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, ..row }, sink)
     }
 
@@ -75,7 +75,7 @@ impl Encoder {
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let row = self.of_live(tid, header, address, live);
+        let row = self.live_row(tid, header, address, live);
         self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
@@ -86,7 +86,7 @@ impl Encoder {
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let row = self.of_call(event, live);
+        let row = self.call_row(event, live);
         let name = self.definitions.text(event.call.user);
         self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, name, ..row }, sink)
     }
@@ -98,7 +98,7 @@ impl Encoder {
         live: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let row = self.of_call(event, live);
+        let row = self.call_row(event, live);
         self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
@@ -152,7 +152,7 @@ impl Encoder {
 
     /// Returns the fields of a row about live memory, whose owner comes from the allocation.
     #[inline(always)]
-    pub(crate) fn of_live<'a>(&'a self, tid: u32, header: &Header, address: u64, live: &Live) -> Row<'a> {
+    pub(crate) fn live_row<'a>(&'a self, tid: u32, header: &Header, address: u64, live: &Live) -> Row<'a> {
         let Live { device, context, form, .. } = *live;
         let Form { dtype, shape } = self.definitions.form(form);
         Row {
@@ -172,13 +172,13 @@ impl Encoder {
 
     /// Returns the fields of a row about live memory that a call allocated or freed.
     #[inline(always)]
-    fn of_call<'a>(&'a self, event: &CallEvent, live: &Live) -> Row<'a> {
+    fn call_row<'a>(&'a self, event: &CallEvent, live: &Live) -> Row<'a> {
         let CallEvent { tid, header, call, .. } = event;
         Row {
             source: self.definitions.text(call.library),
             status: i32::from(call.status),
             latency_ns: call.latency_ns as i64,
-            ..self.of_live(*tid, header, call.address, live)
+            ..self.live_row(*tid, header, call.address, live)
         }
     }
 

@@ -188,7 +188,7 @@ impl Encoder {
                     delta_bytes: bytes,
                     source: LIBRARY,
                     name: self.definitions.text(name),
-                    ..self.of_live(tid, header, address, &live)
+                    ..self.live_row(tid, header, address, &live)
                 },
                 sink,
             )?;

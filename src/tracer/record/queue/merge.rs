@@ -147,7 +147,7 @@ impl Merge {
             }
         }
         for source in self.sources.values_mut() {
-            source.look(define);
+            source.read_definitions(define);
         }
         if self.is_held_up(queue.pool()) { watermark } else { watermark.min(announced) }
     }
@@ -336,7 +336,7 @@ impl Source {
     }
 
     /// Reads the definitions in the slots that became complete since the last call.
-    fn look(&mut self, define: &mut impl FnMut(&Event, &[u8])) {
+    fn read_definitions(&mut self, define: &mut impl FnMut(&Event, &[u8])) {
         for queued in &mut self.chunks {
             let committed = queued.chunk.committed();
             while queued.seen < committed {

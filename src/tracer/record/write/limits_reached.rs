@@ -22,7 +22,7 @@ impl LimitsReached {
     }
 
     /// Reports limits that were reached since the last call. Called at each checkpoint.
-    pub(crate) fn look(&mut self, pool: &ChunkPool) {
+    pub(crate) fn report_new(&mut self, pool: &ChunkPool) {
         if !self.said_lost && pool.dropped() > 0 {
             self.said_lost = true;
             let size = Unit::Auto.show(self.session.settings.buffer_bytes as i64);

@@ -46,9 +46,8 @@ fn keeps_reservations(file_system: i64) -> bool {
     [EXT, TMPFS, XFS, OVERLAY].contains(&file_system)
 }
 
-/// Creates the trace `<name>.csv` in `folder`, private and new, never through a link. Adds a number if an
-/// earlier process with the same id has taken the name. Calls `announce` with each path before the file at
-/// this path is created.
+/// Creates the trace `<name>.csv` in `folder`, private and new, never through a link. Adds a number if files
+/// of an earlier trace have the name. Calls `announce` with each path before the file at this path is created.
 pub(crate) fn create_trace(
     folder: &Path,
     name: &str,
@@ -57,8 +56,11 @@ pub(crate) fn create_trace(
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     create_numbered(|suffix| {
         let path = folder.join(files::trace_name(name, suffix));
+        if files::is_taken(&path) {
+            return None;
+        }
         announce(&path);
-        path
+        Some(path)
     })
 }
 
@@ -67,9 +69,7 @@ pub(crate) fn create_trace(
 pub(crate) fn create_part(first: &Path, part: u32) -> io::Result<(File, PathBuf)> {
     create_numbered(|suffix| {
         let path = files::unfinished_part(first, part, suffix);
-        // If the final name is taken, the path of the first part, which exists, makes `create_numbered` try
-        // the next number.
-        if files::finished_part(&path).exists() { first.to_owned() } else { path }
+        (!files::is_taken(&files::finished_part(&path))).then_some(path)
     })
 }
 
@@ -87,10 +87,12 @@ pub(crate) fn publish_part(unfinished: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Creates the first of `name("")`, `name("-2")`, ... that does not exist.
-fn create_numbered(name: impl Fn(&str) -> PathBuf) -> io::Result<(File, PathBuf)> {
+/// Creates the first of `name("")`, `name("-2")`, ... that does not exist. `name` returns `None` if the name
+/// is taken.
+fn create_numbered(name: impl Fn(&str) -> Option<PathBuf>) -> io::Result<(File, PathBuf)> {
     for attempt in 1..1000 {
-        let path = name(&if attempt == 1 { String::new() } else { format!("-{attempt}") });
+        let suffix = if attempt == 1 { String::new() } else { format!("-{attempt}") };
+        let Some(path) = name(&suffix) else { continue };
         match create_private(&path) {
             Ok(file) => return Ok((file, path)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -140,6 +142,31 @@ pub(crate) fn cut_to_whole_lines(file: &File, path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trace_takes_no_name_of_which_a_file_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for left in
+            ["run.csv", "run.csv.gz", "run.csv.zst", "run.csv.unfinished", "run.stacks", "run.stacks.csv"]
+        {
+            fs::write(at(left), "").unwrap();
+            let (_, trace) =
+                create_trace(folder.path(), "run", |path| assert_eq!(path, at("run-2.csv"))).unwrap();
+            assert_eq!(trace, at("run-2.csv"), "{left}");
+            fs::remove_file(trace).unwrap();
+            fs::remove_file(at(left)).unwrap();
+        }
+        let first = create_trace(folder.path(), "run", |_| {}).unwrap().1;
+        assert_eq!(first, at("run.csv"));
+        for left in ["run.part2.csv", "run.part2.csv.zst", "run.part2.csv.unfinished", "run.part2.stacks"] {
+            fs::write(at(left), "").unwrap();
+            let part = create_part(&first, 2).unwrap().1;
+            assert_eq!(publish_part(&part).unwrap(), at("run.part2-2.csv"), "{left}");
+            fs::remove_file(at("run.part2-2.csv")).unwrap();
+            fs::remove_file(at(left)).unwrap();
+        }
+    }
 
     #[test]
     fn a_journal_is_never_on_a_file_system_that_copies_on_write_or_is_remote() {

@@ -540,7 +540,7 @@ impl Writer {
         let csv_len = self.part.flush(&mut self.encoder)?;
         let written = Written { csv_len, names_len, reported_lost: self.encoder.reported_lost() };
         self.merge.release(self.queue, written, self.meta.part);
-        self.limits.look(self.queue.pool());
+        self.limits.report_new(self.queue.pool());
         if self.marked.elapsed() > ALIVE {
             self.marked = Instant::now();
             self.queue.pool().mark_alive();

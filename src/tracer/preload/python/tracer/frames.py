@@ -63,7 +63,9 @@ def variables_of(frame) -> list[tuple[int, Variable]]:
 def left_frames() -> list[types.FrameType]:
     """Returns the frames that the newest exception has unwound, innermost first. After an OOM, these are the
     frames of the failed request."""
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    error = sys.exc_info()[1]
+    if error is None:
+        error = getattr(sys, "last_value", None)
     trace, found = traceback_of(error) if error is not None else None, []
     while trace is not None and len(found) < MAX_FRAMES:
         found.insert(0, trace.tb_frame)

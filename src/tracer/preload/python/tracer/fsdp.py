@@ -45,7 +45,7 @@ def before_reduction(first, second=None) -> None:
     try:
         with without_torch_function():
             seen: set[int] = set()
-            if type(first) is list:
+            if isinstance(first, (list, tuple)):
                 for parameter, gradient in zip(first, second):
                     owner = owner_of(parameter.sharded_param)
                     path_id, name_id = (owner.path_id, owner.name_id) if owner is not None else (0, 0)
@@ -71,7 +71,7 @@ def after_reduction(first, second=None) -> None:
         return
     try:
         with without_torch_function():
-            if type(first) is list:
+            if isinstance(first, (list, tuple)):
                 tag_gradients_of([parameter.sharded_param for parameter in first])
             elif second is None:
                 for parameter in first.params:
