@@ -12,6 +12,13 @@ use std::ffi::c_void;
 use std::ptr::{from_ref, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+/// Returns the kernel's id of the calling thread.
+#[must_use]
+pub fn thread_id() -> u32 {
+    // SAFETY: the call has no arguments and cannot fail. glibc has `gettid` since 2.30.
+    unsafe { libc::syscall(libc::SYS_gettid) as u32 }
+}
+
 /// Data of each thread. Processes do not share this data, but the child of a fork has a copy of the forking
 /// thread's data.
 pub struct PerThread<T: 'static> {

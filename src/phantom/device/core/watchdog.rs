@@ -167,8 +167,8 @@ unsafe extern "C-unwind" fn pthread_cond_timedwait(
     }
     // SAFETY: the caller's promise.
     let deadline = time_of(unsafe { *until });
-    // SAFETY: it has no preconditions.
-    let thread = unsafe { libc::gettid() };
+    // SAFETY: it has no preconditions. glibc has `gettid` since 2.30.
+    let thread = unsafe { libc::syscall(libc::SYS_gettid) } as libc::pid_t;
     arrive(thread);
     if deadline <= now() {
         // Not the watchdog's sleep but a lock of Python, which counts by another clock. The program may hold that lock

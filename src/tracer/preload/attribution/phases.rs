@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memtrace_record::intern::{TextId, with_tables};
+use memtrace_record::per_thread::thread_id;
 use memtrace_trace::text;
 
 use crate::ffi::torch;
@@ -96,12 +97,6 @@ pub(crate) fn forward_is_over() {
         LOSS_THREAD.store(0, Ordering::Relaxed);
         state_version::advance();
     }
-}
-
-/// Returns the kernel's id of the calling thread.
-pub(crate) fn thread_id() -> u32 {
-    // SAFETY: the call takes no arguments and cannot fail.
-    unsafe { libc::gettid() as u32 }
 }
 
 /// Returns the phase that a user scope implies: torch's own scopes for an optimizer's `step` and `zero_grad`

@@ -9,6 +9,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
+use memtrace_record::per_thread::thread_id;
+
 use crate::attribution::{backward_passes, detail, phases, steps};
 use crate::ffi::torch;
 use crate::runtime::state_version;
@@ -104,7 +106,7 @@ pub(crate) fn op_begins(name: &[u8]) {
         after &= !PHASE;
     }
     if after != before {
-        THREAD.store(phases::thread_id(), Ordering::Relaxed);
+        THREAD.store(thread_id(), Ordering::Relaxed);
         // `Release`: `are_running` reads the thread after it has seen the phase.
         SEEN.store(after, Ordering::Release);
         phases::forward_is_over();
@@ -114,7 +116,7 @@ pub(crate) fn op_begins(name: &[u8]) {
 
 /// Returns true if the calling thread updates parameters.
 pub(crate) fn are_running() -> bool {
-    SEEN.load(Ordering::Acquire) & PHASE != 0 && THREAD.load(Ordering::Relaxed) == phases::thread_id()
+    SEEN.load(Ordering::Acquire) & PHASE != 0 && THREAD.load(Ordering::Relaxed) == thread_id()
 }
 
 /// Returns true if an update is not counted yet, because no forward or backward has begun since.

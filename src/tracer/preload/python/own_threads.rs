@@ -13,6 +13,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use memtrace_record::per_thread::thread_id;
+
 use crate::ffi::cpython::{Arguments, Functions, PendingCall};
 
 /// The type of a thread's start routine: the type that `pthread_create` takes, except that the routine may
@@ -49,8 +51,7 @@ pub(crate) fn reset_in_child() {
 
 /// Returns true on the main thread of the process, which is Python's main thread in nearly every program.
 pub(crate) fn is_main_thread() -> bool {
-    // SAFETY: both functions take no arguments and cannot fail.
-    unsafe { libc::gettid() == libc::getpid() }
+    thread_id() == std::process::id()
 }
 
 /// Starts a thread with all signals blocked. Returns `None` if the process cannot start another thread.

@@ -13,7 +13,7 @@ use super::event_queue::{EventQueue, IDLE, LaneShared, NO_CHUNK};
 use super::overflow::OverflowEvent;
 use crate::clock;
 use crate::fast_tls::fast_tls;
-use crate::per_thread::PerThread;
+use crate::per_thread::{PerThread, thread_id};
 
 /// The time limit for a hook's wait for a free chunk. After that, the event goes to the overflow list or is
 /// dropped.
@@ -169,8 +169,7 @@ impl Lane {
         Lane {
             queue,
             shared: queue.register_lane(),
-            // SAFETY: the call has no arguments and cannot fail.
-            tid: unsafe { libc::gettid() } as u32,
+            tid: thread_id(),
             chunk: None,
             chunks: 0,
             last: 0,
