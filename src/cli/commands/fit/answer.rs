@@ -121,7 +121,7 @@ impl<'a> Answer<'a> {
         }
         if let Some(peak) = self.device().filter(|peak| peak.absent_ranks > 0) {
             // With a second rank, an extra of rank 0 counts once.
-            let hint = match peak.processes {
+            let hint = match peak.ranks {
                 1 => "; if rank 0 does more than the others, use --ranks 0,1",
                 _ => "",
             };

@@ -1,6 +1,6 @@
 //! Runs the program with one value, and measures its peak.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -94,6 +94,8 @@ pub(super) struct PeakUse {
     pub(super) fills_machine: bool,
     /// The number of processes with a trace.
     pub(super) processes: usize,
+    /// The number of ranks that ran.
+    pub(super) ranks: usize,
     /// The sum of the processes' peaks of host memory in bytes; 0 if unknown. A rank of the node that did not
     /// run is counted like the smallest rank that ran.
     pub(super) host: i64,
@@ -366,10 +368,7 @@ fn measure(folder: &Path) -> Result<Measured> {
     if let Some(last) = inputs[0].traces.last() {
         // With `--ranks`, only some ranks run. A node has one rank for each of its cards.
         let about = &last.meta.phantom;
-        let ranks_of_node = number(&about["ranks_of"]).min(number(&about["count"]).max(1));
-        peak.absent_ranks = (ranks_of_node - peak.processes as i64).max(0);
-        let smallest = processes.iter().map(host_peak).min().unwrap_or(0);
-        peak.host = peak.host.saturating_add(peak.absent_ranks.saturating_mul(smallest));
+        peak.add_absent_ranks(processes, number(&about["ranks_of"]).min(number(&about["count"]).max(1)));
     }
     let is_killed =
         |process: &Value| ["container_oom", "machine_oom"].iter().any(|by| process["killed"]["by"] == **by);
@@ -395,6 +394,19 @@ impl PeakUse {
                 self.set_device(device, meta);
             }
         }
+    }
+
+    /// Adds the ranks of the node that did not run, each with as much host memory as the smallest rank of `processes`.
+    /// A rank may have several processes.
+    fn add_absent_ranks(&mut self, processes: &[Value], ranks_of_node: i64) {
+        let mut by_rank: BTreeMap<i64, i64> = BTreeMap::new();
+        for process in processes {
+            *by_rank.entry(number(&process["rank"])).or_default() += host_peak(process);
+        }
+        self.ranks = by_rank.len();
+        self.absent_ranks = (ranks_of_node - self.ranks as i64).max(0);
+        let smallest = by_rank.into_values().min().unwrap_or(0);
+        self.host = self.host.saturating_add(self.absent_ranks.saturating_mul(smallest));
     }
 
     /// Replaces the device by one with more memory in use.
@@ -461,5 +473,19 @@ mod tests {
         assert_eq!(text.len() as u64, MOST_OUTPUT);
         assert!(says_out_of_memory(&text) && text.ends_with("memory"));
         assert_eq!(output(folder.path(), "stdout.txt"), "");
+    }
+
+    #[test]
+    fn a_rank_that_did_not_run_counts_like_all_processes_of_the_smallest_rank() {
+        let process = |rank: i32, bytes: i64| serde_json::json!({ "rank": rank, "host_peak_bytes": bytes });
+        for (processes, host, ranks, absent) in [
+            (vec![process(0, 60), process(0, 1)], 8 * 61, 1, 7),
+            (vec![process(0, 60), process(1, 50), process(1, 5)], 60 + 7 * 55, 2, 6),
+            (vec![], 0, 0, 8),
+        ] {
+            let mut peak = PeakUse { host: processes.iter().map(host_peak).sum(), ..PeakUse::default() };
+            peak.add_absent_ranks(&processes, 8);
+            assert_eq!((peak.host, peak.ranks, peak.absent_ranks), (host, ranks, absent));
+        }
     }
 }
