@@ -50,11 +50,14 @@ fn price(plan: &Plan, lane: &Lane<'_>) -> Option<f64> {
     plan.price_of(lane.row, gpus)
 }
 
-/// Returns the text of a price, with at most two decimals.
+/// Returns the text of a price. It has at most two decimals, or if it is below 0.1, two significant digits.
 fn price_text(price: Option<f64>) -> String {
     let Some(price) = price else { return "-".to_owned() };
-    let text = format!("{price:.2}");
-    text.strip_suffix(".00").unwrap_or(&text).to_owned()
+    let first_digit = if price > 0.0 { -price.log10().floor() } else { 0.0 };
+    let decimals = if first_digit > 1.0 { first_digit as usize + 1 } else { 2 };
+    let text = format!("{price:.decimals$}");
+    let text = if decimals > 2 { text.trim_end_matches('0') } else { &text };
+    text.strip_suffix(".00").unwrap_or(text).to_owned()
 }
 
 /// Returns true if the search has a trial or a result. A result may come from the trials of other searches.
@@ -293,5 +296,28 @@ pub(super) fn status(plan: &Plan, lanes: &[Lane<'_>]) -> u8 {
         () if statuses.contains(&1) || statuses.is_empty() => 1,
         () if statuses.contains(&0) => 0,
         () => 3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_price_keeps_its_digits() {
+        for (price, text) in [
+            (0.0, "0"),
+            (2.0, "2"),
+            (0.35, "0.35"),
+            (16.5, "16.50"),
+            (1024.0, "1024"),
+            (0.035, "0.035"),
+            (0.01, "0.01"),
+            (0.0001, "0.0001"),
+            (0.000_123, "0.00012"),
+        ] {
+            assert_eq!(price_text(Some(price)), text);
+        }
+        assert_eq!(price_text(None), "-");
     }
 }
