@@ -134,7 +134,7 @@ fn trial_of<'l>(lane: &'l Lane<'_>) -> Option<&'l Trial> {
 /// Prints a row for each search, with the limit that it found.
 fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     let mut columns = row_names(plan, lanes);
-    let candidate = |trial: Option<&Trial>| trial.map_or("-".to_owned(), |trial| trial.candidate.clone());
+    let value = |trial: Option<&Trial>| trial.map_or("-".to_owned(), |trial| trial.value.clone());
     let largest = format!("{} {}", if plan.wants_smallest { "smallest" } else { "largest" }, plan.value_name);
     match plan.wanted {
         Wanted::YesOrNo => columns.push(Column::new("", Side::Right, |lane| {
@@ -147,9 +147,9 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
                 _ => (largest.as_str(), "does not fit"),
             };
             columns.push(Column::new(limit, Side::Right, move |lane| {
-                Cell::new(candidate(lane.fits()), Style::Strong)
+                Cell::new(value(lane.fits()), Style::Strong)
             }));
-            columns.push(Column::new(other, Side::Right, move |lane| candidate(lane.too_big()).into()));
+            columns.push(Column::new(other, Side::Right, move |lane| value(lane.too_big()).into()));
         }
     }
     columns.extend([
@@ -215,15 +215,15 @@ fn notes(page: &mut Printer, plan: &Plan, lane: &Lane<'_>) {
     }
     for (_, trial) in &lane.trials {
         let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
-        page.plain(format!("{}: {ended}; the last lines of its stderr:", trial.value));
+        page.plain(format!("{}: {ended}; the last lines of its stderr:", trial.label));
         for line in tail {
             page.line([Cell::new(format!("    {line}"), Style::Faint)]);
         }
     }
-    if let Some(Trial { candidate, outcome: TrialOutcome::TooBig(asked), .. }) =
+    if let Some(Trial { value, outcome: TrialOutcome::TooBig(asked), .. }) =
         lane.too_big().filter(|trial| trial.peak.exceeds_host)
     {
-        page.plain(format!("{name}: with {candidate} the program {asked}"));
+        page.plain(format!("{name}: with {value} the program {asked}"));
     }
     if let Some(line) = lane.disorder() {
         page.plain(format!("{name}: {line}"));
@@ -252,7 +252,9 @@ pub(super) fn json(plan: &Plan, lanes: &[Lane<'_>], recipe: Option<&Request>) ->
                 fields.insert("gpus".to_owned(), lane.row.gpus.into());
                 fields.insert("price".to_owned(), price(plan, lane).into());
                 if let Some(length) = lane.row.length {
+                    // `tokens` is the older name, which is wrong for images.
                     fields.insert("tokens".to_owned(), length.into());
+                    fields.insert("length".to_owned(), length.into());
                 }
                 let (fits, too_big) = limits_json(plan, lane);
                 fields.insert("fits".to_owned(), fits);

@@ -59,9 +59,9 @@ impl TrialOutcome {
 pub(super) struct Trial {
     /// The name of the trial: whatever differs between the trials of the request, such as the value, the card and
     /// the sequence length.
+    pub(super) label: String,
+    /// The value of the search, as text; empty if no value is searched for.
     pub(super) value: String,
-    /// The candidate of the search, as text; empty if no value is searched for.
-    pub(super) candidate: String,
     pub(super) outcome: TrialOutcome,
     pub(super) took: Duration,
     /// The folder of the trial's traces, as the user would type it.
@@ -116,10 +116,10 @@ pub(super) struct PeakUse {
 pub(super) struct PlannedTrial {
     /// The program and its arguments.
     pub(super) command: Vec<OsString>,
-    /// The name of the trial; see [`Trial::value`].
+    /// The name of the trial; see [`Trial::label`].
+    pub(super) label: String,
+    /// The value of the search; see [`Trial::value`].
     pub(super) value: String,
-    /// The candidate of the search; see [`Trial::candidate`].
-    pub(super) candidate: String,
     /// The simulated card; `None` for the machine's own GPU.
     pub(super) card: Option<String>,
 }
@@ -165,8 +165,8 @@ impl TrialSetup<'_> {
     /// # Errors
     /// When the program cannot be run, or the folder of the trial already exists.
     pub(super) fn start(&self, planned: PlannedTrial) -> Result<RunningTrial> {
-        let PlannedTrial { command, value, card, .. } = &planned;
-        let name = folder_name(value);
+        let PlannedTrial { command, label, card, .. } = &planned;
+        let name = folder_name(label);
         let folder = self.out.folder.join(&name);
         if folder.exists() {
             bail!("{} exists already; choose another folder with -o", folder.display());
@@ -279,8 +279,8 @@ impl RunningTrial {
                 TrialOutcome::Failed(ended, lines[lines.len().saturating_sub(TAIL_LINES)..].to_vec())
             }
         };
-        let PlannedTrial { value, candidate, .. } = self.planned;
-        Ok(Trial { value, candidate, outcome, took, folder: self.shown, files: self.folder, peak })
+        let PlannedTrial { label, value, .. } = self.planned;
+        Ok(Trial { label, value, outcome, took, folder: self.shown, files: self.folder, peak })
     }
 
     /// Removes the files of a trial that has ended and whose peak is not needed.
@@ -473,6 +473,36 @@ mod tests {
         assert_eq!(text.len() as u64, MOST_OUTPUT);
         assert!(says_out_of_memory(&text) && text.ends_with("memory"));
         assert_eq!(output(folder.path(), "stdout.txt"), "");
+    }
+
+    #[test]
+    fn the_figures_that_recipes_print_are_read() {
+        let files = tempfile::tempdir().unwrap();
+        for (template, start) in [
+            (include_str!("recipes/infer.py"), "unwritten weights"),
+            (include_str!("recipes/serve.py"), "KV cache"),
+        ] {
+            // The line as the script prints it, with 42 as the figure.
+            let (_, rest) = template.split_once(&format!("print(f\"{start}")).unwrap();
+            let (before, rest) = rest.split_once('{').unwrap();
+            let (_, rest) = rest.split_once('}').unwrap();
+            let (after, _) = rest.split_once('"').unwrap();
+            fs::write(files.path().join("stdout.txt"), format!("{start}{before}42{after}\n")).unwrap();
+            let trial = Trial {
+                label: String::new(),
+                value: String::new(),
+                outcome: TrialOutcome::Fits,
+                took: Duration::ZERO,
+                folder: PathBuf::new(),
+                files: files.path().to_owned(),
+                peak: PeakUse::default(),
+            };
+            let read = match start {
+                "KV cache" => super::super::ask::cache_tokens(&trial).map(|tokens| tokens as i64),
+                _ => Some(unwritten_bytes(files.path())),
+            };
+            assert_eq!(read, Some(42), "{start}");
+        }
     }
 
     #[test]
