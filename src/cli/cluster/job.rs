@@ -81,9 +81,13 @@ impl Job {
             Launcher::Unknown(name) => {
                 bail!("--ranks: the options of `{name}` are not understood; {}", way_of(&name))
             }
-            Launcher::Wrapped(program) => bail!(
-                "--ranks: `{program}` runs torchrun, which would start ranks of its own; give the command of torchrun itself: \
-                 memtrace run --phantom 512xh100-80g --ranks 0 -- torchrun train.py"
+            Launcher::Wrapped(program, launcher) => bail!(
+                "--ranks: `{program}` runs {launcher}, which would start ranks of its own; give the command of {launcher} \
+                 itself: memtrace run --phantom 512xh100-80g --ranks 0 -- {}",
+                match launcher {
+                    "accelerate" => "accelerate launch train.py".to_owned(),
+                    _ => format!("{launcher} train.py"),
+                }
             ),
             Launcher::None => None,
         };

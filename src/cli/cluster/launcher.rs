@@ -31,18 +31,21 @@ pub(crate) enum Launcher<'a> {
     Known { kind: LauncherKind, arguments: &'a [&'a OsString], python: Option<&'a [&'a OsString]> },
     /// A launcher whose options this command does not know.
     Unknown(String),
-    /// Another program, such as `env`, that starts torchrun. `--ranks` refuses it, because each rank would
-    /// run the program, and its torchrun would start further ranks. The field is the name of the program.
-    Wrapped(String),
+    /// Another program, such as `env`, that starts a launcher. `--ranks` refuses it, because each rank would
+    /// run the program, and its launcher would start further ranks. The first field is the name of the program,
+    /// and the second the name of the launcher.
+    Wrapped(String, &'static str),
     /// No launcher: the program takes its rank from the environment.
     None,
 }
 
+/// Returns the file name of a word.
+fn name(word: &OsStr) -> String {
+    std::path::Path::new(word).file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 /// Finds the launcher of a command line.
 pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
-    let name = |word: &OsStr| {
-        std::path::Path::new(word).file_name().unwrap_or_default().to_string_lossy().into_owned()
-    };
     let Some(program) = command.first().map(|program| name(program)) else { return Launcher::None };
     let script = |program: &str, at: usize, python| {
         let (kind, arguments) = kind_of_script(program, &command[at + 1..])?;
@@ -68,9 +71,11 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
         return Launcher::Unknown(program);
     }
     if !program.starts_with("python") && !program.starts_with("pypy") {
-        // Another program, such as `env` or `uv run`, may start torchrun.
-        let is_wrapped = command[1..].iter().any(|word| name(word) == "torchrun");
-        return if is_wrapped { Launcher::Wrapped(program) } else { Launcher::None };
+        // Another program, such as `env` or `uv run`, may start a launcher.
+        return match (1..command.len()).find_map(|at| kind_at(command, at)) {
+            Some(kind) => Launcher::Wrapped(program, kind.words().0),
+            None => Launcher::None,
+        };
     }
     // `python -m MODULE`. Options of the interpreter may precede `-m`, and two of these options take a value.
     let mut at = 1;
@@ -105,6 +110,23 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
         };
     }
     Launcher::None
+}
+
+/// Returns the launcher that starts at the word `at`, as a program, or as a module after `-m`. The word `deepspeed`
+/// can also be the value of an option, so it counts only if a script follows.
+fn kind_at(command: &[&OsString], at: usize) -> Option<LauncherKind> {
+    let (word, rest) = (command[at], &command[at + 1..]);
+    let module = if command[at - 1] == "-m" {
+        Some(word.to_string_lossy())
+    } else {
+        word.to_str().and_then(|word| word.strip_prefix("-m")).map(Into::into)
+    };
+    let has_script = rest.iter().any(|word| name(word).ends_with(".py") || *word == "--module");
+    let of_script = || {
+        kind_of_script(&name(word), rest).filter(|(kind, _)| *kind != LauncherKind::DeepSpeed || has_script)
+    };
+    let of_module = module.and_then(|module| kind_of_module(&module, rest));
+    of_module.or_else(of_script).map(|(kind, _)| kind)
 }
 
 /// Returns the launcher with this script name and its arguments, or `None` if the script is not one of
@@ -152,7 +174,7 @@ mod tests {
                     format!("{} {} {}", kind.words().0, python.map_or(0, <[_]>::len), arguments.len())
                 }
                 Launcher::Unknown(name) => name,
-                Launcher::Wrapped(name) => format!("behind {name}"),
+                Launcher::Wrapped(name, launcher) => format!("{launcher} in {name}"),
                 Launcher::None => "none".to_owned(),
             }
         };
@@ -176,6 +198,11 @@ mod tests {
         assert_eq!(kind("python -m deepspeed.launcher.runner t.py"), "deepspeed 1 1");
         assert_eq!(kind("python -m torch.distributed.launch t.py"), "python -m torch.distributed.launch");
         assert_eq!(kind("./train"), "none");
-        assert_eq!(kind("uv run torchrun train.py"), "behind uv");
+        assert_eq!(kind("uv run torchrun train.py"), "torchrun in uv");
+        assert_eq!(kind("uv run accelerate launch --num_processes 8 t.py"), "accelerate in uv");
+        assert_eq!(kind("env A=1 python -m torch.distributed.run t.py"), "torchrun in env");
+        assert_eq!(kind("env python -maccelerate.commands.launch t.py"), "accelerate in env");
+        assert_eq!(kind("uv run /a/bin/deepspeed t.py"), "deepspeed in uv");
+        assert_eq!(kind("uv run train.py --strategy deepspeed --backend accelerate"), "none");
     }
 }

@@ -229,6 +229,12 @@ def groups():
     host = torch.arange(4)
     dist.all_reduce(host, group=gloo)
     assert host.tolist() == [n * WORLD for n in range(4)], host
+    for root in (0, 1):  # `ProcessGroup.reduce` also takes the root as a number.
+        host = torch.ones(1)
+        gloo.reduce(host, root).wait()
+        # Between ranks that all run, gloo also writes into the tensors of the others.
+        if root == RANK or "Gloo" not in type(gloo._get_backend(host.device)).__name__:
+            assert host.item() == (WORLD if root == RANK else 1), host
     for group in (None, gloo):
         objects = [None] * WORLD
         dist.all_gather_object(objects, {"config": "a" * 100}, group=group)

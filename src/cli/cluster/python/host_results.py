@@ -39,7 +39,9 @@ def all_reduce(group, tensors, *arguments, **options):
 
 
 def reduce(group, tensors, *arguments, **options):
-    root = getattr(arguments[0] if arguments else None, "rootRank", group.rank())
+    # The second argument is ReduceOptions, or the number of the root.
+    root = arguments[0] if arguments else options.get("root", options.get("opts", group.rank()))
+    root = getattr(root, "rootRank", root)
     if root == group.rank():
         all_reduce(group, tensors, *arguments, **options)
 

@@ -1,8 +1,11 @@
 //! The answer of one search of `memtrace fit`, as text and as JSON.
 
+use std::path::Path;
+
 use memtrace_analysis::render::margin::margin;
 use memtrace_analysis::render::numbers::{counted, duration, percent, share};
 use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
+use memtrace_trace::text::shell_word;
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
@@ -121,7 +124,7 @@ impl<'a> Answer<'a> {
         }
         if let Some(peak) = self.device().filter(|peak| peak.absent_ranks > 0) {
             // With a second rank, an extra of rank 0 counts once.
-            let hint = match peak.processes {
+            let hint = match peak.ranks {
                 1 => "; if rank 0 does more than the others, use --ranks 0,1",
                 _ => "",
             };
@@ -175,10 +178,10 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Returns the values of the two trials at the limit, if their outcome may differ on a real card.
-    fn inside_range(&self) -> Vec<&str> {
+    /// Returns those trials at the limit whose outcome may differ on a real card.
+    fn inside_range(&self) -> Vec<&Trial> {
         let limits = [self.fits, self.too_big].into_iter().flatten();
-        limits.filter(|trial| trial.peak.inside_range).map(|trial| trial.value.as_str()).collect()
+        limits.filter(|trial| trial.peak.inside_range).collect()
     }
 
     fn print_trials(&self, page: &mut Printer) {
@@ -194,12 +197,12 @@ impl<'a> Answer<'a> {
         ]);
         let mut trials = self.trials.clone();
         // Sort numbers by size. All other values get the key 0, so they stay in the order of the trials.
-        trials.sort_by_key(|trial| trial.value.parse::<u64>().unwrap_or(0));
+        trials.sort_by_key(|trial| trial.label.parse::<u64>().unwrap_or(0));
         for trial in trials {
             let peak = &trial.peak;
             let style = if trial.outcome == TrialOutcome::Fits { Style::Plain } else { Style::Alarm };
             table.row([
-                Cell::new(trial.value.clone(), Style::Strong),
+                Cell::new(trial.label.clone(), Style::Strong),
                 Cell::new(trial.outcome.word(), style),
                 show(peak.allocated).into(),
                 show(peak.reserved).into(),
@@ -217,7 +220,7 @@ impl<'a> Answer<'a> {
             page.line([Cell::new("no answer: ", Style::Alarm), why.as_str().into()]);
             for trial in &self.trials {
                 let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
-                page.plain(format!("value {}: {ended}; the last lines of its stderr:", trial.value));
+                page.plain(format!("value {}: {ended}; the last lines of its stderr:", trial.label));
                 for line in tail {
                     page.line([Cell::new(format!("    {line}"), Style::Faint)]);
                 }
@@ -232,38 +235,36 @@ impl<'a> Answer<'a> {
         for trial in &self.trials {
             let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
             let last = tail.iter().rev().find(|line| !line.trim().is_empty()).map_or("", |line| line.trim());
-            page.plain(format!(
-                "the program does not run on {}: {ended}, {last}",
-                gpus_text(&trial.candidate).0
-            ));
+            page.plain(format!("the program does not run on {}: {ended}, {last}", gpus_text(&trial.value).0));
         }
         if let Some(line) = &self.disorder {
             page.line([Cell::new(line.as_str(), Style::Alarm)]);
         }
-        for value in self.inside_range() {
-            let answer = if self.fits.is_some_and(|trial| trial.value == value) { "not fit" } else { "fit" };
+        for trial in self.inside_range() {
+            let answer = if trial.outcome == TrialOutcome::Fits { "not fit" } else { "fit" };
             page.plain(format!(
-                "{value} may {answer} on a real card: free memory differs between real cards, and the memory \
-                 that it needs is within their range"
+                "{} may {answer} on a real card: free memory differs between real cards, and the memory \
+                 that it needs is within their range",
+                trial.label
             ));
         }
-        let margin = self.fits.map(|Trial { value, peak, .. }| {
-            margin(peak.used, peak.capacity, peak.phantom).map(|margin| format!("with {value}: {margin}"))
+        let margin = self.fits.map(|Trial { label, peak, .. }| {
+            margin(peak.used, peak.capacity, peak.phantom).map(|margin| format!("with {label}: {margin}"))
         });
         if let Some(line) = margin.flatten() {
             page.plain(line);
         }
-        if let Some(Trial { value, outcome: TrialOutcome::TooBig(asked), .. }) = self.too_big
+        if let Some(Trial { label, outcome: TrialOutcome::TooBig(asked), .. }) = self.too_big
             && !asked.is_empty()
         {
             let ran_out = if asked.starts_with("had ") { "" } else { "memory ran out when " };
-            page.plain(format!("with {value} {ran_out}the program {asked}"));
+            page.plain(format!("with {label} {ran_out}the program {asked}"));
         }
     }
 
     fn verdict_of_gpus(&self, page: &mut Printer) {
         let last = if self.last_is_given { "that you gave" } else { "tried" };
-        let text = |trial: &Trial| gpus_text(&trial.candidate);
+        let text = |trial: &Trial| gpus_text(&trial.value);
         match (self.fits.map(text), self.too_big.map(text)) {
             (Some((enough, are)), Some((too_few, are_not))) => {
                 let text = format!(" {are} enough, {too_few} {are_not} not");
@@ -300,8 +301,8 @@ impl<'a> Answer<'a> {
         match (self.fits, self.too_big) {
             (Some(fits), Some(too_big)) => {
                 page.line([
-                    Cell::new(format!("{}{}", self.name, fits.value), Style::Strong),
-                    format!(" fits, {} does not", too_big.value).into(),
+                    Cell::new(format!("{}{}", self.name, fits.label), Style::Strong),
+                    format!(" fits, {} does not", too_big.label).into(),
                 ]);
                 if self.has_gap {
                     page.plain(
@@ -310,7 +311,7 @@ impl<'a> Answer<'a> {
                 }
             }
             (Some(fits), None) => page.line([
-                Cell::new(format!("{}{}", self.name, fits.value), Style::Strong),
+                Cell::new(format!("{}{}", self.name, fits.label), Style::Strong),
                 format!(
                     " fits, the {} value {}",
                     if self.wants_smallest { "smallest" } else { "largest" },
@@ -321,7 +322,7 @@ impl<'a> Answer<'a> {
             (None, Some(too_big)) if self.wants_smallest && too_big.peak.exceeds_host => {
                 let text = format!(
                     "{}{}, the smallest that fits on the card, needs too much host memory",
-                    self.name, too_big.value
+                    self.name, too_big.label
                 );
                 page.line([Cell::new(text, Style::Alarm)]);
             }
@@ -330,7 +331,7 @@ impl<'a> Answer<'a> {
                     format!(
                         "even {}{}, the {} value, does not fit",
                         self.name,
-                        too_big.value,
+                        too_big.label,
                         if self.wants_smallest { "largest" } else { "smallest" }
                     ),
                     Style::Alarm,
@@ -353,7 +354,7 @@ impl<'a> Answer<'a> {
             return;
         }
         page.gap();
-        let heads: Vec<String> = sides.iter().map(|trial| trial.value.clone()).collect();
+        let heads: Vec<String> = sides.iter().map(|trial| trial.label.clone()).collect();
         let first = if self.are_gpus { "on GPUs" } else { &format!("with {}", self.value_name()) };
         let first = format!("at the peak {first}");
         let mut columns = vec![(first.as_str(), Side::Left)];
@@ -380,17 +381,18 @@ impl<'a> Answer<'a> {
 
     fn next(&self) -> Vec<String> {
         let mut next = Vec::new();
+        let word = |path: &Path| shell_word(&path.to_string_lossy());
         if let Some(trial) = self.too_big.filter(|trial| trial.peak.processes > 0) {
             let question = if trial.peak.exceeds_host { "ledger --host" } else { "oom" };
-            next.push(format!("memtrace {question} {}", trial.folder.display()));
+            next.push(format!("memtrace {question} {}", word(&trial.folder)));
         }
         if let Some(trial) = self.fits {
-            next.push(format!("memtrace peak --by module {}", trial.folder.display()));
+            next.push(format!("memtrace peak --by module {}", word(&trial.folder)));
         }
         if next.is_empty()
             && let Some(trial) = self.trials.last()
         {
-            next.push(format!("less {}", trial.folder.join("stderr.txt").display()));
+            next.push(format!("less {}", word(&trial.folder.join("stderr.txt"))));
         }
         next
     }
@@ -399,8 +401,8 @@ impl<'a> Answer<'a> {
     pub(super) fn json(&self, lane: &Lane<'_>, recipe: Option<&Request>) -> Value {
         let found = self.fits.zip(lane.row.length);
         let settings =
-            recipe.zip(found).map(|(recipe, (trial, length))| recipe.settings(&trial.candidate, length));
-        let value = |trial: Option<&Trial>| trial.map(|trial| trial.candidate.clone());
+            recipe.zip(found).map(|(recipe, (trial, length))| recipe.settings(&trial.value, length));
+        let value = |trial: Option<&Trial>| trial.map(|trial| trial.value.clone());
         let trials: Vec<Value> = self.trials.iter().map(|trial| trial_json(trial)).collect();
         json!({
             "report": "fit",
@@ -417,7 +419,7 @@ impl<'a> Answer<'a> {
             "too_big": value(self.too_big),
             "values_between": self.has_gap,
             "disorder": self.disorder,
-            "inside_range": self.inside_range(),
+            "inside_range": self.inside_range().iter().map(|trial| &trial.value).collect::<Vec<_>>(),
             "free_at_start_bytes": self.free_at_start.map(|free| free.here),
             "free_at_start_range_bytes": self.free_at_start.map(|free| [free.least, free.most]),
             "spare_bytes": self.fits.map(|trial| (trial.peak.capacity - trial.peak.used).max(0)),
@@ -434,7 +436,7 @@ impl<'a> Answer<'a> {
 /// Returns vLLM's options for what a search found; `None` if nothing fits.
 pub(super) fn flags(lane: &Lane<'_>, recipe: &Request) -> Option<String> {
     let trial = lane.fits().filter(|_| recipe.is_server())?;
-    Some(recipe.flags(lane.row.length?, ask::cache_tokens(trial)?, &trial.candidate))
+    Some(recipe.flags(lane.row.length?, ask::cache_tokens(trial)?, &trial.value))
 }
 
 fn trial_json(trial: &Trial) -> Value {
@@ -447,7 +449,7 @@ fn trial_json(trial: &Trial) -> Value {
         TrialOutcome::Failed(ended, tail) => (None, Some(ended), Some(tail)),
     };
     json!({
-        "value": trial.candidate,
+        "value": trial.value,
         "outcome": trial.outcome.word(),
         "asked": asked,
         "ended": ended,
@@ -463,4 +465,39 @@ fn trial_json(trial: &Trial) -> Value {
         "seconds": trial.took.as_secs_f64(),
         "folder": trial.folder.display().to_string(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_prints_labels_and_commands_to_paste_and_its_json_has_values() {
+        let matches = "fit --phantom l4 --values 4,8 -- python t.py {}".split(' ');
+        let matches = super::super::command().try_get_matches_from(matches).unwrap();
+        let plan = Plan::new(&matches, None, None).unwrap();
+        let mut searches = super::super::searches::Searches::new(&plan);
+        let lane = &mut searches.lanes[0];
+        lane.search.record(0, true);
+        lane.trials.push((
+            "4".to_owned(),
+            Trial {
+                label: "l4 2048 4".to_owned(),
+                value: "4".to_owned(),
+                outcome: TrialOutcome::Fits,
+                took: Duration::ZERO,
+                folder: PathBuf::from("my runs/l4_2048_4"),
+                files: PathBuf::new(),
+                peak: PeakUse { processes: 1, inside_range: true, ..PeakUse::default() },
+            },
+        ));
+        let answer = Answer::of_lane(lane, &plan);
+        assert!(answer.text().contains("l4 2048 4 may not fit on a real card"), "{}", answer.text());
+        let json = answer.json(lane, None);
+        assert_eq!((&json["fits"], &json["inside_range"]), (&json!("4"), &json!(["4"])));
+        assert_eq!(json["next"], json!(["memtrace peak --by module 'my runs/l4_2048_4'"]));
+    }
 }

@@ -114,14 +114,14 @@ pub(super) fn run(matches: &ArgMatches, question: Question) -> Result<ExitCode> 
             let filling = Filling { value: Some(value.clone()), ..Filling::default() };
             let planned = PlannedTrial {
                 command: words.iter().map(|word| filling.fill(word)).collect(),
-                value: parts.collect::<Vec<_>>().join(" "),
-                candidate: value.clone(),
+                label: parts.collect::<Vec<_>>().join(" "),
+                value: value.clone(),
                 card: card.clone(),
             };
             waiting.push_back((waiting.len(), planned));
         }
     }
-    check_names(waiting.iter().map(|(_, planned)| planned.value.clone()))?;
+    check_names(waiting.iter().map(|(_, planned)| planned.label.clone()))?;
     let mut trials = Trials::new(matches, most_gpus)?;
     let mut ended_runs: Vec<(usize, Answered)> = Vec::new();
     let of_number = |number: usize| cards[number / values.len()].clone().unwrap_or_default();
@@ -164,7 +164,7 @@ pub(super) fn run(matches: &ArgMatches, question: Question) -> Result<ExitCode> 
 fn write_script(server: &recipe::Request, file: &Path, answers: &[Answered]) -> Result<()> {
     let number = |text: &str| text.parse::<u64>().ok();
     let first = answers.iter().find_map(|answer| {
-        Some((&answer.trial, number(&answer.trial.candidate)?, number(answer.figure.as_ref()?)?))
+        Some((&answer.trial, number(&answer.trial.value)?, number(answer.figure.as_ref()?)?))
     });
     let Some((trial, length, tokens)) = first else {
         terminal::say("--write: nothing was written, because no trial printed its KV cache");
@@ -180,7 +180,7 @@ fn write_script(server: &recipe::Request, file: &Path, answers: &[Answered]) -> 
 /// Returns the options of a server for the length of a trial, if the trial printed its cache's tokens, or the
 /// largest length that vLLM says would fit.
 fn flags(answer: &Answered, server: &recipe::Request) -> Option<String> {
-    let length = answer.trial.candidate.parse().ok()?;
+    let length = answer.trial.value.parse().ok()?;
     if let Some(tokens) = answer.figure.as_ref().and_then(|figure| figure.parse().ok()) {
         return Some(server.flags(length, tokens, ""));
     }
@@ -206,7 +206,7 @@ fn text_of(answers: &[Answered], server: Option<&recipe::Request>) -> String {
         let missing = if trial.outcome == TrialOutcome::Fits { "not printed" } else { trial.outcome.word() };
         table.row([
             if card.is_empty() { peak.device.as_str() } else { card.as_str() }.into(),
-            trial.candidate.as_str().into(),
+            trial.value.as_str().into(),
             Cell::new(figure.as_deref().unwrap_or("-"), Style::Strong),
             Cell::new(if figure.is_some() { "" } else { missing }, Style::Alarm),
             Unit::Auto.show(peak.used).to_string().into(),
@@ -241,7 +241,7 @@ fn json_of(answer: &Answered, server: Option<&recipe::Request>) -> Value {
     let peak = &trial.peak;
     let mut row = json!({
         "card": card,
-        "value": trial.candidate,
+        "value": trial.value,
         "figure": figure,
         "outcome": trial.outcome.word(),
         "device": peak.device,

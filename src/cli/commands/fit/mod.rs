@@ -247,7 +247,7 @@ fn write_script(recipe: &recipe::Request, file: &Path, searches: &Searches<'_>) 
         terminal::say("--write: nothing was written, because no batch fits");
         return Ok(());
     };
-    let about = recipe.write(file, &trial.candidate, length)?;
+    let about = recipe.write(file, &trial.value, length)?;
     terminal::say(&format!("wrote {}: {about}, as on {}", file.display(), trial.peak.device));
     Ok(())
 }

@@ -153,7 +153,7 @@ impl Plan {
         let names = plan.rows.iter().flat_map(|row| {
             // The trials of a sequence of numbers have different names anyway, so check only the first.
             let last = if matches!(row.values, Values::Numbers { .. }) { 0 } else { row.values.last() };
-            (0..=last).map(|index| plan.planned(row, &row.values, index).value)
+            (0..=last).map(|index| plan.planned(row, &row.values, index).label)
         });
         check_names(names)?;
         Ok(plan)
@@ -313,9 +313,9 @@ impl Plan {
         if self.wanted == Wanted::Value || name.is_empty() {
             name.push(&text);
         }
-        let value = name.join(" ");
+        let label = name.join(" ");
         let command = self.words.iter().map(|word| filling.fill(word)).collect();
-        PlannedTrial { command, value, candidate: text, card }
+        PlannedTrial { command, label, value: text, card }
     }
 
     /// Returns true if the answer has prices.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use memtrace_trace::text::shell_word;
 use serde_json::{Map, Value};
 
 use super::check::{Facts, Question, check};
@@ -101,7 +102,7 @@ impl Model {
         let found = if Path::new(given).exists() { None } else { models::find(&bundled, given) };
         Ok(Model {
             recipe,
-            name: found.map_or(given, |(name, _)| name).clone(),
+            name: found.map_or_else(|| folder_of_config(given), |(name, _)| name.clone()),
             config: found.map(|(_, config)| config.clone()),
             similar: models::nearest(&bundled, given),
             trusts_code: matches.get_flag("trust-remote-code"),
@@ -155,6 +156,18 @@ impl Model {
         let note = if self.recipe.trains() { " It neither evaluates nor resumes." } else { "" };
         let title = format!("{title} of {name}, written by memtrace fit --recipe {recipe}.{note}");
         script.replacen("TITLE", &title, 1)
+    }
+}
+
+/// Returns the folder of a model that is given as the path of its `config.json`, which no library loads as a model.
+/// Any other name is returned as it is.
+fn folder_of_config(given: &str) -> String {
+    let path = Path::new(given);
+    let is_config = path.file_name().is_some_and(|name| name == "config.json") && path.is_file();
+    match path.parent() {
+        Some(folder) if is_config && folder.as_os_str().is_empty() => ".".to_owned(),
+        Some(folder) if is_config => folder.to_string_lossy().into_owned(),
+        _ => given.to_owned(),
     }
 }
 
@@ -286,7 +299,7 @@ impl Request {
         let setting = |name: &str| setting(&script, name).to_owned();
         let mut flags = format!(
             "vllm serve {} --gpu-memory-utilization {} --max-model-len {length} --max-num-seqs {}",
-            self.model,
+            shell_word(&self.model),
             setting("UTILIZATION"),
             requests(tokens, length)
         );
@@ -301,8 +314,10 @@ impl Request {
                 flags.push_str(&format!(" {option} {}", setting(name)));
             }
         }
-        if setting("EAGER") == "True" {
-            flags.push_str(" --enforce-eager");
+        for (name, option) in [("EAGER", "--enforce-eager"), ("TRUST_REMOTE_CODE", "--trust-remote-code")] {
+            if script.lines().any(|line| line == format!("{name} = True")) {
+                flags.push_str(&format!(" {option}"));
+            }
         }
         flags
     }
@@ -422,7 +437,7 @@ fn check_settings(
             recipe.name
         );
     }
-    check_packing(script)
+    check_packing(changed, listed)
 }
 
 /// Checks that a file can be created, before a search that may take minutes.
@@ -438,11 +453,23 @@ fn check_new_file(file: &Path) -> Result<()> {
     rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).with_context(|| format!("--write {shown}"))
 }
 
-/// Checks that the documents of a packed row are kept apart.
-fn check_packing(script: &str) -> Result<()> {
-    if setting(script, "PACKING").parse().is_ok_and(|documents: u64| documents > 1)
-        && setting(script, "ATTENTION").contains("flash")
-    {
+/// Checks that the documents of a packed row are kept apart, in the script with each value that is searched for.
+fn check_packing(changed: &Changed, listed: &[String]) -> Result<()> {
+    let script = &changed.script;
+    // A search for the packing without a list of values tries more than one document.
+    let usual = ["2".to_owned()];
+    let scripts: Vec<String> = match changed.searched.as_deref() {
+        Some(name @ ("PACKING" | "ATTENTION")) => {
+            let values = if listed.is_empty() { &usual[..] } else { listed };
+            values.iter().map(|value| with_setting(script, name, value)).collect::<Result<_>>()?
+        }
+        _ => vec![script.clone()],
+    };
+    let mixes_documents = |script: &String| {
+        setting(script, "PACKING").parse().is_ok_and(|documents: u64| documents > 1)
+            && setting(script, "ATTENTION").contains("flash")
+    };
+    if scripts.iter().any(mixes_documents) {
         bail!(
             "--set packing needs --set attention=sdpa or eager: with FlashAttention, the documents of \
              several rows are not kept apart"
@@ -498,6 +525,57 @@ mod tests {
     fn a_server_gets_at_least_one_request_and_at_most_the_default_of_vllm() {
         assert_eq!(requests(168_800, 4096), 41);
         assert_eq!((requests(0, 4096), requests(100, 0), requests(u64::MAX, 1)), (1, 100, 256));
+    }
+
+    fn recipe(name: &str) -> &'static Recipe {
+        RECIPES.iter().find(|recipe| recipe.name == name).unwrap()
+    }
+
+    #[test]
+    fn packing_and_flash_attention_are_refused_together_in_a_search_for_either() {
+        let is_refused = |changes: &[&str], listed: &[&str]| {
+            let [changes, listed] =
+                [changes, listed].map(|list| list.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>());
+            let changes: Vec<&String> = changes.iter().collect();
+            let changed = settings::changed(recipe("lora"), &changes, &listed).unwrap();
+            check_packing(&changed, &listed).is_err()
+        };
+        assert!(is_refused(&["packing=4", "attention=flash_attention_2"], &[]));
+        assert!(is_refused(&["packing={}", "attention=flash_attention_2"], &[]));
+        assert!(is_refused(&["packing={}", "attention=flash_attention_2"], &["1", "2"]));
+        assert!(is_refused(&["packing=4", "attention={}"], &["sdpa", "flash_attention_2"]));
+        assert!(!is_refused(&["packing={}"], &[]));
+        assert!(!is_refused(&["packing={}", "attention=flash_attention_2"], &["1"]));
+        assert!(!is_refused(&["packing=4", "attention={}"], &["sdpa", "eager"]));
+        assert!(!is_refused(&["rank={}", "attention=flash_attention_2"], &[]));
+    }
+
+    #[test]
+    fn the_options_of_a_server_can_be_pasted_into_a_shell() {
+        let request = |model: &str, trusts_code: bool| {
+            let recipe = recipe("serve");
+            let (name, similar) = (model.to_owned(), String::new());
+            let script = Model { recipe, name, config: None, similar, trusts_code }
+                .fill(&recipe.script(|_| false), &Facts { subfolder: String::new(), layers: None });
+            let (words, lengths, model) = (Vec::new(), Vec::new(), model.to_owned());
+            let _scratch = Scratch::new(&run_id()).unwrap();
+            Request { recipe, model, words, lengths, script, searched: None, _scratch }
+        };
+        assert_eq!(
+            request("/data/my model", false).flags(4096, 168_800, ""),
+            "vllm serve '/data/my model' --gpu-memory-utilization 0.92 --max-model-len 4096 --max-num-seqs 41"
+        );
+        assert!(request("org/custom", true).flags(2, 2, "").ends_with(" --trust-remote-code"));
+    }
+
+    #[test]
+    fn a_model_is_the_folder_of_its_configuration() {
+        let folder = tempfile::tempdir().unwrap();
+        let given = folder.path().join("config.json").to_string_lossy().into_owned();
+        assert_eq!(folder_of_config(&given), given);
+        fs::write(&given, "{}").unwrap();
+        assert_eq!(folder_of_config(&given), folder.path().to_string_lossy());
+        assert_eq!(folder_of_config("org/model"), "org/model");
     }
 
     #[test]

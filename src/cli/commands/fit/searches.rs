@@ -130,7 +130,7 @@ impl<'a> Lane<'a> {
     /// Records a trial that has ended. Ends the search if it cannot have an answer.
     fn record(&mut self, trial: Trial, plan: &Plan) {
         self.in_progress = self.in_progress.saturating_sub(1);
-        let text = trial.candidate.clone();
+        let text = trial.value.clone();
         let with = match (text.as_str(), plan.values_are_gpus) {
             ("", _) => String::new(),
             (value, true) => format!("on {} ", gpus_text(value).0),
@@ -395,6 +395,11 @@ mod tests {
             assert_eq!(searches.lanes[1].search.fits, expected, "{length}");
             let page = super::super::table::text(&plan, &searches.lanes);
             assert!(page.lines().next().unwrap().contains("tokens"), "{page}");
+            let json = super::super::table::json(&plan, &searches.lanes, None);
+            assert_eq!(
+                (&json["rows"][0]["length"], &json["rows"][0]["tokens"]),
+                (&2048.into(), &2048.into())
+            );
         }
     }
 }

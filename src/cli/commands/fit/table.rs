@@ -50,11 +50,14 @@ fn price(plan: &Plan, lane: &Lane<'_>) -> Option<f64> {
     plan.price_of(lane.row, gpus)
 }
 
-/// Returns the text of a price, with at most two decimals.
+/// Returns the text of a price. It has at most two decimals, or if it is below 0.1, two significant digits.
 fn price_text(price: Option<f64>) -> String {
     let Some(price) = price else { return "-".to_owned() };
-    let text = format!("{price:.2}");
-    text.strip_suffix(".00").unwrap_or(&text).to_owned()
+    let first_digit = if price > 0.0 { -price.log10().floor() } else { 0.0 };
+    let decimals = if first_digit > 1.0 { first_digit as usize + 1 } else { 2 };
+    let text = format!("{price:.decimals$}");
+    let text = if decimals > 2 { text.trim_end_matches('0') } else { &text };
+    text.strip_suffix(".00").unwrap_or(text).to_owned()
 }
 
 /// Returns true if the search has a trial or a result. A result may come from the trials of other searches.
@@ -131,7 +134,7 @@ fn trial_of<'l>(lane: &'l Lane<'_>) -> Option<&'l Trial> {
 /// Prints a row for each search, with the limit that it found.
 fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
     let mut columns = row_names(plan, lanes);
-    let candidate = |trial: Option<&Trial>| trial.map_or("-".to_owned(), |trial| trial.candidate.clone());
+    let value = |trial: Option<&Trial>| trial.map_or("-".to_owned(), |trial| trial.value.clone());
     let largest = format!("{} {}", if plan.wants_smallest { "smallest" } else { "largest" }, plan.value_name);
     match plan.wanted {
         Wanted::YesOrNo => columns.push(Column::new("", Side::Right, |lane| {
@@ -144,9 +147,9 @@ fn limits(page: &mut Printer, plan: &Plan, lanes: &[&Lane<'_>]) {
                 _ => (largest.as_str(), "does not fit"),
             };
             columns.push(Column::new(limit, Side::Right, move |lane| {
-                Cell::new(candidate(lane.fits()), Style::Strong)
+                Cell::new(value(lane.fits()), Style::Strong)
             }));
-            columns.push(Column::new(other, Side::Right, move |lane| candidate(lane.too_big()).into()));
+            columns.push(Column::new(other, Side::Right, move |lane| value(lane.too_big()).into()));
         }
     }
     columns.extend([
@@ -212,15 +215,15 @@ fn notes(page: &mut Printer, plan: &Plan, lane: &Lane<'_>) {
     }
     for (_, trial) in &lane.trials {
         let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
-        page.plain(format!("{}: {ended}; the last lines of its stderr:", trial.value));
+        page.plain(format!("{}: {ended}; the last lines of its stderr:", trial.label));
         for line in tail {
             page.line([Cell::new(format!("    {line}"), Style::Faint)]);
         }
     }
-    if let Some(Trial { candidate, outcome: TrialOutcome::TooBig(asked), .. }) =
+    if let Some(Trial { value, outcome: TrialOutcome::TooBig(asked), .. }) =
         lane.too_big().filter(|trial| trial.peak.exceeds_host)
     {
-        page.plain(format!("{name}: with {candidate} the program {asked}"));
+        page.plain(format!("{name}: with {value} the program {asked}"));
     }
     if let Some(line) = lane.disorder() {
         page.plain(format!("{name}: {line}"));
@@ -249,7 +252,9 @@ pub(super) fn json(plan: &Plan, lanes: &[Lane<'_>], recipe: Option<&Request>) ->
                 fields.insert("gpus".to_owned(), lane.row.gpus.into());
                 fields.insert("price".to_owned(), price(plan, lane).into());
                 if let Some(length) = lane.row.length {
+                    // `tokens` is the older name, which is wrong for images.
                     fields.insert("tokens".to_owned(), length.into());
+                    fields.insert("length".to_owned(), length.into());
                 }
                 let (fits, too_big) = limits_json(plan, lane);
                 fields.insert("fits".to_owned(), fits);
@@ -293,5 +298,28 @@ pub(super) fn status(plan: &Plan, lanes: &[Lane<'_>]) -> u8 {
         () if statuses.contains(&1) || statuses.is_empty() => 1,
         () if statuses.contains(&0) => 0,
         () => 3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_price_keeps_its_digits() {
+        for (price, text) in [
+            (0.0, "0"),
+            (2.0, "2"),
+            (0.35, "0.35"),
+            (16.5, "16.50"),
+            (1024.0, "1024"),
+            (0.035, "0.035"),
+            (0.01, "0.01"),
+            (0.0001, "0.0001"),
+            (0.000_123, "0.00012"),
+        ] {
+            assert_eq!(price_text(Some(price)), text);
+        }
+        assert_eq!(price_text(None), "-");
     }
 }

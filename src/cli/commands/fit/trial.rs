@@ -1,6 +1,6 @@
 //! Runs the program with one value, and measures its peak.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -59,9 +59,9 @@ impl TrialOutcome {
 pub(super) struct Trial {
     /// The name of the trial: whatever differs between the trials of the request, such as the value, the card and
     /// the sequence length.
+    pub(super) label: String,
+    /// The value of the search, as text; empty if no value is searched for.
     pub(super) value: String,
-    /// The candidate of the search, as text; empty if no value is searched for.
-    pub(super) candidate: String,
     pub(super) outcome: TrialOutcome,
     pub(super) took: Duration,
     /// The folder of the trial's traces, as the user would type it.
@@ -94,6 +94,8 @@ pub(super) struct PeakUse {
     pub(super) fills_machine: bool,
     /// The number of processes with a trace.
     pub(super) processes: usize,
+    /// The number of ranks that ran.
+    pub(super) ranks: usize,
     /// The sum of the processes' peaks of host memory in bytes; 0 if unknown. A rank of the node that did not
     /// run is counted like the smallest rank that ran.
     pub(super) host: i64,
@@ -114,10 +116,10 @@ pub(super) struct PeakUse {
 pub(super) struct PlannedTrial {
     /// The program and its arguments.
     pub(super) command: Vec<OsString>,
-    /// The name of the trial; see [`Trial::value`].
+    /// The name of the trial; see [`Trial::label`].
+    pub(super) label: String,
+    /// The value of the search; see [`Trial::value`].
     pub(super) value: String,
-    /// The candidate of the search; see [`Trial::candidate`].
-    pub(super) candidate: String,
     /// The simulated card; `None` for the machine's own GPU.
     pub(super) card: Option<String>,
 }
@@ -163,8 +165,8 @@ impl TrialSetup<'_> {
     /// # Errors
     /// When the program cannot be run, or the folder of the trial already exists.
     pub(super) fn start(&self, planned: PlannedTrial) -> Result<RunningTrial> {
-        let PlannedTrial { command, value, card, .. } = &planned;
-        let name = folder_name(value);
+        let PlannedTrial { command, label, card, .. } = &planned;
+        let name = folder_name(label);
         let folder = self.out.folder.join(&name);
         if folder.exists() {
             bail!("{} exists already; choose another folder with -o", folder.display());
@@ -277,8 +279,8 @@ impl RunningTrial {
                 TrialOutcome::Failed(ended, lines[lines.len().saturating_sub(TAIL_LINES)..].to_vec())
             }
         };
-        let PlannedTrial { value, candidate, .. } = self.planned;
-        Ok(Trial { value, candidate, outcome, took, folder: self.shown, files: self.folder, peak })
+        let PlannedTrial { label, value, .. } = self.planned;
+        Ok(Trial { label, value, outcome, took, folder: self.shown, files: self.folder, peak })
     }
 
     /// Removes the files of a trial that has ended and whose peak is not needed.
@@ -366,10 +368,7 @@ fn measure(folder: &Path) -> Result<Measured> {
     if let Some(last) = inputs[0].traces.last() {
         // With `--ranks`, only some ranks run. A node has one rank for each of its cards.
         let about = &last.meta.phantom;
-        let ranks_of_node = number(&about["ranks_of"]).min(number(&about["count"]).max(1));
-        peak.absent_ranks = (ranks_of_node - peak.processes as i64).max(0);
-        let smallest = processes.iter().map(host_peak).min().unwrap_or(0);
-        peak.host = peak.host.saturating_add(peak.absent_ranks.saturating_mul(smallest));
+        peak.add_absent_ranks(processes, number(&about["ranks_of"]).min(number(&about["count"]).max(1)));
     }
     let is_killed =
         |process: &Value| ["container_oom", "machine_oom"].iter().any(|by| process["killed"]["by"] == **by);
@@ -395,6 +394,19 @@ impl PeakUse {
                 self.set_device(device, meta);
             }
         }
+    }
+
+    /// Adds the ranks of the node that did not run, each with as much host memory as the smallest rank of `processes`.
+    /// A rank may have several processes.
+    fn add_absent_ranks(&mut self, processes: &[Value], ranks_of_node: i64) {
+        let mut by_rank: BTreeMap<i64, i64> = BTreeMap::new();
+        for process in processes {
+            *by_rank.entry(number(&process["rank"])).or_default() += host_peak(process);
+        }
+        self.ranks = by_rank.len();
+        self.absent_ranks = (ranks_of_node - self.ranks as i64).max(0);
+        let smallest = by_rank.into_values().min().unwrap_or(0);
+        self.host = self.host.saturating_add(self.absent_ranks.saturating_mul(smallest));
     }
 
     /// Replaces the device by one with more memory in use.
@@ -461,5 +473,49 @@ mod tests {
         assert_eq!(text.len() as u64, MOST_OUTPUT);
         assert!(says_out_of_memory(&text) && text.ends_with("memory"));
         assert_eq!(output(folder.path(), "stdout.txt"), "");
+    }
+
+    #[test]
+    fn the_figures_that_recipes_print_are_read() {
+        let files = tempfile::tempdir().unwrap();
+        for (template, start) in [
+            (include_str!("recipes/infer.py"), "unwritten weights"),
+            (include_str!("recipes/serve.py"), "KV cache"),
+        ] {
+            // The line as the script prints it, with 42 as the figure.
+            let (_, rest) = template.split_once(&format!("print(f\"{start}")).unwrap();
+            let (before, rest) = rest.split_once('{').unwrap();
+            let (_, rest) = rest.split_once('}').unwrap();
+            let (after, _) = rest.split_once('"').unwrap();
+            fs::write(files.path().join("stdout.txt"), format!("{start}{before}42{after}\n")).unwrap();
+            let trial = Trial {
+                label: String::new(),
+                value: String::new(),
+                outcome: TrialOutcome::Fits,
+                took: Duration::ZERO,
+                folder: PathBuf::new(),
+                files: files.path().to_owned(),
+                peak: PeakUse::default(),
+            };
+            let read = match start {
+                "KV cache" => super::super::ask::cache_tokens(&trial).map(|tokens| tokens as i64),
+                _ => Some(unwritten_bytes(files.path())),
+            };
+            assert_eq!(read, Some(42), "{start}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_did_not_run_counts_like_all_processes_of_the_smallest_rank() {
+        let process = |rank: i32, bytes: i64| serde_json::json!({ "rank": rank, "host_peak_bytes": bytes });
+        for (processes, host, ranks, absent) in [
+            (vec![process(0, 60), process(0, 1)], 8 * 61, 1, 7),
+            (vec![process(0, 60), process(1, 50), process(1, 5)], 60 + 7 * 55, 2, 6),
+            (vec![], 0, 0, 8),
+        ] {
+            let mut peak = PeakUse { host: processes.iter().map(host_peak).sum(), ..PeakUse::default() };
+            peak.add_absent_ranks(&processes, 8);
+            assert_eq!((peak.host, peak.ranks, peak.absent_ranks), (host, ranks, absent));
+        }
     }
 }

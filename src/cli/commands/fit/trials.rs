@@ -212,7 +212,7 @@ impl<'a, T: Copy> Trials<'a, T> {
                 fs::remove_dir_all(&trial.files).ok();
                 self.progress.say(&format!(
                     "{}: failed while another trial was active; it runs again, alone",
-                    trial.value
+                    trial.label
                 ));
                 match &self.again {
                     None => self.again = Some((ticket, planned)),
@@ -294,7 +294,7 @@ impl<'a, T: Copy> Trials<'a, T> {
     }
 
     fn show_progress(&self) {
-        let values: Vec<&str> = self.running.0.iter().map(|job| job.running.planned.value.as_str()).collect();
+        let values: Vec<&str> = self.running.0.iter().map(|job| job.running.planned.label.as_str()).collect();
         if !values.is_empty() {
             self.progress.trying(&values.join(", "), self.begun);
         }
@@ -362,7 +362,7 @@ impl Progress {
         // For a program without torch, only `used` is known.
         let PeakUse { allocated, used, .. } = trial.peak;
         let peak = Unit::Auto.show(if allocated > 0 { allocated } else { used });
-        self.say(&format!("{}: {}, peak {peak}, {took}", trial.value, trial.outcome.word()));
+        self.say(&format!("{}: {}, peak {peak}, {took}", trial.label, trial.outcome.word()));
     }
 
     fn say(&self, line: &str) {

@@ -20,8 +20,6 @@ folder, request = sys.argv[1], json.loads(sys.argv[2])
 model, lengths = request["model"], request["lengths"]
 trusts_code, searched, texts = request["trusts_code"], request["searched"], request["texts"]
 library, packages = request["library"], request["packages"]
-if os.path.basename(model) == "config.json" and os.path.isfile(model):
-    model = os.path.dirname(os.path.abspath(model))
 
 
 def refuse(why):
