@@ -32,7 +32,8 @@ class Collected:
 
 def collect(paths: Iterable[str], folder: Path, engine: str, every_node: bool = False) -> Collected:
     """Makes the digests of the traces at `paths` (folders, files and patterns) in `folder`. A path that is
-    itself a digest is used unchanged.
+    itself a digest is used unchanged. No file that is already in `folder` is changed, because it may be the
+    only digest of its process, or one of `paths` that is read later.
 
     With `engine="ray"`, the tasks run on the cluster that Ray finds, each on a node that can read its trace.
     With `every_node`, each node searches for `paths` on its own disk; otherwise all nodes share them.
@@ -46,14 +47,12 @@ def collect(paths: Iterable[str], folder: Path, engine: str, every_node: bool = 
     results = _by_ray(paths, every_node) if engine == "ray" else _by_one_process(paths)
     collected = Collected()
     folder.mkdir(parents=True, exist_ok=True)
-    taken: set[str] = set()
     for place, (digests, why) in results:
         if why is not None:
             collected.failed[place] = why
         for name, content in digests:
-            file = folder / _unused(name, taken)
-            file.write_bytes(content)
-            collected.files[file] = place if place.endswith(ENDING) else f"{place}: {name}"
+            file = _kept(folder, name, content)
+            collected.files.setdefault(file, place if place.endswith(ENDING) else f"{place}: {name}")
     if not collected.files and not collected.failed:
         raise _command.TraceError(f"no trace at {', '.join(paths)}")
     collected.files = dict(sorted(collected.files.items()))
@@ -182,13 +181,16 @@ def _on_cluster(ray: Any, paths: list[str], every_node: bool) -> Iterator[tuple[
                 yield place, ([], first_line(error))
 
 
-def _unused(name: str, taken: set[str]) -> str:
-    """Returns a unique name for a digest, because containers may share host names and process ids."""
+def _kept(folder: Path, name: str, content: bytes) -> Path:
+    """Returns the file in `folder` with this digest: the one that is already there, or a new one with a name
+    that no file has. Names alone are not unique, because containers may share host names and process ids."""
     # DuckDB accepts only names in UTF-8.
     name = name.encode("utf-8", "backslashreplace").decode()
-    stem, number = name.removesuffix(ENDING), 1
-    while name in taken:
+    stem, number, file = name.removesuffix(ENDING), 1, folder / name
+    while os.path.lexists(file):
+        if file.is_file() and file.read_bytes() == content:
+            return file
         number += 1
-        name = f"{stem}-{number}{ENDING}"
-    taken.add(name)
-    return name
+        file = folder / f"{stem}-{number}{ENDING}"
+    file.write_bytes(content)
+    return file

@@ -96,7 +96,8 @@ def ranks(
 
     `engine` makes the digests: "local" in this process, or "ray" on a Ray cluster with one task per trace.
     With `every_node`, each node of the cluster searches for `paths` on its own disk. `keep` is a folder in
-    which the digests are kept, `page` the file for an HTML page of all ranks by step."""
+    which the digests are kept, without changing a file there; `page` is the file for an HTML page of all
+    ranks by step."""
     result, grid = compared(paths, engine, every_node, top, keep)
     if page is not None:
         write_page(Path(page), result, grid)

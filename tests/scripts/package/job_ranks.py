@@ -66,6 +66,16 @@ with tempfile.TemporaryDirectory() as folder:
     shutil.copy(kept[0], job)
     beside = memtrace.ranks(job, engine="local")
     assert beside == local, (beside, local)
+    # Another folder has a digest of the same name, and the digests are kept in the folder that is read last.
+    other = folder / "other"
+    other.mkdir()
+    (other / kept[0].name).write_bytes(b"another process")
+    contents = sorted([b"another process", *(file.read_bytes() for file in kept)])
+    for _ in range(2):
+        files = _digests.collect([str(other), str(folder / "kept")], folder / "kept", "local").files
+        assert sorted(file.read_bytes() for file in files) == contents, list(files)
+        assert sorted(files) == sorted((folder / "kept").iterdir()), list(files)
+    (kept[0].with_name(kept[0].name.replace(_digests.ENDING, f"-2{_digests.ENDING}"))).unlink()
     # The trace of one rank is missing.
     kept[-1].unlink()
     gone = memtrace.ranks(folder / "kept", engine="local")["missing_ranks"]
