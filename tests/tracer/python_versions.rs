@@ -69,16 +69,7 @@ fn degraded_names_a_python_that_was_never_tried_and_a_free_threaded_one() {
 /// Each name is found where a function sets it, even if an instruction of this Python sets two names.
 #[test]
 fn every_python_gives_the_line_that_sets_a_variable() {
-    let frames = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tracer/preload/python/tracer/frames.py");
     let script = r#"
-import dis, sys, time, types
-for name in ("tracer", "tracer.native", "tracer.frames"):
-    sys.modules[name] = types.ModuleType(name)
-native, frames = sys.modules["tracer.native"], sys.modules["tracer.frames"]
-native.frame_values = native.learn_frame_values = None
-frames.__package__ = "tracer"
-exec(open(sys.argv[1]).read(), vars(frames))
-
 def kept(make):
     first, second = make(), make()
     third = make(); third.append(1)
@@ -89,10 +80,45 @@ found = [lines.setting(kept.__code__, name, frames.LOCAL_SETS) for name in ("fir
 found += lines.filling([kept.__code__], "third")[1]
 print(*(line - kept.__code__.co_firstlineno for line in found))
 "#;
+    expect_of_frames(script, "1 1 2 2\n");
+}
+
+/// A traceback begins at the outermost frame.
+#[test]
+fn the_innermost_frames_of_a_deep_traceback_are_kept() {
+    let script = r#"
+def down(depth):
+    if depth == frames.MAX_FRAMES + 100:
+        raise MemoryError
+    down(depth + 1)
+
+try:
+    down(1)
+except MemoryError:
+    found = frames.left_frames()
+depths = [frame.f_locals["depth"] for frame in found]
+print(depths == [*range(frames.MAX_FRAMES + 100, 100, -1)])
+"#;
+    expect_of_frames(script, "True\n");
+}
+
+/// Runs a script with the tracer's module `frames` in every Python, and compares what it prints.
+fn expect_of_frames(script: &str, expected: &str) {
+    let frames = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/tracer/preload/python/tracer/frames.py");
+    let load = r#"
+import dis, sys, time, types
+for name in ("tracer", "tracer.native", "tracer.frames"):
+    sys.modules[name] = types.ModuleType(name)
+native, frames = sys.modules["tracer.native"], sys.modules["tracer.frames"]
+native.frame_values = native.learn_frame_values = None
+frames.__package__ = "tracer"
+exec(open(sys.argv[1]).read(), vars(frames))
+"#;
+    let script = format!("{load}{script}");
     for (version, python) in pythons() {
-        let output = untraced(&python, &["-c", script]).arg(&frames).output().unwrap();
+        let output = untraced(&python, &["-c", &script]).arg(&frames).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "1 1 2 2\n", "{version:?}: {said}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{version:?}: {said}");
     }
 }
 

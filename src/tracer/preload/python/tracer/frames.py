@@ -6,6 +6,7 @@ of this module refers to a value; the tables have the `id` of each value instead
 
 from __future__ import annotations
 
+import collections
 import sys
 import time
 import types
@@ -66,11 +67,13 @@ def left_frames() -> list[types.FrameType]:
     error = sys.exc_info()[1]
     if error is None:
         error = getattr(sys, "last_value", None)
-    trace, found = traceback_of(error) if error is not None else None, []
-    while trace is not None and len(found) < MAX_FRAMES:
-        found.insert(0, trace.tb_frame)
+    trace = traceback_of(error) if error is not None else None
+    # A traceback begins at the outermost frame.
+    innermost: collections.deque[types.FrameType] = collections.deque(maxlen=MAX_FRAMES)
+    while trace is not None:
+        innermost.appendleft(trace.tb_frame)
         trace = trace.tb_next
-    return found
+    return list(innermost)
 
 
 def running_variables(
