@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use memtrace_trace::config::{Settings, fill, fill_path};
+use memtrace_trace::config::{Compression, Settings, fill, fill_path};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::sample::Sample;
 use memtrace_trace::{Api, Meta};
@@ -71,6 +71,15 @@ impl Session {
     pub fn trace_name(&self) -> String {
         plain_file_name(self.named(&self.settings.name))
     }
+
+    /// Returns the path at which a message tells the user to read the trace. This is the folder if the trace
+    /// has several parts or is compressed: then the file `trace` may be only one part, and may be compressed
+    /// or removed when the user reads it.
+    pub(crate) fn path_for_user<'a>(&'a self, trace: &'a Path) -> &'a Path {
+        let settings = &self.settings;
+        let is_split = settings.rotate_bytes > 0 || settings.rotate_secs > 0;
+        if is_split || settings.compress != Compression::Off { &self.out } else { trace }
+    }
 }
 
 /// Returns a name that is not the name of a hidden file and that no command takes for an option. `name` may
@@ -97,6 +106,39 @@ fn run_in_name(run: &str) -> String {
 mod tests {
     use super::*;
 
+    /// Returns a session of rank 0 with these variables.
+    fn session(variables: &[(&str, &str)]) -> Session {
+        let value = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
+        Session {
+            settings: Settings::from_lookup(value).0,
+            out: PathBuf::from("/out"),
+            host: "host".to_owned(),
+            rank: 0,
+            rounding: Rounding::default(),
+            caching: true,
+            describe: |_| {},
+            conclude: String::new,
+            sample: |_| Vec::new(),
+            start_anew: || {},
+            say: |_| {},
+            fail: |_| {},
+        }
+    }
+
+    #[test]
+    fn a_message_names_the_folder_of_a_trace_that_is_split_or_compressed() {
+        let trace = Path::new("/out/t.csv");
+        assert_eq!(session(&[]).path_for_user(trace), trace);
+        for variable in [
+            ("MEMTRACE_COMPRESS", "zst"),
+            ("MEMTRACE_ROTATE", "1m"),
+            ("MEMTRACE_ROTATE_SECS", "60"),
+            ("MEMTRACE_KEEP", "2g"),
+        ] {
+            assert_eq!(session(&[variable]).path_for_user(trace), Path::new("/out"), "{variable:?}");
+        }
+    }
+
     #[test]
     fn the_id_of_a_run_makes_no_hidden_file_and_no_other_folder() {
         for (run, shown) in [
@@ -117,5 +159,7 @@ mod tests {
         for (name, shown) in [("host.1", "host.1"), (".host.1", "_.host.1"), ("-rf.1", "_-rf.1")] {
             assert_eq!(plain_file_name(name.to_owned()), shown);
         }
+        let without_run = session(&[("MEMTRACE_NAME", "{run}.{pid}")]);
+        assert_eq!(without_run.trace_name(), format!("_.{}", std::process::id()));
     }
 }

@@ -17,7 +17,8 @@ pub(crate) fn print(session: &Session, encoder: &Encoder, trace: &Path) {
         Auto::Terminal => io::stderr().is_terminal(),
     };
     if wanted {
-        (session.say)(&format!("{} rows in {}", encoder.rows(), trace.display()));
+        let path = session.path_for_user(trace);
+        (session.say)(&format!("{} rows in {}", encoder.rows(), path.display()));
         for line in ledger_lines(encoder) {
             (session.say)(&format!("  {line}"));
         }

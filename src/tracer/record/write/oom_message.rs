@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use memtrace_encode::{Encoder, Live, OutOfMemory, Owner};
-use memtrace_trace::config::{Compression, Level};
+use memtrace_trace::config::Level;
 use memtrace_trace::counts::counted;
 use memtrace_trace::memory::Totals;
 use memtrace_trace::text::{NO_CATEGORY, NO_OWNER, NONE, SCRIPT, UNKNOWN, WITHOUT_DETAIL, shell_word};
@@ -68,15 +68,7 @@ impl OomMessages {
     }
 
     fn print(&self, snapshot: Option<OomSnapshot>, encoder: &Encoder, meta: &Meta, trace: &Path) {
-        let settings = &self.session.settings;
-        let is_split = settings.rotate_bytes > 0 || settings.rotate_secs > 0;
-        // The OOM may be in an earlier part, and a part may be compressed or removed when the user reads
-        // this.
-        let trace = if is_split || settings.compress != Compression::Off {
-            self.session.out.as_path()
-        } else {
-            trace
-        };
+        let trace = self.session.path_for_user(trace);
         for line in snapshot.map(|snapshot| snapshot.lines(encoder, meta, trace)).unwrap_or_default() {
             (self.session.say)(&line);
         }
