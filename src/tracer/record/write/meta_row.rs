@@ -29,7 +29,7 @@ pub(crate) fn first(session: &Session, pool: &ChunkPool, start_ns: u64) -> Meta 
 /// the writer thread runs. The writer thread corrects the name if it is taken.
 pub(crate) fn announce(session: &Session, pool: &ChunkPool, start_ns: u64) {
     keep(pool, MetaText::First, &first(session, pool, start_ns));
-    pool.set_trace(&session.out.join(files::trace_name(&session.named(&session.settings.name), "")));
+    pool.set_trace(&session.out.join(files::trace_name(&session.trace_name(), "")));
 }
 
 /// Stores the JSON of the meta row in the journal. If the JSON is too long, it is stored without the
