@@ -35,6 +35,9 @@ const NOT_STARTED: u8 = 0;
 const STARTING: u8 = 1;
 const STARTED: u8 = 2;
 
+/// The size of the event buffer that [`no_memory`] advises.
+const SMALL_BUFFER: usize = 4 << 20;
+
 pub use crate::step::STEP;
 
 impl Recorder {
@@ -70,9 +73,7 @@ impl Recorder {
         let recorder: &'static Recorder = match Recorder::new(session, start_ns) {
             Ok(recorder) => &*Box::leak(Box::new(recorder)),
             Err(error) => {
-                (session.say)(&format!(
-                    "not tracing: no memory for the event buffer ({error}); try MEMTRACE_BUFFER=4m"
-                ));
+                (session.say)(&no_memory(session.settings.buffer_bytes, &error));
                 OWN.state.store(STARTED, Ordering::Release);
                 return None;
             }
@@ -231,6 +232,12 @@ impl Recorder {
     }
 }
 
+/// Returns the message about an event buffer of `bytes` that could not be allocated.
+fn no_memory(bytes: usize, error: &std::io::Error) -> String {
+    let advice = if bytes > SMALL_BUFFER { "; try MEMTRACE_BUFFER=4m" } else { "" };
+    format!("not tracing: no memory for the event buffer ({error}){advice}")
+}
+
 /// Returns the id of `text`. Defines a new id in the queue if the recorder has started.
 #[must_use]
 pub fn text_id(text: &str) -> TextId {
@@ -264,4 +271,18 @@ pub fn context_id(context: Context) -> ContextId {
         }
         id
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_smaller_buffer_is_advised_only_if_it_is_smaller() {
+        let error = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+        assert!(no_memory(16 << 20, &error).ends_with("; try MEMTRACE_BUFFER=4m"));
+        for bytes in [1 << 20, 4 << 20] {
+            assert!(!no_memory(bytes, &error).contains("MEMTRACE_BUFFER"), "{bytes}");
+        }
+    }
 }
