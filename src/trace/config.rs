@@ -15,6 +15,9 @@ use memtrace_util::phantom_variables;
 use crate::text::printable;
 use crate::units::parse_bytes;
 
+/// The maximum value of `MEMTRACE_BUFFER` in bytes.
+pub const LARGEST_BUFFER: u64 = 4 << 30;
+
 /// An environment variable of memtrace.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
@@ -363,7 +366,7 @@ const TABLE: &[Entry] = &[
     ),
     entry!("MEMTRACE_BUFFER", "16m", "the size of the buffer of events not yet written, 1m to 4g", |s, v| {
         let bytes = parse_bytes(v)?;
-        if !(1 << 20..=4 << 30).contains(&bytes) {
+        if !(1 << 20..=LARGEST_BUFFER).contains(&(bytes as u64)) {
             return Err("expected a size from 1m to 4g".to_owned());
         }
         s.buffer_bytes = bytes as usize;

@@ -1,5 +1,6 @@
 //! Writes the rows of lost events, and the end row, which contains the number of lost events.
 
+use memtrace_trace::config::LARGEST_BUFFER;
 use memtrace_trace::counts::counted;
 use memtrace_trace::end_row::{EndText, Ending};
 use memtrace_trace::units::Unit;
@@ -8,9 +9,6 @@ use memtrace_trace::{Event, EventName, Row};
 use crate::emitter::RowSink;
 use crate::encoder::Encoder;
 use crate::losses::MOST_LOST;
-
-/// The maximum value of `MEMTRACE_BUFFER`.
-const LARGEST_BUFFER: u64 = 4 << 30;
 
 /// Returns a value of `MEMTRACE_BUFFER` that would have held the `lost` events, too. `bytes` is the current
 /// size of the buffer. Returns `None` if no allowed value is large enough.

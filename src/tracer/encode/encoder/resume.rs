@@ -20,7 +20,7 @@ impl Encoder {
         if row.event == EventName::Lost {
             self.losses.add(row.requested_bytes.max(0) as u64);
         }
-        let before = *self.memory.devices.totals_mut(device.max(Event::HOST).into());
+        let before = *self.memory.devices.totals_mut(device.max(Event::CPU).into());
         // A row does not say whether a free is deferred, but the totals do: a deferred block leaves the
         // allocated bytes and stays in the active bytes, so the difference of the two grows.
         let is_deferred =

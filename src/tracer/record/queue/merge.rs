@@ -27,7 +27,7 @@ const SLACK_NS: u64 = 1_000_000;
 /// An announced event no longer delays the other events if the queue is nearly full. This means that fewer
 /// than this percentage of the chunks are free, and that at least this percentage of the chunks are full or
 /// the overflow list is more than half full.
-const SHORT_PERCENT: usize = 10;
+const HELD_UP_PERCENT: usize = 10;
 
 /// A chunk that its thread has filled or is filling.
 struct QueuedChunk {
@@ -286,8 +286,8 @@ impl Merge {
         let full =
             || self.sources.values().flat_map(|source| &source.chunks).filter(|queued| queued.full).count();
         let overflow = || self.sources.values().map(|source| source.overflow.len()).sum::<usize>();
-        pool.percent_free() < SHORT_PERCENT
-            && (full() * 100 >= SHORT_PERCENT * pool.chunks() || overflow() * 2 > MAX_OVERFLOW)
+        pool.percent_free() < HELD_UP_PERCENT
+            && (full() * 100 >= HELD_UP_PERCENT * pool.chunks() || overflow() * 2 > MAX_OVERFLOW)
     }
 }
 

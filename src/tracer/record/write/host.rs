@@ -31,9 +31,9 @@ use crate::step::STEP;
 /// highs.
 const SHARE: u32 = 2500;
 /// The same for lists of children, for lists of other processes, and for the children's proportional memory
-/// (`SHARES_SHARE`).
+/// (`CHILDREN_PSS_SHARE`).
 const CHILDREN_SHARE: u32 = 10_000;
-const SHARES_SHARE: u32 = 5000;
+const CHILDREN_PSS_SHARE: u32 = 5000;
 /// The same for full samples: normally, and while little memory is left and usage grows (`TIGHT_SHARE`). In
 /// the second case, the process may soon be killed, so this sample may be the last one.
 const FULL_SHARE: u32 = 2500;
@@ -294,7 +294,7 @@ impl HostSampler {
         let mut with_shares = false;
         let descendants = self.files.descendants("self", MOST_CHILDREN);
         if let Some(pids) = &descendants {
-            with_shares = pids.len() <= MOST_CHILDREN / 16 && self.shares.is_affordable(SHARES_SHARE);
+            with_shares = pids.len() <= MOST_CHILDREN / 16 && self.shares.is_affordable(CHILDREN_PSS_SHARE);
             let mut each: Vec<(u32, Option<i64>, i64)> = pids
                 .iter()
                 .filter_map(|&pid| {
@@ -317,7 +317,7 @@ impl HostSampler {
         }
         let price = thread_time().saturating_sub(start);
         if with_shares {
-            self.shares.pay(price, SHARES_SHARE);
+            self.shares.pay(price, CHILDREN_PSS_SHARE);
             self.children.pay(Duration::ZERO, CHILDREN_SHARE);
         } else {
             self.children.pay(price, CHILDREN_SHARE);
