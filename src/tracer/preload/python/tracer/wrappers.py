@@ -19,7 +19,9 @@ WRAPPERS = {
     "BaseTuner": "model",
     "_FabricModule": "_forward_module",
 }
-# Names of children that only wrappers use. They are left out anywhere in a path.
+# Names of children of wrappers, also of wrappers that are unknown here. They are left out anywhere in a path.
+# A class of the program may also have a child `module`. Its paths then lack this name, too, unless
+# `MEMTRACE_WRAPPERS=1` is set.
 WRAPPER_PARTS = frozenset(
     ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 )
