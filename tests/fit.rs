@@ -608,6 +608,8 @@ fn fit_ask_prints_a_figure_of_the_program_for_each_card_and_value() {
 
     let fit = ask(&["--phantom", "l4", "-o", "out", "--", "python3", &calls, "5", "says"]);
     assert!(fit.text().contains("1,005") && fit.status() == 0, "{}{}", fit.text(), fit.stderr());
+    let fit = ask(&["-o", "out", "--", "python3", "-c", "print('room for 7 blocks')"]);
+    assert!(fit.status() == 0 && fit.left() == ["run"], "{}{}", fit.text(), fit.stderr());
     // First the program prints no matching line, then it fails: both give status 1.
     let fit = ask(&["--phantom", "l4", "--", "python3", &calls, "5"]);
     assert!(fit.text().contains("not printed") && fit.status() == 1, "{}", fit.text());

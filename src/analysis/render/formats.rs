@@ -45,7 +45,7 @@ pub(super) fn markdown_table(table: &Table) -> String {
     let mut text = line(columns.iter().map(|(name, _)| escaped(name)).collect());
     text.push_str(&line(columns.iter().map(|(_, of)| side(*of)).collect()));
     for row in rows {
-        text.push_str(&line(row.into_iter().map(indented).collect()));
+        text.push_str(&line(row.iter().map(|cell| indented(cell.text())).collect()));
     }
     text.push('\n');
     text
@@ -57,7 +57,7 @@ pub(super) fn csv_table(table: &Table) -> String {
     let (columns, rows) = table.without_bars();
     let mut writer = csv::Writer::from_writer(Vec::new());
     let heads = columns.iter().map(|(name, _)| name.clone());
-    let rows = rows.iter().map(|row| row.iter().map(|cell| field(cell)).collect::<Vec<String>>());
+    let rows = rows.iter().map(|row| row.iter().map(value).collect::<Vec<String>>());
     for record in std::iter::once(heads.collect::<Vec<String>>()).chain(rows) {
         // Writing to a Vec cannot fail, and all records have the same length.
         let _ = writer.write_record(&record);
@@ -65,7 +65,12 @@ pub(super) fn csv_table(table: &Table) -> String {
     String::from_utf8(writer.into_inner().unwrap_or_default()).unwrap_or_default()
 }
 
-/// Returns a table cell as a CSV field: a bare number if possible, or else the text, made safe for
+/// Returns a table cell as a CSV field.
+fn value(cell: &Cell) -> String {
+    cell.number().map_or_else(|| field(cell.text()), str::to_owned)
+}
+
+/// Returns the text of a table cell as a CSV field: a bare number if possible, or else the text, made safe for
 /// spreadsheets.
 fn field(cell: &str) -> String {
     let cell = cell.trim().replace(NO_BREAK, " ");
@@ -77,7 +82,7 @@ fn field(cell: &str) -> String {
     if is_number {
         return number.trim_start_matches('+').replace(',', "");
     }
-    if let Some(number) = cell.strip_suffix(" %").map(str::to_owned).or_else(|| seconds(&cell)) {
+    if let Some(number) = cell.strip_suffix(" %") {
         return number.trim_start_matches('+').to_owned();
     }
     // A spreadsheet would run some texts as formulas, but a signed quantity such as `-1.50 GiB` is safe.
@@ -86,27 +91,6 @@ fn field(cell: &str) -> String {
         return cell;
     }
     if cell.is_empty() { cell } else { safe_text(&cell) }
-}
-
-/// Returns the seconds of a [`duration`](super::numbers::duration).
-fn seconds(text: &str) -> Option<String> {
-    let words: Vec<&str> = text.split(' ').collect();
-    let mut sum = 0.0;
-    for pair in words.chunks(2) {
-        let [number, unit] = pair else { return None };
-        let unit = match *unit {
-            "ns" => 1e-9,
-            "µs" => 1e-6,
-            "ms" => 1e-3,
-            "s" => 1.0,
-            "min" => 60.0,
-            "h" => 3600.0,
-            _ => return None,
-        };
-        sum += number.parse::<f64>().ok()? * unit;
-    }
-    let text = format!("{sum:.9}");
-    Some(text.trim_end_matches('0').trim_end_matches('.').to_owned())
 }
 
 /// Returns a table cell in Markdown. The cell keeps the indentation of a tree.
@@ -173,10 +157,8 @@ mod tests {
         assert_eq!(field("-1+cmd|' /C calc'!A0"), "'-1+cmd|' /C calc'!A0");
         assert_eq!(field("-1.50 GiB"), "-1.50 GiB");
         assert_eq!(field("12.3"), "12.3");
-        let durations =
-            [("412.3 ms", "0.4123"), ("3.21 s", "3.21"), ("1 h 02 min", "3720"), ("7 ns", "0.000000007")];
-        for (text, number) in durations {
-            assert_eq!(field(text), number);
+        for (ns, number) in [(412_345_678, "0.412345678"), (3_779_000_000_000, "3779"), (7, "0.000000007")] {
+            assert_eq!(value(&Cell::duration(ns)), number);
         }
         assert_eq!((field("+50.0 %"), field("4 steps")), ("50.0".to_owned(), "4 steps".to_owned()));
     }

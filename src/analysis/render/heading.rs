@@ -7,18 +7,22 @@ use super::process_names::rank_or_name;
 use crate::read::input::Input;
 use crate::render::numbers::counted;
 
+/// Returns a command in one line. The interpreter and the script are without their folders, because the user knows
+/// where they are. The second word is not a script if it is an option.
+#[must_use]
+pub fn short_command(words: &[String]) -> String {
+    let short = |(index, word): (usize, &String)| match index {
+        1 if word.starts_with('-') => word.clone(),
+        0 | 1 => word.rsplit('/').next().unwrap_or(word).to_owned(),
+        _ => word.clone(),
+    };
+    words.iter().enumerate().map(short).collect::<Vec<_>>().join(" ")
+}
+
 /// Prints the first line of every report: the traced command, the GPU, the version of torch and the number of
 /// ranks.
 pub fn heading(printer: &mut Printer, input: &Input, meta: &Meta) {
-    // The interpreter and the script are shown without their folders, because the user knows where they are.
-    let base = |word: &String| word.rsplit('/').next().unwrap_or(word).to_owned();
-    let words: Vec<String> = meta
-        .argv
-        .iter()
-        .enumerate()
-        .map(|(index, word)| if index < 2 { base(word) } else { word.clone() })
-        .collect();
-    let command = match words.join(" ") {
+    let command = match short_command(&meta.argv) {
         command if command.is_empty() => input.path.display().to_string(),
         command if command.chars().count() > 60 => {
             format!("{}…", command.chars().take(59).collect::<String>())
@@ -54,5 +58,23 @@ pub fn process_heading(printer: &mut Printer, input: &Input, index: usize) {
     printer.gap();
     if input.traces.len() > 1 {
         printer.plain(rank_or_name(&input.traces[index], input));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_shown_without_the_folders_of_the_interpreter_and_of_the_script() {
+        for (command, shown) in [
+            ("/usr/bin/python a/train.py --data /sets/a", "python train.py --data /sets/a"),
+            ("./train --data=/sets/a", "train --data=/sets/a"),
+            ("python", "python"),
+            ("", ""),
+        ] {
+            let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+            assert_eq!(short_command(&words), shown);
+        }
     }
 }

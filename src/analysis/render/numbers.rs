@@ -60,6 +60,14 @@ pub fn duration(ns: i64) -> String {
     }
 }
 
+/// Returns a duration, given in ns, in seconds with all its digits: `0.412`, `3779`.
+#[must_use]
+pub fn seconds(ns: i64) -> String {
+    let (sign, ns) = (if ns < 0 { "-" } else { "" }, ns.unsigned_abs());
+    let text = format!("{sign}{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
 /// Formats an ordinal number, such as `1st`, `12th` or `22nd`.
 #[must_use]
 pub fn nth(number: i64) -> String {
@@ -88,6 +96,16 @@ mod tests {
     fn shares_durations_and_bars_are_readable() {
         assert_eq!(duration(3_210_000_000), "3.21 s");
         assert_eq!(duration(3_725_000_000_000), "1 h 02 min");
+        for (ns, text) in [
+            (3_779_000_000_000, "3779"),
+            (412_345_678, "0.412345678"),
+            (10_000_000_000, "10"),
+            (7, "0.000000007"),
+            (-1_500_000_000, "-1.5"),
+            (0, "0"),
+        ] {
+            assert_eq!(seconds(ns), text);
+        }
         assert_eq!(percent(0.1234), "12.3 %");
         assert_eq!((change(100, 150).as_str(), change(100, 50).as_str()), ("+50.0 %", "-50.0 %"));
         assert_eq!((change(10_000, 10_001).as_str(), change(10_000, 9_999).as_str()), ("0.0 %", "0.0 %"));

@@ -8,6 +8,7 @@ use memtrace_trace::counts::count;
 use memtrace_trace::text::printable;
 
 use super::formats::{self, Form};
+use super::numbers::{duration, seconds};
 pub use super::table::{Side, Table};
 use super::wrap::pieces;
 
@@ -60,6 +61,8 @@ impl Style {
 pub struct Cell {
     text: String,
     style: Style,
+    /// The number that stands for the text in CSV; `None` if it follows from the text.
+    number: Option<String>,
 }
 
 impl Cell {
@@ -71,11 +74,22 @@ impl Cell {
             Cow::Borrowed(_) => text,
             Cow::Owned(shown) => shown,
         };
-        Cell { text, style }
+        Cell { text, style, number: None }
+    }
+
+    /// Returns a cell with a duration in readable units; in CSV it has all digits, in seconds.
+    #[must_use]
+    pub fn duration(ns: i64) -> Cell {
+        Cell { number: Some(seconds(ns)), ..duration(ns).into() }
     }
 }
 
 impl Cell {
+    /// Returns the number that stands for the text in CSV.
+    pub(super) fn number(&self) -> Option<&str> {
+        self.number.as_deref()
+    }
+
     /// Returns the text, without control sequences.
     pub(super) fn text(&self) -> &str {
         &self.text

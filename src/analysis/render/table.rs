@@ -50,12 +50,12 @@ impl Table {
     }
 
     /// Returns the heads and alignments of the columns that are not bars, and their cells.
-    pub(super) fn without_bars(&self) -> (Vec<&(String, Side)>, Vec<Vec<&str>>) {
+    pub(super) fn without_bars(&self) -> (Vec<&(String, Side)>, Vec<Vec<Cell>>) {
         let kept: Vec<usize> = (0..self.columns.len()).filter(|column| !self.is_bar(*column)).collect();
         let rows = self
             .rows
             .iter()
-            .map(|row| kept.iter().map(|column| row.get(*column).map_or("", Cell::text)).collect());
+            .map(|row| kept.iter().map(|column| row.get(*column).cloned().unwrap_or_default()).collect());
         (kept.iter().map(|column| &self.columns[*column]).collect(), rows.collect())
     }
 

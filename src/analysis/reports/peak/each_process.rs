@@ -15,7 +15,7 @@ use crate::read::record::{Columns, Record};
 use crate::read::symbols::{NO_MODULE, NO_PHASE, Symbol, SymbolTable};
 use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
-use crate::render::numbers::{duration, step_or_dash};
+use crate::render::numbers::step_or_dash;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::block::Owner;
 use crate::state::categories::KnownCategories;
@@ -260,7 +260,7 @@ fn print(printer: &mut Printer, kind: &str, rows: &[(Name, Moment)], replayed: &
         let mut cells: Vec<Cell> = vec![
             name.text().into(),
             Cell::new(options.units.show(moment.bytes).to_string(), Style::Strong),
-            duration(moment.ts_ns).into(),
+            Cell::duration(moment.ts_ns),
         ];
         cells.extend(others.iter().map(|other| match *other {
             "step" => Cell::from(step_or_dash(owner.step)),

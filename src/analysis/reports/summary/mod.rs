@@ -344,7 +344,7 @@ fn peaks(printer: &mut Printer, replayed: &Replayed, device: &Device, options: &
         table.row([
             device.name_of(metric).into(),
             Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
-            duration(peak.ts_ns).into(),
+            Cell::duration(peak.ts_ns),
             step_or_dash(peak.owner.step).into(),
             replayed.symbols.or_dash(peak.owner.phase).into(),
             replayed.symbols.or_dash(peak.owner.op).into(),

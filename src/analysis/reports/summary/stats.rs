@@ -18,7 +18,7 @@ use crate::read::record::{Columns, Record};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::render::heading::process_heading;
-use crate::render::numbers::{bar, count, counted, duration, share};
+use crate::render::numbers::{bar, count, counted, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::problems::Retries;
 use crate::state::replay::{Metric, is_gpu};
@@ -259,24 +259,25 @@ impl RunStats {
             ("max", Side::Right),
         ]);
         let bytes = |value| options.units.show(value).to_string();
+        let size = |value| bytes(value).into();
         let mut is_estimated = false;
-        let mut line = |name: String, spread: &Distribution, show: &dyn Fn(i64) -> String| {
+        let mut line = |name: String, spread: &Distribution, show: &dyn Fn(i64) -> Cell| {
             let Quantiles { p50, p90, p99 } = spread.quantiles();
             is_estimated |= spread.error() > 0.0;
             table.row([
                 name.into(),
                 Cell::new(count(spread.count), Style::Strong),
-                show(p50).into(),
-                show(p90).into(),
-                show(p99).into(),
-                show(spread.max).into(),
+                show(p50),
+                show(p90),
+                show(p99),
+                show(spread.max),
             ]);
         };
-        line("requested size".to_owned(), &self.requested, &bytes);
-        line("block size".to_owned(), &self.blocks, &bytes);
-        line("lifetime".to_owned(), &self.lifetimes, &duration);
+        line("requested size".to_owned(), &self.requested, &size);
+        line("block size".to_owned(), &self.blocks, &size);
+        line("lifetime".to_owned(), &self.lifetimes, &Cell::duration);
         for (name, spread) in self.calls(symbols) {
-            line(name, spread, &duration);
+            line(name, spread, &Cell::duration);
         }
         printer.table(&table);
         if is_estimated {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use memtrace_analysis::render::heading::short_command;
 use memtrace_analysis::render::margin::margin;
 use memtrace_analysis::render::numbers::{counted, duration, percent, share};
 use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
@@ -153,15 +154,7 @@ impl<'a> Answer<'a> {
     }
 
     fn heading(&self, page: &mut Printer) {
-        // Leave out the folders of python and of the script, because the user knows them.
-        let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
-        let words: Vec<String> = self
-            .command
-            .iter()
-            .enumerate()
-            .map(|(index, word)| if index < 2 { base(word) } else { word.clone() })
-            .collect();
-        let mut cells = vec![Cell::new(words.join(" "), Style::Strong)];
+        let mut cells = vec![Cell::new(short_command(&self.command), Style::Strong)];
         if let Some(peak) = self.device() {
             let mut about = format!("  {}, {}", peak.device, show(peak.capacity));
             if peak.processes > 1 {

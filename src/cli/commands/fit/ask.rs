@@ -89,6 +89,15 @@ impl Question {
     }
 }
 
+/// Returns the name of a trial. It is not empty, because it is also the name of the trial's folder.
+fn label(card: &str, value: &str) -> String {
+    match (card, value) {
+        ("", "") => "run".to_owned(),
+        ("", one) | (one, "") => one.to_owned(),
+        (card, value) => format!("{card} {value}"),
+    }
+}
+
 /// Runs the program once for each card and value, and prints the figures.
 ///
 /// # Errors
@@ -109,12 +118,10 @@ pub(super) fn run(matches: &ArgMatches, question: Question) -> Result<ExitCode> 
     }
     for card in &cards {
         for value in &values {
-            let shown = card.as_deref().unwrap_or_default();
-            let parts = [shown, value].into_iter().filter(|part| !part.is_empty());
             let filling = Filling { value: Some(value.clone()), ..Filling::default() };
             let planned = PlannedTrial {
                 command: words.iter().map(|word| filling.fill(word)).collect(),
-                label: parts.collect::<Vec<_>>().join(" "),
+                label: label(card.as_deref().unwrap_or_default(), value),
                 value: value.clone(),
                 card: card.clone(),
             };

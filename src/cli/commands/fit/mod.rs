@@ -46,7 +46,7 @@ use memtrace_trace::units::parse_bytes;
 use crate::{args, terminal};
 use answer::Answer;
 use plan::Plan;
-use searches::Searches;
+use searches::{Lane, Searches};
 use trials::Trials;
 
 /// Returns the definition of the command `memtrace fit`.
@@ -75,7 +75,7 @@ pub(crate) fn command() -> Command {
              The program runs once for each value, so keep it short: one or two steps show the peak. A value \
              fits when the program ends with status 0 and never ran out of memory. Exit status: 0; 1 when \
              the program fails for another reason or --ask finds no figure; 3 when even the first value, or the \
-             largest number of GPUs, does not fit; a table gives 0 when one row fits.",
+             largest number of GPUs, does not fit; a table gives 1 when a row has no answer, otherwise 0 when one row fits.",
         )
         .arg(args::out_arg(
             "Folder for the traces of the largest value that fits and the smallest that does not [default: \
@@ -224,7 +224,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     if let Some(recipe) = recipe.as_ref().filter(|recipe| recipe.is_server() && !as_json) {
-        for lane in &searches.lanes {
+        for lane in table::shown(&plan, &searches.lanes) {
             if let Some(flags) = answer::flags(lane, recipe) {
                 writeln!(stdout, "{}: {flags}", plan.card_of(lane.row))?;
             }
@@ -232,17 +232,17 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     }
     stdout.flush()?;
     if let Some((recipe, file)) = recipe.as_ref().zip(matches.get_one::<PathBuf>("write")) {
-        write_script(recipe, file, &searches)?;
+        write_script(recipe, file, &table::shown(&plan, &searches.lanes))?;
     }
     // A signal ends the process in `status`, so remove the recipe's temporary files before.
     drop(recipe);
     Ok(ended.status(ExitCode::from(status)))
 }
 
-/// Writes the script of a recipe with the batch that the first successful search found. Writes nothing if no
-/// batch fits.
-fn write_script(recipe: &recipe::Request, file: &Path, searches: &Searches<'_>) -> Result<()> {
-    let fitting = searches.lanes.iter().find_map(|lane| Some((lane.fits()?, lane.row.length?)));
+/// Writes the script of a recipe with the batch that the first successful search found. The searches are in the order
+/// of the table. Writes nothing if no batch fits.
+fn write_script(recipe: &recipe::Request, file: &Path, lanes: &[&Lane<'_>]) -> Result<()> {
+    let fitting = lanes.iter().find_map(|lane| Some((lane.fits()?, lane.row.length?)));
     let Some((trial, length)) = fitting else {
         terminal::say("--write: nothing was written, because no batch fits");
         return Ok(());

@@ -174,9 +174,9 @@ impl Plan {
                 "--gpus names all numbers of GPUs to try, so that --{name} has no effect: leave one of them out"
             );
         }
-        let given = matches.get_one::<String>("gpus").or_else(|| matches.get_one::<String>("values"));
+        let given = ["gpus", "values"].into_iter().find(|name| matches.contains_id(name));
         let numbers = match given {
-            Some(list) => gpu_numbers(list)?,
+            Some(name) => gpu_numbers(matches, name)?,
             None => powers_of_two(matches)?,
         };
         let (mut rows, mut lines) = (Vec::new(), Vec::new());
@@ -190,8 +190,9 @@ impl Plan {
                 most_gpus: 1,
                 free_at_start: None,
             };
-            let (mut usable, mut left_out) = (Vec::new(), Vec::new());
-            let mut refused = None;
+            let mut usable = Vec::new();
+            // Each reason, with the numbers that it excludes.
+            let mut left_out: Vec<(String, Vec<String>)> = Vec::new();
             for &number in &numbers {
                 match self.check(matches, &mut row, &number.to_string(), Some(number)) {
                     Ok(()) => usable.push(number),
@@ -199,17 +200,23 @@ impl Plan {
                     // chose are left out.
                     Err(error) if given.is_some() => return Err(error),
                     Err(error) => {
-                        left_out.push(number.to_string());
-                        refused = refused.or(Some(error));
+                        let (why, number) = (error.to_string(), number.to_string());
+                        // The same reason may name other numbers.
+                        let kind = |why: &str| why.replace(|c: char| c.is_ascii_digit(), "");
+                        match left_out.iter_mut().find(|(other, _)| kind(other) == kind(&why)) {
+                            Some((_, numbers)) => numbers.push(number),
+                            None => left_out.push((why, vec![number])),
+                        }
                     }
                 }
             }
-            if let Some(error) = refused {
-                if usable.is_empty() {
-                    return Err(error);
-                }
-                left_out.reverse();
-                lines.push(format!("{card}: not tried: {}: {error}", gpus_text(&left_out.join(", ")).0));
+            if let Some((why, _)) = left_out.first().filter(|_| usable.is_empty()) {
+                bail!("{why}");
+            }
+            // The largest number was checked first; the smallest is named first.
+            for (why, mut numbers) in left_out.into_iter().rev() {
+                numbers.reverse();
+                lines.push(format!("{card}: not tried: {}: {why}", gpus_text(&numbers.join(", ")).0));
             }
             row.values = Values::Gpus(usable);
             rows.push(row);
@@ -225,10 +232,10 @@ impl Plan {
         place: Option<&str>,
         values: &Values,
     ) -> Result<Vec<Row>> {
-        let mut numbers: Vec<Option<u64>> = match (place, matches.get_one::<String>("gpus")) {
+        let mut numbers: Vec<Option<u64>> = match (place, matches.contains_id("gpus")) {
             (None, _) => vec![None],
-            (Some(_), Some(list)) => gpu_numbers(list)?.into_iter().map(Some).collect(),
-            (Some(_), None) => bail!("list the numbers of GPUs for the table: --gpus 8,16,32"),
+            (Some(_), true) => gpu_numbers(matches, "gpus")?.into_iter().map(Some).collect(),
+            (Some(_), false) => bail!("list the numbers of GPUs for the table: --gpus 8,16,32"),
         };
         numbers.reverse();
         let cards: Vec<Option<&String>> =
@@ -478,5 +485,12 @@ mod tests {
             "{lines:?}"
         );
         assert!(plan(&job.replace("--ranks 1", "--ranks 0")).unwrap().left_out.is_empty());
+        // Each reason has a line.
+        let lines = plan(&job.replace("--ranks 1", "--ranks 9 --min 3 --max 24")).unwrap().left_out;
+        let [few, part] = &lines[..] else { panic!("two lines: {lines:?}") };
+        assert!(few.contains("not tried: 3, 6 GPUs: --ranks 9: there is no rank 9"), "{few}");
+        assert!(part.contains("not tried: 12 GPUs: 12 ranks do not fill whole nodes"), "{part}");
+        let error = plan("fit --phantom {}xh100-80g --values 1,two -- python t.py {}").err().unwrap();
+        assert!(error.to_string().starts_with("--values: `two` is not a number of GPUs"), "{error}");
     }
 }

@@ -53,8 +53,12 @@ pub(super) fn arguments() -> impl Iterator<Item = Arg> {
              instead of the batch",
         )
         .action(ArgAction::Append),
-        option("batch", "N", "The batch of a search for the value of another setting [default: 1]")
-            .value_parser(value_parser!(u64).range(1..=1 << 20)),
+        option(
+            "batch",
+            "N",
+            "The batch of a search for the value of another setting [default: 1; serve 256]",
+        )
+        .value_parser(value_parser!(u64).range(1..=1 << 20)),
         option("write", "FILE", "Write the script that was run, with the batch that fits, for a real GPU")
             .value_parser(value_parser!(PathBuf)),
         Arg::new("trust-remote-code")

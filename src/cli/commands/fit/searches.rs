@@ -15,7 +15,7 @@ use super::values::{Values, gpus_text};
 /// If this many consecutive trials have the same peak and fit, the program is assumed not to use the value.
 const UNCHANGED: usize = 5;
 /// If the program failed on this many numbers of GPUs and worked on none, it is assumed to fail on every
-/// number.
+/// number. The same holds for cards.
 const HOPELESS: usize = 2;
 /// The maximum number of concurrent trials of one search. Further trials would only confirm the results of the
 /// first two.
@@ -348,20 +348,28 @@ impl<'a> Searches<'a> {
     }
 
     /// Ends all searches if no trial of any of them has worked, because the program would also fail in the others. Does
-    /// nothing if the reason may be the number of GPUs, and other rows have other numbers.
+    /// nothing if the reason may be the card or the number of GPUs, and other rows have other ones.
     fn end_hopeless(&mut self) {
         let worked = |lane: &Lane<'_>| {
             lane.trials.iter().any(|(_, trial)| trial.peak.processes > 0 && !has_failed(trial))
         };
-        let stopped = self.lanes.iter().filter(|lane| lane.stopped.is_some());
-        let numbers: HashSet<Option<u64>> = stopped.map(|lane| lane.row.gpus).collect();
-        let may_be_number = numbers.len() < HOPELESS && !numbers.contains(&None);
-        if !may_be_number && !self.lanes.iter().any(worked) {
+        let (cards, numbers) = self.different(|_| true);
+        let (failed_cards, failed_numbers) = self.different(|lane| lane.stopped.is_some());
+        let is_general = failed_cards >= cards.min(HOPELESS) && failed_numbers >= numbers.min(HOPELESS);
+        if is_general && !self.lanes.iter().any(worked) {
             self.lanes.iter_mut().for_each(|lane| {
                 lane.is_over = true;
                 lane.queue.clear();
             });
         }
+    }
+
+    /// Returns how many cards and how many numbers of GPUs the searches have for which `counts` is true.
+    fn different(&self, counts: impl Fn(&Lane<'_>) -> bool) -> (usize, usize) {
+        let rows: Vec<&Row> = self.lanes.iter().filter(|lane| counts(lane)).map(|lane| lane.row).collect();
+        let cards: HashSet<&str> = rows.iter().map(|row| self.plan.card_of(row)).collect();
+        let numbers: HashSet<Option<u64>> = rows.iter().map(|row| row.gpus).collect();
+        (cards.len(), numbers.len())
     }
 
     /// Removes the traces of the trials that the answer does not name. The traces of failed trials stay.
@@ -379,7 +387,37 @@ impl<'a> Searches<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
+    use super::super::trial::PeakUse;
     use super::*;
+
+    #[test]
+    fn a_failure_ends_the_searches_of_other_cards_only_after_a_second_card() {
+        for (words, over) in [
+            ("fit --phantom t4,l4,a100-40g -- python t.py {}", [false, true]),
+            ("fit --phantom {gpus}xl4 --gpus 1,2,4 -- python t.py {gpus} {}", [false, true]),
+            ("fit --phantom {gpus}xt4,{gpus}xl4 --gpus 1,2 -- python t.py {gpus} {}", [false, false]),
+        ] {
+            let words = super::super::command().try_get_matches_from(words.split(' ')).unwrap();
+            let plan = Plan::new(&words, None, None).unwrap();
+            let mut searches = Searches::new(&plan);
+            for (number, is_over) in over.into_iter().enumerate() {
+                let failed = Trial {
+                    label: String::new(),
+                    value: "1".to_owned(),
+                    outcome: TrialOutcome::Failed("status 1".to_owned(), Vec::new()),
+                    took: Duration::ZERO,
+                    folder: PathBuf::new(),
+                    files: PathBuf::new(),
+                    peak: PeakUse::default(),
+                };
+                searches.record(number, failed);
+                assert_eq!(searches.lanes[2].is_over, is_over, "{words:?}");
+            }
+        }
+    }
 
     #[test]
     fn results_follow_for_other_numbers_of_gpus_of_the_same_length_alone() {

@@ -264,7 +264,7 @@ pub(super) fn usual(name: &str, batch: u64, gpus: Option<u64>, layers: Option<u6
 
 /// Checks that the options of a search suit the setting that is searched for. `script` has all settings of the recipe.
 pub(super) fn check_search(matches: &ArgMatches, script: &str, searched: Option<&str>) -> Result<()> {
-    let (is_smallest, has_values) = (matches.get_flag("smallest"), matches.contains_id("values"));
+    let is_smallest = matches.get_flag("smallest");
     let saving = saving(script);
     let examples = match saving.first() {
         Some(_) => format!("this recipe has {}", saving.join(", ")),
@@ -286,7 +286,7 @@ pub(super) fn check_search(matches: &ArgMatches, script: &str, searched: Option<
     if is_smallest && !saves(name) {
         bail!("--smallest: a larger {shown} does not save memory; {examples}");
     }
-    if !is_smallest && saves(name) && !has_values {
+    if !is_smallest && saves(name) {
         bail!("--set {shown}={{}}: a larger {shown} saves memory: add --smallest");
     }
     Ok(())
@@ -361,6 +361,18 @@ mod tests {
         let error = change("serve", &["utilization={}"], &[]).err().unwrap().to_string();
         assert!(error.contains("name the values from least to most memory"), "{error}");
         assert!(change("serve", &["utilization={}"], &["0.8", "0.9"]).is_ok());
+    }
+
+    #[test]
+    fn a_setting_that_saves_memory_needs_smallest_also_with_values() {
+        let script = RECIPES.iter().find(|recipe| recipe.name == "serve").unwrap().with_all_settings();
+        let check = |more: &str| {
+            let words = format!("fit --recipe serve --model m --values 1,2,4{more}");
+            let matches = super::super::command().try_get_matches_from(words.split(' ')).unwrap();
+            check_search(&matches, &script, Some(GPUS))
+        };
+        assert!(check("").unwrap_err().to_string().contains("add --smallest"));
+        assert!(check(" --smallest").is_ok());
     }
 
     /// The other options set the other constants.

@@ -34,7 +34,7 @@ pub(super) fn text(plan: &Plan, lanes: &[Lane<'_>]) -> String {
 }
 
 /// Returns the searches with a trial or a result, the cheapest first if there are prices. Cards without a price follow.
-fn shown<'l, 'p>(plan: &Plan, lanes: &'l [Lane<'p>]) -> Vec<&'l Lane<'p>> {
+pub(super) fn shown<'l, 'p>(plan: &Plan, lanes: &'l [Lane<'p>]) -> Vec<&'l Lane<'p>> {
     let mut begun: Vec<&Lane<'_>> = lanes.iter().filter(|lane| is_begun(lane)).collect();
     let price = |lane: &Lane<'_>| price(plan, lane).unwrap_or(f64::INFINITY);
     begun.sort_by(|one, other| price(one).total_cmp(&price(other)));

@@ -169,20 +169,21 @@ pub(super) fn values(
     Ok(Values::Numbers { first, step, last: (most - first) / step })
 }
 
-/// Parses a list of numbers of GPUs. Returns the numbers in descending order.
-pub(super) fn gpu_numbers(list: &str) -> Result<Vec<u64>> {
+/// Returns the numbers of GPUs in the list of the option `name`, in descending order.
+pub(super) fn gpu_numbers(matches: &ArgMatches, name: &str) -> Result<Vec<u64>> {
+    let list = matches.get_one::<String>(name).map_or("", String::as_str);
     let number = |word: String| -> Result<u64> {
         let number = word.parse().ok().filter(|number| (1..=MOST_GPUS).contains(number));
         number.with_context(|| {
             format!(
-                "--gpus: `{word}` is not a number of GPUs; expected numbers from 1 to {MOST_GPUS}, such \
+                "--{name}: `{word}` is not a number of GPUs; expected numbers from 1 to {MOST_GPUS}, such \
                      as 8,16,32"
             )
         })
     };
     let mut numbers: Vec<u64> = entries(list).into_iter().map(number).collect::<Result<_>>()?;
     if numbers.is_empty() {
-        bail!("no number of GPUs was given; for example: --gpus 8,16,32");
+        bail!("no number of GPUs was given; for example: --{name} 8,16,32");
     }
     numbers.sort_unstable_by(|one, other| other.cmp(one));
     numbers.dedup();
