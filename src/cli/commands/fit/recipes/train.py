@@ -92,7 +92,7 @@ schedule = transformers.get_linear_schedule_with_warmup(optimizer, args.steps //
 rows = tokens[: len(tokens) // args.seq * args.seq].view(-1, args.seq)
 order = torch.cat([torch.randperm(len(rows)) for _ in range(args.steps * args.batch // len(rows) + 1)])
 # [packing]
-# A row is cut into at most PACKING documents of equal length, of which the last may be shorter. Each begins at
+# A row is cut into at most PACKING documents of equal length, but the last may be shorter. Each begins at
 # position 0 and attends only to itself.
 if args.seq < 2 * PACKING:
     raise SystemExit(f"a document of a row of {args.seq} would have fewer than 2 tokens")
