@@ -29,7 +29,7 @@ const FSDP2: [(&str, Category); 7] = [
 
 /// The scopes of FSDP1 (torch/distributed/fsdp/_runtime_utils.py, 2.6 to 2.15). FSDP1 gathers into the
 /// unsharded parameter itself. The scopes do not name their module: in a forward, it is the module that runs; in a
-/// backward, the tracer sets it (see `tracer/fsdp.py`).
+/// backward, the tracer sets it (see `tracer/fsdp1.py`).
 const FSDP1: [(&str, Category, Sharded); 7] = [
     ("_pre_forward", Category::UnshardedParameter, Sharded::Running),
     ("_root_pre_forward", Category::UnshardedParameter, Sharded::Running),

@@ -38,13 +38,15 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, except `native`.
-static SOURCES: [Source; 32] = [
+static SOURCES: [Source; 35] = [
     source!("caches"),
     source!("communicators"),
+    source!("deepspeed"),
     source!("failures"),
     source!("forwards"),
     source!("frames"),
-    source!("fsdp"),
+    source!("fsdp1"),
+    source!("fsdp2"),
     source!("graphs"),
     source!("held"),
     source!("hooks"),
@@ -62,6 +64,7 @@ static SOURCES: [Source; 32] = [
     source!("reference_paths"),
     source!("retained"),
     source!("script_end"),
+    source!("sharding"),
     source!("shared"),
     source!("start"),
     source!("steps"),

@@ -24,8 +24,8 @@ use crate::python::gradients::record_gradients;
 use crate::python::module_calls::{self, Entered};
 use crate::python::tags::{self, Tag};
 use crate::python::{
-    errors, frame_values, fsdp_reductions, hidden, live_objects, op_io, optimizer_steps, own_threads,
-    referrers, saved_tensors,
+    errors, frame_values, hidden, live_objects, op_io, optimizer_steps, own_threads, referrers,
+    saved_tensors, sharding_calls,
 };
 use crate::runtime::{log, session, thread};
 
@@ -38,7 +38,7 @@ static METHODS: [Method; 45] = [
     native_method!("forget_module", module_calls::forget_module),
     native_method!("hook_vectorcall", module_calls::hook_vectorcall),
     native_method!("hook_step", optimizer_steps::hook_step),
-    native_method!("hook_reduction", fsdp_reductions::hook_reduction),
+    native_method!("hook_sharding", sharding_calls::hook_sharding),
     native_method!("set_sharded_modules", set_sharded_modules),
     native_method!("end_own_threads", own_threads::end_own_threads),
     native_method!("forget_optimizer", forget_optimizer),

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from .caches import caches_are_given
 from .communicators import name_groups
+from .deepspeed import engine_is_called, tag_buckets
 from .failures import count
 from .forwards import has_optimizer, module_is_called, root_was_called
-from .fsdp import engine_is_called, hook_reductions, tag_buckets
 from .held import tag_engines
 from .model_discovery import add_groups, is_due, is_time_to_search, name_parameters, name_uncalled_models
 from .model_facts import note_call, note_input
@@ -39,6 +39,7 @@ from .native import (
 )
 from .overridden_calls import hook_new_overridden_calls
 from .paths import assign_paths_on_call, has_path, path_of, root_id_of, root_of, table_by_module
+from .sharding import hook_sharding_libraries
 from .steps import hook_new_classes
 from .tags import (
     MAIN_THREAD,
@@ -138,7 +139,7 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
     model_is_called(root_id_of(module_id))
     is_main = get_ident() == MAIN_THREAD
     root_was_called(root, calls)
-    hook_reductions()
+    hook_sharding_libraries()
     with without_torch_function():
         # The library calls `after_backward` on the main thread only.
         if not is_main and has_new_gradients():

@@ -65,15 +65,16 @@ def hook_step(
     Returns False and changes nothing if this interpreter does not allow it or the function is hooked
     already."""
 
-def hook_reduction(
+def hook_sharding(
     function: object,
     object_size: int,
-    before: Callable[[Any, Any], None],
-    after: Callable[[Any, Any], None],
+    index: int,
+    before: Callable[..., None] | None,
+    after: Callable[..., None] | None,
 ) -> bool:
     """Calls `before` and `after` with the first two arguments of each call of `function`, before and after the
-    call. Returns False and changes nothing if this interpreter does not allow it or the function is hooked
-    already."""
+    call. `index` is below 4 and different for each function. Returns False and changes nothing if this
+    interpreter does not allow it or the index is used already."""
 
 def set_sharded_modules(path_id: int, next_path_id: int) -> None:
     """Sets the module whose parameters FSDP1 gathers or reduces next on this thread, and the module whose
