@@ -240,11 +240,12 @@ def retained(*, everything: bool = False) -> list[dict]:
 
     Each holder is a dict: `holder` names it in a line, `bytes` is the size of the blocks that it keeps, and
     `verdict` is `grows` (blocks from more and more steps), `traceback` or `unused` (parameters that only an
-    optimizer has). With `everything`, also returns holders with the verdict `window` (only blocks of the last
-    steps), `old` (only blocks of early steps) or `recent`. The trace has holders of every verdict.
+    optimizer has). `is_retained` is True for these verdicts. With `everything`, also returns holders with
+    the verdict `window` (only blocks of the last steps), `old` (only blocks of early steps) or `recent`. The
+    trace has holders of every verdict.
 
-    Returns an empty list if the script is not traced, has not used the GPU yet, or
-    MEMTRACE_RETAINED is off."""
+    Returns an empty list if the script is not traced, has not used the GPU yet, MEMTRACE_RETAINED is off, or
+    another thread's search is running."""
     if not is_traced():
         return []
     try:
@@ -253,7 +254,8 @@ def retained(*, everything: bool = False) -> list[dict]:
         return []
     function.restype, function.argtypes = ctypes.py_object, []
     found = function() or []
-    return [holder for holder in found if everything or holder["verdict"] in ("grows", "traceback", "unused")]
+    # A library that is older than this package does not say which holders keep memory without need.
+    return [holder for holder in found if everything or holder.get("is_retained", True)]
 
 
 def flush() -> bool:

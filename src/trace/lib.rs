@@ -49,6 +49,7 @@ pub mod stacks;
 pub mod text;
 mod text_enum;
 pub mod units;
+pub mod verdict;
 
 pub use api::Api;
 pub use category::Category;
@@ -57,3 +58,4 @@ pub use error::{Error, Result};
 pub use event::{Claim, Event, Header, Payload};
 pub use event_name::EventName;
 pub use meta::Meta;
+pub use verdict::Verdict;

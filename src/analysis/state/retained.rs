@@ -7,7 +7,7 @@
 
 use memtrace_trace::counts::counted;
 use memtrace_trace::units::Unit;
-use memtrace_trace::{Api, EventName};
+use memtrace_trace::{Api, EventName, Verdict};
 use serde_json::{Value, json};
 
 use crate::error::Result;
@@ -27,8 +27,7 @@ const MOST_HOLDERS: usize = 64;
 pub struct Holder {
     /// The description in the terms of the program: ``list `losses` (train.py:41)``.
     pub holder: String,
-    /// The verdict of the search: `grows`, `traceback`, `unused` (parameters that only an optimizer has), `window`
-    /// (bounded), `old` or `recent`.
+    /// The text of the search's [`Verdict`]. A newer version may have others.
     pub verdict: String,
     /// The bytes of the blocks that the holder keeps.
     pub bytes: i64,
@@ -109,11 +108,10 @@ impl Holder {
         (is_loaded && !variable.contains('.')).then_some(variable)
     }
 
-    /// Returns true if the holder keeps memory that is not needed: blocks of several old steps, the memory of a
-    /// traceback, or parameters that only an optimizer has.
+    /// Returns true if the holder keeps memory without need.
     #[must_use]
     pub fn is_retained(&self) -> bool {
-        ["grows", "traceback", "unused"].contains(&self.verdict.as_str())
+        Verdict::parse(&self.verdict).is_some_and(Verdict::is_retained)
     }
 
     /// Returns the mean number of bytes that the holder keeps per step, or `None` unless it grows. If the

@@ -38,7 +38,7 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, except `native`.
-static SOURCES: [Source; 35] = [
+static SOURCES: [Source; 40] = [
     source!("caches"),
     source!("communicators"),
     source!("deepspeed"),
@@ -49,6 +49,8 @@ static SOURCES: [Source; 35] = [
     source!("fsdp2"),
     source!("graphs"),
     source!("held"),
+    source!("holder_groups"),
+    source!("holder_search"),
     source!("hooks"),
     source!("install"),
     source!("known_frames"),
@@ -64,6 +66,7 @@ static SOURCES: [Source; 35] = [
     source!("reference_paths"),
     source!("retained"),
     source!("script_end"),
+    source!("search_targets"),
     source!("sharding"),
     source!("shared"),
     source!("start"),
@@ -73,6 +76,8 @@ static SOURCES: [Source; 35] = [
     source!("tags"),
     source!("texts"),
     source!("torch_api"),
+    source!("unused_optimizers"),
+    source!("verdicts"),
     source!("wrappers"),
 ];
 

@@ -10,7 +10,7 @@ use memtrace_trace::communicator::communicator_text;
 use memtrace_trace::config::{Level, Stacks};
 use memtrace_trace::host::HostFiles;
 use memtrace_trace::rounding::MIN_BLOCK;
-use memtrace_trace::{Api, Category, Claim};
+use memtrace_trace::{Api, Category, Claim, Verdict};
 
 use crate::attribution::python_frames::{self, KnownCode, KnownFrame};
 use crate::attribution::{
@@ -95,8 +95,10 @@ pub(crate) fn module(gil: Gil) -> Option<Owned> {
         set(namespace, entered.name(), gil.integer(entered as i64)?)?;
     }
     let categories = Category::ALL.iter().map(|category| (category.as_str(), category.id().into()));
-    set(namespace, c"CATEGORIES", ids(gil, categories)?)?;
-    set(namespace, c"APIS", ids(gil, MODULE_MEMORY.iter().map(|api| (api.as_str(), *api as i64)))?)?;
+    set(namespace, c"CATEGORIES", numbers(gil, categories)?)?;
+    set(namespace, c"APIS", numbers(gil, MODULE_MEMORY.iter().map(|api| (api.as_str(), *api as i64)))?)?;
+    let verdicts = Verdict::ALL.iter().map(|verdict| (verdict.as_str(), verdict.is_retained().into()));
+    set(namespace, c"VERDICTS", numbers(gil, verdicts)?)?;
     Some(module)
 }
 
@@ -104,12 +106,12 @@ fn set(namespace: Object<'_>, name: &CStr, value: Owned) -> Option<()> {
     namespace.set_item(name, value.get()).then_some(())
 }
 
-/// Returns a dict from texts to their ids.
-fn ids<'a>(gil: Gil, items: impl Iterator<Item = (&'a str, i64)>) -> Option<Owned> {
+/// Returns a dict from texts to numbers.
+fn numbers<'a>(gil: Gil, items: impl Iterator<Item = (&'a str, i64)>) -> Option<Owned> {
     let dict = gil.new_dict()?;
-    for (text, id) in items {
+    for (text, number) in items {
         let text = std::ffi::CString::new(text).ok()?;
-        set(dict.get(), &text, gil.integer(id)?)?;
+        set(dict.get(), &text, gil.integer(number)?)?;
     }
     Some(dict)
 }

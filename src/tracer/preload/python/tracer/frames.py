@@ -21,6 +21,8 @@ MAX_FRAMES = 500
 STRIDE = 512
 CELLS_WITH_LOCALS = sys.version_info >= (3, 11)
 traceback_of = BaseException.__dict__["__traceback__"].__get__
+# True once the place of a frame's values is known.
+_is_learned = False
 
 
 class Variable(NamedTuple):
@@ -31,13 +33,15 @@ class Variable(NamedTuple):
     line: int
 
 
-def learn() -> bool:
-    """Learns where frames of this interpreter keep their values. Returns whether this succeeded."""
+def is_layout_known() -> bool:
+    """Returns whether it is known where frames of this interpreter keep their values. Learns this first."""
+    global _is_learned
 
-    def known(first, second, third):
+    def learn(first, second, third):
         return learn_frame_values(sys._getframe(), first, second, third)
 
-    return bool(known(object(), object(), object()))
+    _is_learned = _is_learned or bool(learn(object(), object(), object()))
+    return _is_learned
 
 
 def names_of(code) -> list[str]:

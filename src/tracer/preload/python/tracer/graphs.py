@@ -21,10 +21,8 @@ STRIDE = 512
 _raw_names: dict[type, tuple[str, ...]] = {}
 namespace_of_type = type.__dict__["__dict__"].__get__
 bases_of = type.__dict__["__mro__"].__get__
-
-
-# Has one entry once the layout of a saved tensor is known; empty before.
-known_layouts: list[bool] = []
+# True once the layout of a saved tensor is known.
+_is_learned = False
 
 
 def learn() -> None:
@@ -38,14 +36,20 @@ def learn() -> None:
         count("saved tensors", error)
 
 
+def are_saved_tensors_known() -> bool:
+    """Returns whether `learn` has found where a node keeps the storage of a saved tensor."""
+    return _is_learned
+
+
 def _learn() -> None:
+    global _is_learned
     with without_modes(), torch.enable_grad():
         known = torch.zeros(11, device="cpu", requires_grad=True)
         other = torch.zeros(11, device="cpu", requires_grad=True)
         node = (known * other).grad_fn
         storage = known.untyped_storage()
         addresses = (known._cdata, storage._cdata, storage.data_ptr())
-        known_layouts[:] = [True] if learn_saved_tensor(node._raw_saved_self, *addresses) else []
+        _is_learned = bool(learn_saved_tensor(node._raw_saved_self, *addresses))
 
 
 def _raw_names_of(kind: type) -> tuple[str, ...]:

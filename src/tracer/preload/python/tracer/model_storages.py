@@ -1,5 +1,5 @@
-"""Finds the storages of models and optimizers for a search: those that it leaves out, those of copies of
-models, and those of parameters that only an optimizer has.
+"""Finds the storages of models and optimizers for a search: those that it leaves out, and those of copies of
+models.
 
 So that no code of the program runs, tables are read with the functions of `dict` and `list`.
 """
@@ -50,17 +50,23 @@ def is_known(pointer: int) -> bool:
     return block_step(pointer) != UNKNOWN
 
 
-def _tensors_below(value, depth: int = 4):
+def tensors_below(value, depth: int = 4):
     """Yields the tensors in a value, and in the dicts and sequences down to `depth` levels below it."""
     kind = type(value)
     if issubclass(kind, Tensor):
         yield value
     elif depth and issubclass(kind, dict):
         for item in list(dict.values(value)):
-            yield from _tensors_below(item, depth - 1)
+            yield from tensors_below(item, depth - 1)
     elif depth and kind in SEQUENCES:
         for item in list(value):
-            yield from _tensors_below(item, depth - 1)
+            yield from tensors_below(item, depth - 1)
+
+
+def storages_with_gradient(tensor) -> set[int]:
+    """Returns the storages of a tensor and of its gradient."""
+    gradient = gradient_of(tensor) if is_leaf(tensor) else None
+    return {pointer_of(each) for each in (tensor, gradient) if each is not None}
 
 
 def owned_storages(modules: list, optimizers: list) -> set[int]:
@@ -69,87 +75,18 @@ def owned_storages(modules: list, optimizers: list) -> set[int]:
     for module in modules:
         namespace = dict_of(module) or {}
         for table in ("_parameters", "_buffers"):
-            for tensor in _tensors_below(dict.get(namespace, table)):
-                _own(tensor, found)
+            for tensor in tensors_below(dict.get(namespace, table)):
+                found |= storages_with_gradient(tensor)
     for optimizer in optimizers:
         namespace = dict_of(optimizer) or {}
         for table in ("state", "param_groups"):
-            for tensor in _tensors_below(dict.get(namespace, table)):
-                _own(tensor, found)
+            for tensor in tensors_below(dict.get(namespace, table)):
+                found |= storages_with_gradient(tensor)
         state = dict.get(namespace, "state")
         for parameter in list(dict.keys(state)) if issubclass(type(state), dict) else ():
             if issubclass(type(parameter), Tensor):
-                _own(parameter, found)
+                found |= storages_with_gradient(parameter)
     return found
-
-
-class Unused:
-    """The parameters of an optimizer that no module has."""
-
-    def __init__(self, optimizer) -> None:
-        self.optimizer = optimizer
-        self.parameters: list = []
-        # The tables of the optimizer that refer to parameters.
-        self.tables: list = []
-        # By the id of a parameter: its state. A parameter's class may have a `__hash__` of its own.
-        self._states: dict[int, object] = {}
-
-    def add(self, namespace: dict, in_modules: set[int]) -> None:
-        """Adds the parameters of the optimizer with this namespace."""
-        state = dict.get(namespace, "state")
-        state = state if issubclass(type(state), dict) else {}
-        self._states = {id(parameter): value for parameter, value in list(dict.items(state))}
-        groups = dict.get(namespace, "param_groups")
-        groups = list(groups) if type(groups) is list else []
-        lists = [dict.get(group, "params") for group in groups if issubclass(type(group), dict)]
-        lists = [each for each in lists if type(each) is list]
-        self.tables = [state, *lists]
-        held = [*dict.keys(state), *(parameter for each in lists for parameter in each)]
-        for parameter in {id(each): each for each in held}.values():
-            if issubclass(type(parameter), Tensor):
-                pointer = pointer_of(parameter)
-                if pointer and pointer not in in_modules and is_known(pointer):
-                    self.parameters.append(parameter)
-
-    def births(self) -> set[int]:
-        """Returns the steps in which these parameters were allocated."""
-        return {block_step(pointer_of(parameter)) for parameter in self.parameters}
-
-    def storages(self) -> set[int]:
-        """Returns the storages of these parameters, of their gradients and of their state."""
-        found: set[int] = set()
-        for parameter in self.parameters:
-            _own(parameter, found)
-            found.update(map(pointer_of, _tensors_below(self._states.get(id(parameter)))))
-        return {pointer for pointer in found if pointer and is_known(pointer)}
-
-
-def unused_parameters(modules: list, optimizers: list) -> list[Unused]:
-    """Returns the optimizers that have parameters which no module has. The program may have names for these
-    parameters."""
-    in_modules: set[int] = set()
-    for module in modules:
-        namespace = dict_of(module) or {}
-        for name in ("_parameters", "_buffers"):
-            table = dict.get(namespace, name)
-            if table is not None and not issubclass(type(table), dict):
-                # A module of TorchScript has its parameters in C++.
-                return []
-            in_modules.update(map(pointer_of, _tensors_below(table)))
-    found = []
-    for optimizer in optimizers:
-        unused = Unused(optimizer)
-        unused.add(dict_of(optimizer) or {}, in_modules)
-        if unused.parameters:
-            found.append(unused)
-    return found
-
-
-def _own(tensor, found: set[int]) -> None:
-    found.add(pointer_of(tensor))
-    gradient = gradient_of(tensor) if is_leaf(tensor) else None
-    if gradient is not None:
-        found.add(pointer_of(gradient))
 
 
 def _children(module) -> list:
@@ -165,7 +102,7 @@ def _storages_of_model(root) -> set[int]:
     for module in pending:
         namespace = dict_of(module) or {}
         for table in ("_parameters", "_buffers"):
-            found.update(pointer_of(tensor) for tensor in _tensors_below(dict.get(namespace, table)))
+            found.update(pointer_of(tensor) for tensor in tensors_below(dict.get(namespace, table)))
         inside = [child for child in _children(module) if id(child) not in seen]
         seen.update(map(id, inside))
         pending += inside
@@ -180,7 +117,7 @@ def model_copies(searched, modules: list, optimizers: list) -> tuple[dict, dict[
     trained: set[int] = set()
     for optimizer in optimizers:
         groups = dict.get(dict_of(optimizer) or {}, "param_groups")
-        trained.update(pointer_of(tensor) for tensor in _tensors_below(groups))
+        trained.update(pointer_of(tensor) for tensor in tensors_below(groups))
     storages: dict[int, set[int]] = {}
     by_class: dict[type, list] = {}
     for root in searched:

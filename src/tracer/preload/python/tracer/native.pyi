@@ -28,6 +28,9 @@ CATEGORIES: dict[str, int]
 APIS: dict[str, int]
 """The ids that `record_module_memory` takes, by their names in the trace."""
 
+VERDICTS: dict[str, int]
+"""The verdicts of a search for holders: 1 if the memory is kept without need, and otherwise 0."""
+
 # Modules
 
 ENTERED_INSIDE: int

@@ -22,6 +22,9 @@ GLOBAL_SETS = ("STORE_NAME", "STORE_GLOBAL")
 # The meaning of a holder's line: it puts something into the holder, it sets the holder's name, or the
 # holder's function was running there.
 FILLED, SET, RUNNING = "filled", "set", "running"
+# The kinds of holders that have no name in the program: the traceback of an exception, an object that no name
+# reaches, and an optimizer with parameters of a model that is gone. The other kinds are those of `Root`.
+TRACEBACK, UNNAMED, UNUSED = "traceback", "unnamed", "unused"
 MAX_KEY = 40
 # The maximum number of lines that are named for one holder.
 MOST_LINES = 4
@@ -34,9 +37,9 @@ qualified_name_of_type = type.__dict__["__qualname__"].__get__
 
 
 class Root(NamedTuple):
-    """A name of the program that holds an object."""
+    """A name of the program at which a chain of references begins."""
 
-    # local, global, attribute, closure, class, function, namespace (of `exec`), unnamed
+    # local, global, attribute, closure, class, function, namespace (of `exec`), or UNNAMED
     kind: str
     name: str
     # The function, the module or the class that has the name.
@@ -47,6 +50,26 @@ class Root(NamedTuple):
     names: tuple[str, ...] = ()
     # The code of functions or modules that may put something into the named object.
     codes: tuple[types.CodeType, ...] = ()
+
+
+class HolderName(NamedTuple):
+    """The description of a holder by its names in the program."""
+
+    # Targets with the same group have the same holder.
+    group: str
+    # What the holder is and where it is, such as "list `losses` (train.py:41)".
+    text: str
+    # The kind of its root, TRACEBACK or UNUSED.
+    kind: str
+    name: str
+    owner: str
+    file: str
+    # The line is 0 if it is unknown.
+    line: int
+    # FILLED, SET, RUNNING or an empty text.
+    line_is: str
+    # What needs the holder in addition to its tensors, or an empty text.
+    needed_by: str
 
 
 def dict_of(thing) -> dict | None:
@@ -174,7 +197,7 @@ class Names:
                 return first
         return self._class_place(kind, "") if attribute else ("", 0)
 
-    def describe(self, root: Root, chain: list) -> dict:
+    def describe(self, root: Root, chain: list) -> HolderName:
         """Describes a holder by its names in the program. `chain` has the objects from the root's value, or
         from the root itself if it is a module or a class, down to the tensor."""
         if root.kind == "closure":
@@ -186,18 +209,18 @@ class Names:
         file, lines, meaning = self._place_of(root, name, path.attribute, chain)
         text = _name_as_text(root, name, path.container) + _place_as_text(file, lines, meaning)
         holder = path.with_frame(root, text)
-        return {
+        return HolderName(
             # All objects that one exception keeps are one holder.
-            "group": text if path.error else holder,
-            "holder": holder,
-            "kind": "traceback" if path.error else root.kind,
-            "name": name,
-            "owner": root.owner,
-            "file": file,
-            "line": lines[0] if lines else 0,
-            "line_is": meaning,
-            "needed_by": "a CUDA graph" if any(map(_has_graph, chain)) else "",
-        }
+            group=text if path.error else holder,
+            text=holder,
+            kind=TRACEBACK if path.error else root.kind,
+            name=name,
+            owner=root.owner,
+            file=file,
+            line=lines[0] if lines else 0,
+            line_is=meaning,
+            needed_by="a CUDA graph" if any(map(_has_graph, chain)) else "",
+        )
 
     def _place_of(self, root: Root, name: str, attribute: str, chain: list) -> tuple[str, list[int], str]:
         """Returns a file, its lines and their meaning (FILLED, SET or RUNNING). Prefers the lines that fill
@@ -316,7 +339,7 @@ def _name_as_text(root: Root, name: str, container: str) -> str:
     """Returns what a holder is and where its name belongs, such as "list `cache` of train()"."""
     if root.kind == "function":
         return f"defaults or attributes of function {root.owner}()"
-    if root.kind == "unnamed":
+    if root.kind == UNNAMED:
         return f"{root.owner}, which no name of the program reaches"
     what = container or ("attribute" if root.kind in ("attribute", "class") else "variable")
     text = f"{what} `{name}`" if name else what
