@@ -26,6 +26,7 @@ from .model_discovery import add_groups, is_due, is_time_to_search, name_paramet
 from .model_facts import note_call, note_input
 from .module_memory import measure_call, measure_result
 from .native import (
+    ENTERED_INSIDE,
     ENTERED_OUTERMOST,
     MEMORY_UNIT,
     NOT_ENTERED,
@@ -58,8 +59,14 @@ from .tags import (
 )
 from .torch_api import empty_cache, is_compiling, tracing_state, without_torch_function
 
-# By id(root): the number of calls of the root as the outermost module.
-_calls: dict[int, int] = table_by_module()
+# Parameters rarely move and optimizer state is rarely recreated once training runs. So after the first FIRST
+# calls and steps, a model is tagged again at one in EVERY calls, and optimizer state at one in EVERY steps or
+# when its number of entries changes.
+FIRST = 3
+EVERY = 50
+# Any call searches for engines if the memory outside phases has grown by half and by this many bytes more,
+# because a server has then probably allocated its cache.
+MUCH = 64 << 20
 
 
 class SteppedOptimizer(NamedTuple):
@@ -74,15 +81,14 @@ class SteppedOptimizer(NamedTuple):
     stepped: tuple[int, list[int]]
 
 
+# By id(root): the number of calls of the root as the outermost module.
+_calls: dict[int, int] = table_by_module()
+# The number of calls of outermost modules. A program may call many, such as each layer of a model by itself.
+_outermost_calls = 0
+# The value of `bytes_outside_phases` at the last search for engines.
+_searched_bytes = 0
 # By id(optimizer).
 _optimizers: dict[int, SteppedOptimizer] = {}
-
-
-# Parameters rarely move and optimizer state is rarely recreated once training runs. So after the first FIRST
-# calls and steps, a model is tagged again at one in EVERY calls, and optimizer state at one in EVERY steps or
-# when its number of entries changes.
-FIRST = 3
-EVERY = 50
 
 
 def _make_before_forward(is_compiling):
@@ -98,28 +104,18 @@ def _make_before_forward(is_compiling):
                 count("step of a program without training", error)
         # What reads a tensor's size adds an op to a graph that is being traced.
         reads_tensors = not tracing_state()
-        if not is_detailed():
-            try:
-                if reads_tensors:
-                    _root_is_called_unseen(module, args, kwargs)
-            except Exception as error:
-                count("call of a model", error)
+        has_detail = is_detailed()
+        entered = enter_module(module) if has_detail else ENTERED_INSIDE
+        if not reads_tensors:
             return
-        entered = enter_module(module)
-        if entered and reads_tensors:
-            try:
-                if entered == NOT_ENTERED:
-                    assign_paths_on_call(module)
-                    entered = enter_module(module)
-                    if entered != ENTERED_OUTERMOST:
-                        # The module was added to the model after the model's first call.
-                        with without_torch_function():
-                            tag_model(module)
-                if entered == ENTERED_OUTERMOST:
-                    _root_is_called(module, args, kwargs)
-            except Exception as error:
-                count("call of a model", error)
-        if MEMORY_UNIT and reads_tensors:
+        try:
+            if not has_detail:
+                _root_is_called_without_detail(module, args, kwargs)
+            elif entered != ENTERED_INSIDE:
+                _root_or_new_module_is_called(module, entered, args, kwargs)
+        except Exception as error:
+            count("call of a model", error)
+        if MEMORY_UNIT and has_detail:
             try:
                 measure_call(module, args)
             except Exception as error:
@@ -131,14 +127,40 @@ def _make_before_forward(is_compiling):
 before_forward = _make_before_forward(is_compiling)
 
 
-def _root_is_called(root, args: tuple, kwargs: dict) -> None:
+def _count_call(root) -> int:
+    """Counts a call of an outermost module. Returns the number of its calls."""
     global _outermost_calls
     _outermost_calls += 1
-    module_id = id(root)
-    calls = _calls[module_id] = _calls.get(module_id, 0) + 1
-    model_is_called(root_id_of(module_id))
-    is_main = get_ident() == MAIN_THREAD
+    calls = _calls[id(root)] = _calls.get(id(root), 0) + 1
     root_was_called(root, calls)
+    return calls
+
+
+def _is_model_due(calls: int) -> bool:
+    """Returns True if the call of a model with this number tags the model again."""
+    return calls <= FIRST or calls % EVERY == 0
+
+
+def _root_or_new_module_is_called(module, entered: int, args: tuple, kwargs: dict) -> None:
+    """Handles the call of an outermost module or of a module without a path, in a detailed step. `entered` is
+    the result of `enter_module`."""
+    if entered == NOT_ENTERED:
+        assign_paths_on_call(module)
+        entered = enter_module(module)
+        if entered != ENTERED_OUTERMOST:
+            # The module was added to the model after the model's first call.
+            with without_torch_function():
+                tag_model(module)
+    if entered == ENTERED_OUTERMOST:
+        _root_is_called(module, args, kwargs)
+
+
+def _root_is_called(root, args: tuple, kwargs: dict) -> None:
+    """Handles the call of an outermost module in a detailed step. Tags the model, the inputs and the caches,
+    and searches for models and engines that were never called."""
+    calls = _count_call(root)
+    model_is_called(root_id_of(id(root)))
+    is_main = get_ident() == MAIN_THREAD
     hook_sharding_libraries()
     with without_torch_function():
         # The library calls `after_backward` on the main thread only.
@@ -148,12 +170,12 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
             tag_gradients()
         name_groups()
         model = root_of(root)
-        if calls <= FIRST or calls % EVERY == 0 or has_moved(model):
+        if _is_model_due(calls) or has_moved(model):
             tag_model(model)
         engine_is_called(root)
         if is_main and is_time_to_search(calls):
             name_uncalled_models()
-        if is_main and _is_engine_due(_outermost_calls):
+        if is_main and _is_engine_due():
             tag_engines()
         caches_are_given(root, args, kwargs)
         seen: set[int] = set()
@@ -163,17 +185,13 @@ def _root_is_called(root, args: tuple, kwargs: dict) -> None:
         note_input(path_of(root), args, kwargs)
 
 
-def _root_is_called_unseen(root, args: tuple, kwargs: dict) -> None:
+def _root_is_called_without_detail(root, args: tuple, kwargs: dict) -> None:
     """Handles the call of an outermost module outside the detailed steps. Records the shape of its input.
     Tags the model in the first calls and then in one of EVERY, but no inputs and caches."""
-    global _outermost_calls
-    _outermost_calls += 1
-    module_id = id(root)
-    calls = _calls[module_id] = _calls.get(module_id, 0) + 1
-    root_was_called(root, calls)
+    calls = _count_call(root)
     is_main = get_ident() == MAIN_THREAD
-    is_engine_due = is_main and _is_engine_due(_outermost_calls)
-    if calls <= FIRST or calls % EVERY == 0 or is_engine_due:
+    is_engine_due = is_main and _is_engine_due()
+    if _is_model_due(calls) or is_engine_due:
         with without_torch_function():
             if not has_path(root):
                 assign_paths_on_call(root)
@@ -186,24 +204,13 @@ def _root_is_called_unseen(root, args: tuple, kwargs: dict) -> None:
         note_input(path_of(root), args, kwargs)
 
 
-# The number of calls of outermost modules. A program may call many, such as each layer of a model by itself.
-_outermost_calls = 0
-# The value of `bytes_outside_phases` at the last search for engines.
-_searched_bytes = 0
-
-
-# A search runs at any call if the memory outside phases has grown by half and by this many bytes more,
-# because a server has then probably allocated its cache.
-MUCH = 64 << 20
-
-
-def _is_engine_due(calls: int) -> bool:
-    """Returns True if the outermost call with this number should search for servers' runners and caches. The
-    first calls and calls 10, 30, 100, ... search if memory was allocated outside of all phases since the last
-    search. Any call searches if that memory is large (see MUCH)."""
+def _is_engine_due() -> bool:
+    """Returns True if this outermost call should search for servers' runners and caches. The first calls and
+    calls 10, 30, 100, ... search if memory was allocated outside of all phases since the last search. Any
+    call searches if that memory is large (see MUCH)."""
     global _searched_bytes
     size = bytes_outside_phases()
-    if size > _searched_bytes * 1.5 + MUCH or is_due(calls) and size > _searched_bytes:
+    if size > _searched_bytes * 1.5 + MUCH or is_due(_outermost_calls) and size > _searched_bytes:
         _searched_bytes = size
         return True
     return False
