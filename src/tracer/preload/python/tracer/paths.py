@@ -63,7 +63,7 @@ def _assign_path(module, path: str, root_id: int) -> None:
     if module_id not in _references:
         _references[module_id] = weakref.ref(module, hide(lambda _: _forget(module_id)))
     _paths[module_id], _root_ids[module_id] = path, root_id
-    assign_path(module, path, class_name(module))
+    assign_path(module, path, class_name(type(module)))
 
 
 def _root_name(root) -> str:
@@ -72,7 +72,7 @@ def _root_name(root) -> str:
     known = _paths.get(id(model))
     if known is not None and "." not in known:
         return known
-    base = name = class_name(model)
+    base = name = class_name(type(model))
     count = 1
     while True:
         reference = _root_names.get(name)
@@ -111,7 +111,7 @@ def assign_paths_on_call(module) -> None:
             assign_paths(module)
         return
     name = _name_in(caller, module)
-    path = join(_paths[caller_id], name if name is not None else class_name(module))
+    path = join(_paths[caller_id], name if name is not None else class_name(type(module)))
     for inner_name, inner in module.named_modules():
         _assign_path(inner, join(path, inner_name), _root_ids[caller_id])
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from .native import KEEP_WRAPPERS
 
+# The name of the child that is the model in torch's data-parallel wrappers and in many others.
+DATA_PARALLEL_CHILD = "module"
 # By the class of a wrapper: the name of the child that is the model. PEFT has two
 # wrappers, one inside the other.
 WRAPPERS = {
-    "DistributedDataParallel": "module",
-    "DataParallel": "module",
+    "DistributedDataParallel": DATA_PARALLEL_CHILD,
+    "DataParallel": DATA_PARALLEL_CHILD,
     "OptimizedModule": "_orig_mod",
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "PeftModel": "base_model",
@@ -20,46 +22,44 @@ WRAPPERS = {
     "_FabricModule": "_forward_module",
 }
 # Names of children of wrappers, also of wrappers that are unknown here. They are left out anywhere in a path.
-# A class of the program may also have a child `module`. Its paths then lack this name, too, unless
-# `MEMTRACE_WRAPPERS=1` is set.
-WRAPPER_PARTS = frozenset(
-    ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
-)
+# A class of the program may also have a child with the name DATA_PARALLEL_CHILD. Its paths then lack this
+# name, too, unless `MEMTRACE_WRAPPERS=1` is set.
+WRAPPER_PARTS = frozenset((DATA_PARALLEL_CHILD, "_orig_mod", "_fsdp_wrapped_module"))
+WRAPPER_PARTS |= {"_checkpoint_wrapped_module", "_forward_module"}
 if KEEP_WRAPPERS:
     WRAPPERS, WRAPPER_PARTS = {}, frozenset()
 
-# By class: the name of the child that is the model, or None for a class that is not a wrapper.
-_model_part: dict[type, str | None] = {}
+# By class: the result of `_child_with_model`.
+_children_with_model: dict[type, str | None] = {}
 
 
-def class_name(module) -> str:
-    """Returns the name of a module's class as it is in paths."""
-    kind = type(module)
+def class_name(kind: type) -> str:
+    """Returns the name of a class of modules as it is in paths."""
     name = kind.__name__
     # fully_shard gives the module a subclass of its own class.
     is_fsdp = name.startswith("FSDP") and any(base.__name__ == "FSDPModule" for base in kind.__mro__)
     return name[4:] if is_fsdp and not KEEP_WRAPPERS else name
 
 
-def model_part(module) -> str | None:
-    """Returns the name of the child that is the model, or None if the module is not a wrapper."""
-    kind = type(module)
-    if kind not in _model_part:
+def _child_with_model(kind: type) -> str | None:
+    """Returns the name of the child that is the model, or None if the class is not a wrapper."""
+    if kind not in _children_with_model:
         names = [WRAPPERS[base.__name__] for base in kind.__mro__ if base.__name__ in WRAPPERS]
-        _model_part[kind] = names[0] if names else None
-    return _model_part[kind]
+        _children_with_model[kind] = names[0] if names else None
+    return _children_with_model[kind]
 
 
-def unwrap(module):
-    """Returns the model inside a wrapper, and the names of the children that lead to it."""
-    parts = []
+def unwrap(root):
+    """Returns the model inside a root that may be a wrapper, and the names of the children that lead to it.
+    A wrapper may be inside another one."""
+    model, names = root, []
     while True:
-        part = model_part(module)
-        inner = vars(module).get("_modules", {}).get(part) if part is not None else None
-        if inner is None:
-            return module, parts
-        parts.append(part)
-        module = inner
+        name = _child_with_model(type(model))
+        child = vars(model).get("_modules", {}).get(name) if name is not None else None
+        if child is None:
+            return model, names
+        names.append(name)
+        model = child
 
 
 def join(path: str, name: str) -> str:
