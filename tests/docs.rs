@@ -8,9 +8,8 @@ use std::process::Command;
 use std::sync::Mutex;
 
 use crate::common::commands;
-use memtrace_trace::EventName;
 use memtrace_trace::columns::{COLUMNS, ColumnType};
-use memtrace_trace::config;
+use memtrace_trace::{EventName, Verdict, config};
 
 #[test]
 fn the_docs_list_every_column() {
@@ -99,6 +98,43 @@ fn the_docs_explain_every_event() {
     let table = table.split("\n\n").next().unwrap();
     for event in EventName::ALL {
         assert!(table.contains(&format!("`{event}`")), "docs/trace-format.md does not explain {event}");
+    }
+}
+
+#[test]
+fn the_docs_explain_every_verdict_on_a_holder() {
+    for (page, heading) in
+        [("json", "in `holders[]`"), ("trace-format", "field of a holder"), ("retained", "## What counts")]
+    {
+        let text = std::fs::read_to_string(root().join(format!("docs/{page}.md"))).unwrap();
+        let (_, table) = text.split_once(heading).expect(heading);
+        for verdict in Verdict::ALL {
+            assert!(table.contains(&format!("`{verdict}`")), "docs/{page}.md does not explain {verdict}");
+        }
+    }
+    // The answers say which verdicts mean that memory is kept without need.
+    let json = std::fs::read_to_string(root().join("docs/json.md")).unwrap();
+    let retained: Vec<_> = Verdict::ALL.iter().filter(|verdict| verdict.is_retained()).collect();
+    let [first, second, third] = &retained[..] else { panic!("{retained:?}") };
+    assert!(
+        json.contains(&format!("true for `{first}`, `{second}` and `{third}`")),
+        "docs/json.md: {retained:?}"
+    );
+}
+
+#[test]
+fn the_page_of_the_tracer_names_each_module() {
+    let folder = root().join("src/tracer/preload/python/tracer");
+    let page = std::fs::read_to_string(folder.join("README.md")).unwrap();
+    let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let modules: Vec<_> = files.filter(|file| file.extension().is_some_and(|end| end == "py")).collect();
+    assert!(modules.len() > 30, "{modules:?}");
+    for module in modules {
+        let name = module.file_stem().unwrap().to_str().unwrap();
+        assert!(
+            page.contains(&format!("`{name}`")),
+            "src/tracer/preload/python/tracer/README.md lacks {name}"
+        );
     }
 }
 

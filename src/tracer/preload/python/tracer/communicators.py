@@ -6,6 +6,9 @@ import sys
 from .failures import count
 from .native import name_communicator, nameable_communicators
 
+# The number of communicators at the last call of `name_groups` that asked PyTorch for names.
+_asked = 0
+
 
 def _nodes_of(ranks: list) -> str:
     """Returns a text with the number of a group's ranks on this machine, or an empty
@@ -24,10 +27,6 @@ def _text_of(c10d, group) -> str:
     name = described if described and described != "undefined" else f"group {world.pg_names.get(group, '')}"
     ranks = list(world.pg_group_ranks.get(group, ()))
     return f"{name}, {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'}{_nodes_of(ranks)}"
-
-
-# The number of communicators at the last call of `name_groups` that asked PyTorch for names.
-_asked = 0
 
 
 def name_groups() -> None:

@@ -69,6 +69,9 @@ OWN_TABLES = frozenset(vars(Module()))
 # The most common classes of attributes that hold no tensor.
 PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), type, type(tag), type(len)))
 
+# The texts that were recorded about a server's KV cache and its share of the card.
+_recorded: set[str] = set()
+
 
 def package_of(kind: type) -> str:
     """Returns the name of the package that defines a class."""
@@ -150,9 +153,6 @@ def tag_attributes(module, path_id: int, seen: set[int], visited: set[int]) -> N
                 tag(tensor, use, path_id, text_id(f"{name}.{inner}"), seen, weak=1)
 
 
-_marked_room: set[str] = set()
-
-
 def _mark_room(engine) -> None:
     """Records the number of blocks and tokens of a vLLM runner's KV cache, once for each pair of values."""
     config = vars(engine).get("kv_cache_config")
@@ -163,8 +163,8 @@ def _mark_room(engine) -> None:
         return
     # A sequence takes a block from each group, so the blocks of one group give the number of tokens.
     text = f"kv_cache: blocks={blocks} tokens={blocks // len(groups) * size}"
-    if text not in _marked_room:
-        _marked_room.add(text)
+    if text not in _recorded:
+        _recorded.add(text)
         record_server(text)
 
 
@@ -181,8 +181,8 @@ def mark_share(has_ended: bool = False) -> None:
         if type(part) is float and values.get("kv_cache_memory_bytes") is None:
             text = f"vllm: gpu_memory_utilization={part:g} blocks={blocks if type(blocks) is int else 0}"
             text += " ended" * has_ended
-            if text not in _marked_room:
-                _marked_room.add(text)
+            if text not in _recorded:
+                _recorded.add(text)
                 record_server(text)
 
 

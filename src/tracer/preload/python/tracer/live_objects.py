@@ -21,6 +21,9 @@ OBJECT_LIMIT = 20_000_000
 BYTES_OF_OBJECT = 8
 SPARE_BYTES = 32 << 20
 
+# The number of searches for an outermost module that this process may still make.
+_root_searches_left = 8
+
 
 def why_not_searchable() -> str:
     """Returns the reason why the objects of the program cannot be searched, or an empty text if they can."""
@@ -44,19 +47,16 @@ def children(module) -> list:
     return [child for child in vars(module).get("_modules", {}).values() if child is not None]
 
 
-_searches_left = 8
-
-
 def outermost_module(module):
     """Returns the outermost module that contains this one. A child may be called before
     its root: `vae.encoder(x)`.
 
     Returns the module itself if it has no parameters, or if this process has used up its searches.
     """
-    global _searches_left
-    if _searches_left <= 0 or next(module.parameters(), None) is None:
+    global _root_searches_left
+    if not _root_searches_left or next(module.parameters(), None) is None:
         return module
-    _searches_left -= 1
+    _root_searches_left -= 1
     parents: dict[int, object] = {}
     for other in live_objects(Module):
         for child in children(other):

@@ -24,7 +24,10 @@ from .tags import (
 )
 from .torch_api import Module, Optimizer, Tensor, without_torch_function
 
-_rescues_left = 4
+# The number of searches left for OOMs.
+_oom_searches_left = 4
+# The number of calls of `name_parameters` with an unknown parameter, and of `add_groups`.
+_namings = _additions = 0
 
 
 def is_due(number: int) -> bool:
@@ -65,9 +68,6 @@ def name_uncalled_models() -> None:
                 count("search for uncalled models", error)
 
 
-_namings = _additions = 0
-
-
 def name_parameters(parameters: list) -> None:
     """Names an optimizer's parameters after the modules that have them, whether these were called or not."""
     global _namings
@@ -103,11 +103,11 @@ def _note_without_optimizer(models: list, of_models, optimizers: list) -> None:
 
 def tag_everything_held() -> None:
     """Tags the tensors of live models and optimizers after an OOM, including those that were never called.
-    Does so only for the first OOMs (`_rescues_left`), because each search takes time."""
-    global _rescues_left
-    _rescues_left -= 1
-    if _rescues_left < 0:
+    Does so only for the first OOMs, because each search takes time."""
+    global _oom_searches_left
+    if not _oom_searches_left:
         return
+    _oom_searches_left -= 1
     try:
         with without_torch_function():
             modules, optimizers, roots = [], [], {}
