@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 # A rank differs from its peers if its peak differs from the median of all by more than this share.
-PARTED = 0.001
-# The number of levels per power of ten above PARTED. The last level begins at twice the median.
+LEAST_SHARE = 0.001
+# The number of levels per power of ten above LEAST_SHARE. The last level begins at twice the median.
 PER_DECADE = 10
-LAST_LEVEL = 1 + PER_DECADE * round(math.log10(1 / PARTED))
+LAST_LEVEL = 1 + PER_DECADE * round(math.log10(1 / LEAST_SHARE))
 # The level of a cell whose devices have no row for its steps.
 MISSING = -128
 # The maximum number of lines. If there are more devices, several share a line.
@@ -25,35 +25,35 @@ MOST_LINES = 16_384
 _AT_ONCE = 50_000
 
 _COMPARE = f"""
-create table usual as
+create table medians as
     select bin, row_number() over (order by bin) - 1 as col, min(from_step) as from_step,
-        max(to_step) as to_step, median(peak::double) as usual
+        max(to_step) as to_step, median(peak::double) as median
     from steps group by bin;
-create view apart as
+create view differences as
     select rank, device, col, steps.from_step, steps.to_step, count, step, phase, module,
-        peak::double - usual as difference, abs(difference) > {PARTED} * abs(usual) as parts,
-        case when not parts then 0 when usual = 0 then sign(difference) * {LAST_LEVEL}
+        peak::double - median as difference, abs(difference) > {LEAST_SHARE} * abs(median) as differs,
+        case when not differs then 0 when median = 0 then sign(difference) * {LAST_LEVEL}
         else sign(difference) * least({LAST_LEVEL},
-            1 + floor(log10(abs(difference / usual) / {PARTED}) * {PER_DECADE})) end::tinyint as level
-    from steps join usual using (bin);
+            1 + floor(log10(abs(difference / median) / {LEAST_SHARE}) * {PER_DECADE})) end::tinyint as level
+    from steps join medians using (bin);
 create table devices as
     select rank, device, row_number() over (order by rank, device) - 1 as n
     from (select distinct rank, device from steps);
 """
 _CELLS = """
 select n // $share as line, col, arg_max(level, (abs(level), level))
-from apart join devices using (rank, device) where level <> 0 group by line, col
+from differences join devices using (rank, device) where level <> 0 group by line, col
 """
 # The cells without a row. Only lines that lack at least one cell are searched.
 _MISSING = """
 with known as (
     select distinct n // $share as line, col
-    from steps join usual using (bin) join devices using (rank, device)
+    from steps join medians using (bin) join devices using (rank, device)
 ), short as (
     select distinct n // $share as line from devices except
-    select line from known group by line having count(*) = (select count(*) from usual)
+    select line from known group by line having count(*) = (select count(*) from medians)
 )
-select line, col from short, usual except select line, col from known
+select line, col from short, medians except select line, col from known
 """
 
 
@@ -67,7 +67,7 @@ class Grid:
     """The first step of each column."""
     to_steps: list[int]
     """The last step of each column."""
-    usual: list[int]
+    medians: list[int]
     """The median of the peaks of all devices in each column, in bytes."""
     devices: list[tuple[int, int, str]]
     """Each device: its rank, its ordinal and the name of its host."""
@@ -86,19 +86,19 @@ class Grid:
 
 
 def compare(database: Any) -> None:
-    """Creates the tables `usual` and `devices` and the view `apart` from the table `steps`."""
+    """Creates the tables `medians` and `devices` and the view `differences` from the table `steps`."""
     database.execute(_COMPARE)
 
 
 def grid(database: Any, steps_per_column: int) -> Grid:
     """Returns the grid from the tables that `compare` created."""
-    usual = database.execute("select from_step, to_step, usual from usual order by bin").fetchall()
+    medians = database.execute("select from_step, to_step, median from medians order by bin").fetchall()
     devices = database.execute(
         "select rank, device, any_value(host) from devices left join digests using (rank, device)"
         " group by rank, device, n order by n"
     ).fetchall()
     share = max(1, math.ceil(len(devices) / MOST_LINES))
-    columns = len(usual)
+    columns = len(medians)
     cells = bytearray(math.ceil(len(devices) / share) * columns)
     for line, column, level in _rows(database, _CELLS, share):
         cells[line * columns + column] = level & 0xFF
@@ -106,9 +106,9 @@ def grid(database: Any, steps_per_column: int) -> Grid:
         cells[line * columns + column] = MISSING & 0xFF
     return Grid(
         cells,
-        [from_step for from_step, _, _ in usual],
-        [to_step for _, to_step, _ in usual],
-        [round(bytes_) for _, _, bytes_ in usual],
+        [from_step for from_step, _, _ in medians],
+        [to_step for _, to_step, _ in medians],
+        [round(median) for _, _, median in medians],
         devices,
         share,
         steps_per_column,
@@ -127,8 +127,8 @@ def percent(share: float) -> str:
     return f"{share * 100:.3g} %"
 
 
-# The shades of the grid as text. The first shade is for differences within PARTED, each further shade for
-# differences up to ten times as large, and the last shade for all larger differences.
+# The shades of the grid as text. The first shade is for differences within LEAST_SHARE, each further shade
+# for differences up to ten times as large, and the last shade for all larger differences.
 SHADES = "·░▒▓█"
 _PLAIN_SHADES = ".-+*#"
 
@@ -164,7 +164,7 @@ def text(grid: Grid, first: list[int], width: int, bands: int, plain: bool) -> l
         lines.append(f"{name:>{label}}  {drawn}")
     left, right = f"step {grid.from_steps[0]}", str(grid.to_steps[-1])
     lines.append(" " * (label + 2) + left + right.rjust(max(len(right) + 1, columns - len(left))))
-    meanings = [f"to {percent(PARTED * 10**decade)}" for decade in range(len(shades) - 1)]
+    meanings = [f"to {percent(LEAST_SHARE * 10**decade)}" for decade in range(len(shades) - 1)]
     meanings = [meanings[0].replace("to", "within"), *meanings[1:], "more"]
     key = "  ".join(f"{shade} {name}" for shade, name in zip(shades, meanings, strict=True))
     lines.append(f"  {key}"[:width])

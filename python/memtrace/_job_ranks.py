@@ -12,14 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import _command, _digest_table, _digests, _heat_map, _ranks_page, _sizes
+from . import _command, _digest_table, _digests, _heat_map, _job_ranks_text, _ranks_page
 from ._text import printable
 
-# The maximum number of lines of the answer as text, unless the length of its lists is given.
-LINES = 40
-# The maximum number of bands of ranks in the map, and of the listed ranks that differ most.
-BANDS = 6
-FURTHEST = 5
 # The maximum number of differing devices that the page describes.
 ON_PAGE = 500
 
@@ -40,7 +35,7 @@ select rank, host, device, peak_allocated_bytes, peak_reserved_bytes, peak_used_
 from digests where kind = 'device' order by peak_allocated_bytes desc nulls last, rank, device limit $top
 """
 # The step with the largest difference shows where a rank differs; the first group of steps shows since when.
-_PARTED = """
+_DIFFERING = """
 select *, count(*) over () as devices from (
     select rank, device, min(from_step) as since_step, min(to_step) as since_step_at_latest,
         sum(count)::bigint as steps,
@@ -49,7 +44,7 @@ select *, count(*) over () as devices from (
         arg_max(phase, (abs(difference), -step::hugeint)) as phase,
         arg_max(module, (abs(difference), -step::hugeint)) as module,
         max(abs(difference)) as furthest
-    from apart where parts group by rank, device
+    from differences where differs group by rank, device
 ) left join (select rank, any_value(host) as host from digests group by rank) using (rank)
 order by furthest desc, rank, device limit $most
 """
@@ -106,7 +101,7 @@ def ranks(
 
 def write_page(path: Path, result: dict[str, Any], grid: _heat_map.Grid) -> None:
     """Writes the page of an answer of `compared`."""
-    facts = [printable(line.strip()) for line in _facts(result)]
+    facts = [printable(line.strip()) for line in _job_ranks_text.facts(result)]
     _ranks_page.write(path, grid, result["parted"], f"{result['peaks']['ranks']} ranks", facts)
 
 
@@ -153,118 +148,18 @@ def answer(database: Any, top: int) -> dict[str, Any]:
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    parted, missing = rows(_PARTED, most=max(top, ON_PAGE, 1)), rows(_MISSING, top=top)[0]
-    devices = parted[0]["devices"] if parted else 0
-    for row in parted:
+    differing, missing = rows(_DIFFERING, most=max(top, ON_PAGE, 1)), rows(_MISSING, top=top)[0]
+    devices = differing[0]["devices"] if differing else 0
+    for row in differing:
         del row["furthest"], row["devices"]
     return {
         "peaks": rows(_PEAKS)[0],
         "processes": rows(_PROCESSES)[0],
         "highest": rows(_HIGHEST, top=top),
-        "parted": {"devices": devices, "list": parted},
+        "parted": {"devices": devices, "list": differing},
         "leaks": rows(_LEAKS, top=top),
         "missing_ranks": {"ranks": missing["ranks"], "list": missing["list"] or []},
     }
-
-
-def show(
-    result: dict[str, Any],
-    grid: _heat_map.Grid,
-    top: int | None = None,
-    width: int | None = None,
-    plain: bool = False,
-) -> str:
-    """Returns the answer as text of at most `LINES` lines. With `top`, a list has up to `top` rows instead of
-    its default length, and the text may be longer."""
-    parted, missing = result["parted"], result["missing_ranks"]
-    short = [f"  {printable(place)}: {printable(why)}" for place, why in result["failed"].items()]
-    at_once = parted["steps_compared_at_once"]
-    lines = _facts(result)
-    if grid.lines:
-        place_of = {(rank, device): n for n, (rank, device, _) in enumerate(grid.devices)}
-        first = [place_of[row["rank"], row["device"]] for row in parted["list"][:FURTHEST]]
-        steps = f"up to {at_once} steps" if at_once > 1 else "step"
-        title = f"largest difference from the median, by {steps}"
-        lines += ["", title, *_heat_map.text(grid, first, width or 100, BANDS, plain)]
-    if parted["devices"]:
-        rows = parted["list"][: FURTHEST if top is None else top]
-        least = _heat_map.percent(_heat_map.PARTED)
-        lines += ["", f"more than {least} from the median: {_counted(parted['devices'], 'device')}"]
-        lines += [
-            f"  rank {row['rank']:>5}, device {row['device']}, since {_since(row)}: at most "
-            f"{_difference(row['difference_bytes'])}, at step {row['step']} "
-            f"({printable(row['module'], 'no module')}, {printable(row['phase'], 'no phase')}); "
-            f"in {'at most ' if at_once > 1 else ''}{_counted(row['steps'], 'step')}"
-            for row in rows
-        ]
-    else:
-        lines += ["", "no rank differs from the others"]
-    lines += ["", "highest peaks"]
-    for row in result["highest"][: 3 if top is None else top]:
-        host = printable(row["host"], "no host")
-        lines.append(
-            f"  rank {row['rank']:>5}  {_size(row['peak_allocated_bytes']):>12}  {_where(row)}  {host}"
-        )
-    if result["leaks"]:
-        lines += ["", "growth by step"]
-    for row in result["leaks"][: 2 if top is None else top]:
-        owner = " ".join(printable(row[key]) for key in ("module", "category", "line") if row[key])
-        grown = f"{_size(row['bytes_per_step']):>12} a step on {_counted(row['ranks'], 'rank')}"
-        lines.append(f"  {grown}: {owner or 'no owner'}")
-    if missing["ranks"]:
-        named = missing["list"][: 10 if top is None else top]
-        shown = ", ".join(map(str, named)) + (", ..." if missing["ranks"] > len(named) else "")
-        lines.append(f"no trace of {missing['ranks']} of {result['processes']['world_size']} ranks: {shown}")
-    if short:
-        lines += [f"not read: {len(short)}", *short[: 2 if top is None else 10]]
-    cut = len(max(lines, key=len)) if width is None else width
-    return "\n".join(
-        line if len(line) <= cut else line[: cut - 1] + ("~" if plain else "…") for line in lines
-    )
-
-
-def _facts(result: dict[str, Any]) -> list[str]:
-    """Returns the lines about the job as a whole."""
-    peaks, processes = result["peaks"], result["processes"]
-    lines = [
-        f"{_counted(peaks['ranks'], 'rank')} on {_counted(peaks['hosts'], 'host')}, "
-        f"{_counted(peaks['devices'], 'device')}",
-        f"  peaks {_size(peaks['lowest'])} (rank {peaks['lowest_rank']}) to "
-        f"{_size(peaks['highest'])} (rank {peaks['highest_rank']})",
-        f"  median {_size(peaks['median'])}; at most {_size(peaks['highest_reserved'])} reserved, "
-        f"{_size(peaks['highest_used'])} used",
-        f"  {_counted(processes['ooms'], 'OOM')} on {_counted(processes['ranks_with_ooms'], 'rank')}, "
-        f"{_counted(processes['retries'], 'retry')}, {_counted(processes['lost_events'], 'lost event')}, "
-        f"{_counted(processes['incomplete'], 'incomplete trace')}",
-    ]
-    if peaks["runs"] > 1:
-        lines.append(f"  {peaks['runs']} runs are compared as one job; for one run alone, name its folder")
-    return lines
-
-
-def _counted(count: int, noun: str) -> str:
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{count} {noun if count == 1 else plural}"
-
-
-def _since(row: dict[str, Any]) -> str:
-    first, last = row["since_step"], row["since_step_at_latest"]
-    return f"step {first}" if first == last else f"steps {first}-{last}"
-
-
-def _where(row: dict[str, Any]) -> str:
-    step = "no step" if row["step"] is None else f"step {row['step']}"
-    return f"{step}, {printable(row['phase'], 'no phase')}, {printable(row['module'], 'no module')}"
-
-
-def _difference(count: int | None) -> str:
-    if count is None:
-        return "unknown"
-    return f"{'+' if count >= 0 else '-'}{_size(abs(count))}"
-
-
-def _size(count: int | None) -> str:
-    return "unknown" if count is None else _sizes.show(count)
 
 
 def main(arguments: list[str]) -> int:
@@ -284,7 +179,7 @@ def main(arguments: list[str]) -> int:
         help="read PATH on the disk of each node of the Ray cluster",
     )
     parser.add_argument(
-        "--top", type=int, metavar="N", help=f"lines per list [default: {LINES} lines in all]"
+        "--top", type=int, metavar="N", help=f"lines per list [default: {_job_ranks_text.LINES} lines in all]"
     )
     parser.add_argument(
         "--page", metavar="FILE", help="write a page of all ranks by step, to zoom in a browser"
@@ -311,14 +206,6 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(_short(result, top), indent=2))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print(show(result, grid, options.top, width, plain=not _has_shades(sys.stdout)))
+        plain = not _job_ranks_text.has_shades(sys.stdout)
+        print(_job_ranks_text.show(result, grid, options.top, width, plain))
     return 1 if result["failed"] else 0
-
-
-def _has_shades(stream: Any) -> bool:
-    """Returns true if the encoding of a stream has the characters of the map."""
-    try:
-        (_heat_map.SHADES + "…").encode(stream.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -17,8 +17,8 @@ from . import _heat_map
 _FOLDER = Path(__file__).resolve().parent / "ranks_page"
 
 
-def write(path: Path, grid: _heat_map.Grid, parted: dict[str, Any], title: str, facts: list[str]) -> None:
-    """Writes the page. `parted` has the number of differing devices, and those that differ most."""
+def write(path: Path, grid: _heat_map.Grid, differing: dict[str, Any], title: str, facts: list[str]) -> None:
+    """Writes the page. `differing` has the number of differing devices, and those that differ most."""
     line_of = {(rank, device): n // grid.share for n, (rank, device, _) in enumerate(grid.devices)}
     hosts: dict[str | None, int] = {}
     about = {
@@ -29,14 +29,14 @@ def write(path: Path, grid: _heat_map.Grid, parted: dict[str, Any], title: str, 
         "steps": grid.steps_per_column,
         "from": grid.from_steps,
         "to": grid.to_steps,
-        "usual": grid.usual,
+        "medians": grid.medians,
         "ranks": [rank for rank, _, _ in grid.devices],
         "devices": [device for _, device, _ in grid.devices],
         "hosts": [hosts.setdefault(host, len(hosts)) for _, _, host in grid.devices],
         "names": ["no host" if host is None else host for host in hosts],
-        "parted": [{**row, "line": line_of[row["rank"], row["device"]]} for row in parted["list"]],
-        "parted_devices": parted["devices"],
-        "least": _heat_map.PARTED,
+        "differing": [{**row, "line": line_of[row["rank"], row["device"]]} for row in differing["list"]],
+        "differing_devices": differing["devices"],
+        "least": _heat_map.LEAST_SHARE,
         "decade": _heat_map.PER_DECADE,
         "last": _heat_map.LAST_LEVEL,
     }

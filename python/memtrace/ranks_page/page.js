@@ -164,7 +164,7 @@ class HeatMap {
     // With ten thousand lines, a pixel shows about twenty of them, so at first the view
     // has the lines that differ.
     if (name === "outliers") {
-      this.view.y1 = Math.min(this.about.lines, Math.max(48, Math.ceil(this.about.parted_devices * 1.5)));
+      this.view.y1 = Math.min(this.about.lines, Math.max(48, Math.ceil(this.about.differing_devices * 1.5)));
     }
   }
 
@@ -318,7 +318,7 @@ class HeatMap {
     const place = this.grid.place[line];
     const start = Math.max(0, Math.min(this.about.lines - around, place - around / 2));
     Object.assign(this.view, { x0: 0, x1: this.about.columns, y0: start, y1: start + around });
-    for (const row of $("parted").querySelectorAll("tr[data-line]")) {
+    for (const row of $("differing").querySelectorAll("tr[data-line]")) {
       row.classList.toggle("chosen", Number(row.dataset.line) === line);
     }
     this.later();
@@ -340,12 +340,12 @@ class HeatMap {
           : `${this.bound(far - 1)} to ${this.bound(far)}`;
       found = `${range} ${level > 0 ? "above" : "below"} the median`;
     }
-    const known = about.parted.find((row) => row.line === line);
+    const known = about.differing.find((row) => row.line === line);
     const where = known
       ? `; different since ${stepsBetween(known.since_step, known.since_step_at_latest)}, most at step ${known.step}`
       : "";
     $("cell").textContent =
-      `${this.ranksOf(line)}, ${this.stepsOf(column)}: ${found} of ${size(about.usual[column])}${where}`;
+      `${this.ranksOf(line)}, ${this.stepsOf(column)}: ${found} of ${size(about.medians[column])}${where}`;
   }
 
   listen() {
@@ -408,8 +408,8 @@ class HeatMap {
 /** Fills the table of the ranks that differ from their peers. */
 function table(map) {
   const { about } = map;
-  $("parted-title").textContent = about.parted.length
-    ? `Ranks that differ from the others, furthest first${about.parted.length === about.parted_devices ? "" : ` (${about.parted.length} of ${about.parted_devices})`}`
+  $("differing-title").textContent = about.differing.length
+    ? `Ranks that differ from the others, furthest first${about.differing.length === about.differing_devices ? "" : ` (${about.differing.length} of ${about.differing_devices})`}`
     : "No rank differs from the others";
   const row = (cells, tag, numbers) => {
     const line = document.createElement("tr");
@@ -421,32 +421,32 @@ function table(map) {
     });
     return line;
   };
-  if (!about.parted.length) return;
+  if (!about.differing.length) return;
   const numbers = [1, 4];
   const count = about.steps === 1 ? "steps" : "steps, at most";
   const names = ["rank", "difference", "since", "most at", count, "phase", "module", "host"];
-  $("parted").append(row(names, "th", numbers));
-  for (const parted of about.parted) {
+  $("differing").append(row(names, "th", numbers));
+  for (const device of about.differing) {
     const button = document.createElement("button");
     button.type = "button";
-    button.textContent = parted.rank;
+    button.textContent = device.rank;
     button.title = "Show it on the map";
     button.addEventListener("click", () => {
-      map.choose(parted.line);
+      map.choose(device.line);
       $("map").scrollIntoView({ block: "nearest" });
     });
-    const difference = `${parted.difference_bytes < 0 ? "−" : "+"}${size(parted.difference_bytes)}`;
-    const since = stepsBetween(parted.since_step, parted.since_step_at_latest);
-    const texts = [parted.phase, parted.module, parted.host].map(
+    const difference = `${device.difference_bytes < 0 ? "−" : "+"}${size(device.difference_bytes)}`;
+    const since = stepsBetween(device.since_step, device.since_step_at_latest);
+    const texts = [device.phase, device.module, device.host].map(
       (text, i) => text || ["no phase", "no module", "no host"][i],
     );
     const line = row(
-      [button, difference, since, `step ${parted.step}`, parted.steps, ...texts],
+      [button, difference, since, `step ${device.step}`, device.steps, ...texts],
       "td",
       numbers,
     );
-    line.dataset.line = parted.line;
-    $("parted").append(line);
+    line.dataset.line = device.line;
+    $("differing").append(line);
   }
 }
 

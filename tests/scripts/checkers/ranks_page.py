@@ -29,7 +29,7 @@ def use(browser, width, height, dark):
     page.goto(page_file.as_uri())
     page.wait_for_selector("canvas[data-drawn]")
     assert page.inner_text("#headline").startswith("9999 ranks"), page.inner_text("#headline")
-    title = page.inner_text("#parted-title")
+    title = page.inner_text("#differing-title")
     assert title == "Ranks that differ from the others, furthest first", title
     assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page is wider than the window"
 
@@ -53,7 +53,7 @@ def use(browser, width, height, dark):
     page.click("#all")
     times = [drawn()]
     assert page.inner_text("#shown") == "all 9999 lines", page.inner_text("#shown")
-    rows = page.locator("#parted tr[data-line]")
+    rows = page.locator("#differing tr[data-line]")
     assert sorted(rows.locator("button").all_inner_texts()) == ["1234", "5", "77", "9999"]
     assert rows.nth(0).locator("td").all_inner_texts()[:3] == ["77", "+50.00 GiB", "steps 1000301 to 1000302"]
     rows.filter(has=page.locator("button", has_text="9999")).locator("button").click()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import duckdb
 import memtrace
-from memtrace import _digest_table, _digests, _job_ranks
+from memtrace import _digest_table, _digests, _job_ranks, _job_ranks_text
 
 MOST = 2**63 - 1
 ESCAPE = "\x1b[2J\u202eevil\n"
@@ -131,7 +131,7 @@ with tempfile.TemporaryDirectory() as folder:
             """
         ).write_parquet(str(long / f"{rank}{_digests.ENDING}"))
     found, grid = _job_ranks.compared([long], "local", False, 10, None)
-    assert "more than 0.1 % from the median: 1 device\n" in _job_ranks.show(found, grid), found["parted"]
+    assert "more than 0.1 % from the median: 1 device\n" in _job_ranks_text.show(found, grid), found["parted"]
     [row] = found["parted"]["list"]
     assert (row["rank"], row["since_step"], row["since_step_at_latest"]) == (1, 3, 5), found["parted"]
     assert grid.columns <= _digest_table.GROUPS and grid.to_steps[-1] == 1_000_899_999, grid.to_steps

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import duckdb
-from memtrace import _heat_map, _job_ranks
+from memtrace import _heat_map, _job_ranks, _job_ranks_text
 
 RANKS, FIRST, STEPS, FILES = 10_000, 1_000_001, 600, 20
 GIB = 1 << 30
@@ -68,7 +68,7 @@ assert levels[149:151] == bytes([0, _heat_map.LAST_LEVEL]) == bytes([0, 31]), le
 assert abs(parted[5]["difference_bytes"] - GIB) < 10_000 and parted[1234]["difference_bytes"] < -0.99 * GIB
 assert parted[9999]["module"].startswith("GPT.h.") and parted[9999]["phase"] == "backward", parted
 for width in widths:
-    text = _job_ranks.show(reported, grid, None, width)
+    text = _job_ranks_text.show(reported, grid, None, width)
     assert len(text.splitlines()) <= 40 and max(map(len, text.splitlines())) <= width, text
     assert "rank 9999" in text and f"since steps {FIRST + 400}-{FIRST + 401}" in text, text
     [drawn] = [line for line in text.splitlines() if line.strip().startswith("rank 77  ")]
