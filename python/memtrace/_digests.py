@@ -38,12 +38,15 @@ def collect(paths: Iterable[str], folder: Path, engine: str, every_node: bool = 
     With `engine="ray"`, the tasks run on the cluster that Ray finds, each on a node that can read its trace.
     With `every_node`, each node searches for `paths` on its own disk; otherwise all nodes share them.
 
-    Raises ValueError for an unknown engine, TraceError when no path matches, ImportError without Ray."""
+    Raises ValueError for an unknown engine or without a path, TraceError when no path matches, ImportError
+    without Ray."""
     if engine not in ENGINES:
         raise ValueError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
     if every_node and engine != "ray":
         raise ValueError('every_node needs engine="ray"')
     paths = [str(path) for path in paths]
+    if not paths:
+        raise ValueError("name at least one trace or folder of traces")
     results = _by_ray(paths, every_node) if engine == "ray" else _by_one_process(paths)
     collected = Collected()
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +125,7 @@ def digest(place: str) -> _Digests:
         try:
             _command.run(["export", "--to", "digest", place, "-o", f"{folder}/"])
         except _command.TraceError as error:
-            return [], str(error)
+            return [], str(error).removeprefix(f"{place}: ")
         made = (file for file in sorted(Path(folder).iterdir()) if not Path(place, file.name).exists())
         return [(file.name, file.read_bytes()) for file in made], None
 

@@ -117,6 +117,8 @@ def compared(
     keep: str | os.PathLike[str] | None,
 ) -> tuple[dict[str, Any], _heat_map.Grid]:
     """Returns the answer of `ranks` with more of the differing ranks, and the grid of all ranks by step."""
+    if top < 0:
+        raise ValueError(f"top must be 0 or more, not {top}")
     try:
         import duckdb
     except ImportError as error:

@@ -151,11 +151,14 @@ def op(name: str) -> AbstractContextManager[None]:
 def step(number: int) -> None:
     """Begins the training step `number`. After the first call memtrace no longer counts steps by itself.
 
+    Raises ValueError or TypeError if `number` is no number, whether the script is traced or not.
+
     >>> for number, batch in enumerate(["a", "b"]):
     ...     step(number)
     """
+    number = int(number)
     if _LIBRARY is not None:
-        _LIBRARY.memtrace_step(int(number))
+        _LIBRARY.memtrace_step(number)
 
 
 def detail(steps: int = 1) -> None:

@@ -59,12 +59,12 @@ def read(
     if unknown:
         raise _command.TraceError(f"no column {', '.join(unknown)}; the columns are {', '.join(known)}")
     if backend == "polars":
-        from ._read_polars import read_files
+        from ._read_polars import ERRORS, read_files
     else:
-        from ._read_arrow import read_files
+        from ._read_arrow import ERRORS, read_files
     try:
         table = read_files([_source(file) for file in answer["files"]], [known[name] for name in wanted])
-    except OSError as error:
+    except (OSError, *ERRORS) as error:
         raise _command.TraceError(f"{os.fspath(trace)}: {error}") from error
     if backend == "pandas":
         import pandas
@@ -76,7 +76,8 @@ def read(
 def _source(file: dict[str, Any]) -> Source:
     """Returns the source for a file as `memtrace check --files --json` lists it.
 
-    An incomplete last row (of a cut copy, or while the program writes) is left out, as in every report."""
+    An incomplete last row (of a cut copy, or while the program writes) is left out. Reports leave it out,
+    too, but of a cut copy only with `lenient=True`."""
     path, lines = file["file"], None
     if path.endswith(".csv"):
         with open(path, "rb") as stream:

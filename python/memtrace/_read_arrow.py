@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 TYPES = {"integer": pyarrow.int64(), "text": pyarrow.string()}
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+# The exceptions of `read_files` for a damaged file.
+ERRORS = (pyarrow.ArrowException,)
 
 
 def read_files(files: list[Source], columns: list[dict[str, Any]]) -> pyarrow.Table:

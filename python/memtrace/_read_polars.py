@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ._read import Source
 
 TYPES = {"integer": polars.Int64, "text": polars.String}
+# The exceptions of `read_files` for a damaged file.
+ERRORS = (polars.exceptions.PolarsError,)
 
 
 def read_files(files: list[Source], columns: list[dict[str, Any]]) -> polars.DataFrame:

@@ -37,7 +37,7 @@ class Answer(dict[str, Any]):
 
     @property
     def text(self) -> str:
-        """Returns the text that the command prints."""
+        """Returns the text that the command prints. The first use runs the command again."""
         if self._text is None:
             self._text = _command.run(self._arguments).stdout
         return self._text
@@ -214,6 +214,8 @@ def ranks(
     [77744640, 77744640, 78071808, 77744640]
     """
     if engine is None:
+        if isinstance(trace, list):
+            raise ValueError('a list of traces needs an engine: ranks([...], engine="local")')
         return _answer("ranks", [trace], options)
     from . import _job_ranks
 

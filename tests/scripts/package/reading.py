@@ -76,6 +76,11 @@ def wrong():
     refused(lambda: memtrace.read("binary.csv"), "binary.csv")
     refused(lambda: memtrace.peak("empty", by="nothing"), "nothing", "module")
     refused(lambda: memtrace.peak("empty", nothing=1), "--nothing")
+    refused(lambda: memtrace.ranks(["empty"]), "engine", kind=ValueError)
+    refused(lambda: memtrace.ranks([], engine="local"), "at least one", kind=ValueError)
+    refused(lambda: memtrace.ranks("empty", engine="local", top=-1), "-1", kind=ValueError)
+    refused(lambda: memtrace.ranks("empty", engine="spark"), "local, ray", kind=ValueError)
+    refused(lambda: memtrace.step("first"), "first", kind=ValueError)
 
     # Puts the traces of two programs into one folder, whose name looks like an option.
     fixtures = Path(__file__).resolve().parents[2] / "fixtures"
@@ -96,7 +101,7 @@ def wrong():
     assert memtrace.read("later.csv").height == len(lines) - 1
     Path("future.csv").write_text("\n".join(lines).replace("memtrace/1", "memtrace/2") + "\n")
     refused(lambda: memtrace.read("future.csv"), "memtrace/2")
-    # From a copy that was cut inside a row, all rows before that row must be read, as in the reports.
+    # From a copy that was cut inside a row, all rows before that row must be read. Reports need `lenient`.
     whole = Path("-mixed/a.csv").read_bytes()
     for kept in (len(whole) - 1, len(whole) - 40, len(whole) // 2):
         Path("cut.csv").write_bytes(whole[:kept])
@@ -106,6 +111,14 @@ def wrong():
             assert len(frame) == rows, (kept, backend, len(frame), rows)
         last = memtrace.read("cut.csv").tail(1)
         assert last.null_count().sum_horizontal().item() == 0 and last["seq"].item() == rows, last
+    in_row = whole.rfind(b"\n", 0, len(whole) // 2) + 3
+    Path("cut.csv").write_bytes(whole[:in_row])
+    refused(lambda: memtrace.summary("cut.csv"), "cut off", "--lenient")
+    [process] = memtrace.summary("cut.csv", lenient=True)["processes"]
+    assert process["rows"] == len(memtrace.read("cut.csv")), process["rows"]
+    Path("damaged.csv").write_bytes(whole[:in_row] + b"\xff" * 100 + whole[in_row:])
+    for backend in ("polars", "pyarrow", "pandas"):
+        refused(lambda backend=backend: memtrace.read("damaged.csv", backend=backend), "damaged.csv")
     # A text that a spreadsheet would run as a formula has a quote in the file. The frame must have the text
     # without it.
     at = lines[0].split(",").index("op")
