@@ -32,8 +32,11 @@ def show(
     lines = facts(result)
     if grid.lines:
         lines += ["", *_map(grid, differing, width or 100, plain)]
-    lines += ["", *_differing(differing, length(FURTHEST))]
-    lines += ["", "highest peaks", *map(_peak, result["highest"][: length(3)])]
+    has_devices = result["peaks"]["devices"] > 0
+    if has_devices or grid.lines:
+        lines += ["", *_differing(differing, length(FURTHEST))]
+    if has_devices:
+        lines += ["", "highest peaks", *map(_peak, result["highest"][: length(3)])]
     if result["leaks"]:
         lines += ["", "growth by step", *map(_leak, result["leaks"][: length(2)])]
     if result["missing_ranks"]["ranks"]:
@@ -96,15 +99,22 @@ def facts(result: dict[str, Any]) -> list[str]:
     peaks, processes = result["peaks"], result["processes"]
     lines = [
         f"{_counted(peaks['ranks'], 'rank')} on {_counted(peaks['hosts'], 'host')}, "
-        f"{_counted(peaks['devices'], 'device')}",
-        f"  peaks {_size(peaks['lowest'])} (rank {peaks['lowest_rank']}) to "
-        f"{_size(peaks['highest'])} (rank {peaks['highest_rank']})",
-        f"  median {_size(peaks['median'])}; at most {_size(peaks['highest_reserved'])} reserved, "
-        f"{_size(peaks['highest_used'])} used",
+        f"{_counted(peaks['devices'], 'device')}"
+    ]
+    if peaks["devices"]:
+        lines += [
+            f"  peaks {_size(peaks['lowest'])} (rank {peaks['lowest_rank']}) to "
+            f"{_size(peaks['highest'])} (rank {peaks['highest_rank']})",
+            f"  median {_size(peaks['median'])}; at most {_size(peaks['highest_reserved'])} reserved, "
+            f"{_size(peaks['highest_used'])} used",
+        ]
+    else:
+        lines.append("  no trace has memory of a GPU")
+    lines.append(
         f"  {_counted(processes['ooms'], 'OOM')} on {_counted(processes['ranks_with_ooms'], 'rank')}, "
         f"{_counted(processes['retries'], 'retry')}, {_counted(processes['lost_events'], 'lost event')}, "
-        f"{_counted(processes['incomplete'], 'incomplete trace')}",
-    ]
+        f"{_counted(processes['incomplete'], 'incomplete trace')}"
+    )
     if peaks["runs"] > 1:
         lines.append(f"  {peaks['runs']} runs are compared as one job; for one run alone, name its folder")
     return lines

@@ -115,6 +115,13 @@ with tempfile.TemporaryDirectory() as folder:
     levels = grid.cells[line * grid.columns : (line + 1) * grid.columns]
     assert len(grid.devices) == len(digests) + 1 and 31 in levels and 0 not in levels, levels
 
+    # A job without a GPU has no peak and no rank that differs.
+    without = Path(folder, f"without{_digests.ENDING}")
+    duckdb.sql("select 'process' as kind, 0 as rank, 2 as world_size").write_parquet(str(without))
+    status, out, _ = answered([str(without), "--page", str(Path(folder, "without.html"))])
+    assert status == 0 and "no trace has memory of a GPU" in out and "None" not in out, out
+    assert "peaks" not in out and "differs" not in out, out
+
     # Three ranks with 600 steps, and a fourth with 900,000 others: the rare steps must take at most half of
     # the groups.
     long = Path(folder, "long")
