@@ -11,8 +11,7 @@ use memtrace_trace::host::HostFiles;
 use memtrace_util::process::Process;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid};
 
-/// The time that the processes have to end after they were asked to, as in PyTorch's `PContext.close`.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::grace_period::GracePeriod;
 
 /// The minimum interval between two scans for the processes of a program.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -32,8 +31,8 @@ pub(super) struct ProcessTree {
     seen: HashSet<Member>,
     /// The time of the next scan.
     next_look: Instant,
-    /// The time at which the processes were asked to end, and these processes; `None` before.
-    asked: Option<(Instant, HashSet<Member>)>,
+    /// Begun when the processes were asked to end, with these processes; `None` before.
+    asked: Option<(GracePeriod, HashSet<Member>)>,
     /// The status of the program, once it has ended.
     status: Option<ExitStatus>,
 }
@@ -65,7 +64,7 @@ impl ProcessTree {
             kill_process_group(self.pid, Signal::TERM).ok();
             let machine = Machine::read();
             let (_, members) =
-                self.asked.get_or_insert_with(|| (Instant::now(), std::mem::take(&mut self.seen)));
+                self.asked.get_or_insert_with(|| (GracePeriod::begin(), std::mem::take(&mut self.seen)));
             members.retain(|member| machine.is_alive(*member));
             // Processes in other groups need a signal of their own, because the launcher that could have
             // ended them has ended.
@@ -76,18 +75,16 @@ impl ProcessTree {
         if self.status.is_none() && Instant::now() > self.next_look {
             self.look()?;
         }
-        let Some((since, members)) = &self.asked else { return Ok(self.status) };
+        let Some((grace, members)) = &self.asked else { return Ok(self.status) };
         let machine = Machine::read();
         let alive = members.iter().filter(|member| machine.is_alive(**member));
         let mut alive: HashSet<Member> = alive.copied().collect();
-        if since.elapsed() > PATIENCE {
+        if grace.is_over() {
             if self.status.is_none() {
                 alive.extend(machine.tree(self.pid));
             }
             alive.iter().for_each(|member| kill(*member, Signal::KILL));
-            if since.elapsed() > 2 * PATIENCE && self.status.is_some() {
-                // After SIGKILL, only processes of other users and processes that wait for a device remain.
-                // Stop waiting for them.
+            if grace.is_hopeless() && self.status.is_some() {
                 alive.clear();
             }
         }
@@ -119,7 +116,7 @@ impl ProcessTree {
         if self.asked.is_some() {
             return;
         }
-        self.asked = Some((Instant::now(), Machine::read().tree(self.pid)));
+        self.asked = Some((GracePeriod::begin(), Machine::read().tree(self.pid)));
         if self.status.is_none() {
             kill_process_group(self.pid, signal).ok();
         }
