@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::cluster::launcher::LauncherKind;
 use crate::cluster::launched_ranks::LaunchedRanks;
+use crate::cluster::launcher::LauncherKind;
 use crate::cluster::torchrun;
 
 const ASK: &str = include_str!("python/accelerate_launch.py");

@@ -5,8 +5,8 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 
-use crate::cluster::launcher::LauncherKind;
 use crate::cluster::launched_ranks::{LaunchedRanks, PerNode};
+use crate::cluster::launcher::LauncherKind;
 
 /// The options that take a value but do not affect the ranks.
 const IGNORED: [&str; 12] = [

@@ -226,8 +226,14 @@ mod tests {
         assert_eq!(kind("env A=1 mpirun -n 8 python t.py"), "mpirun");
         assert_eq!(kind("numactl -N 0 /a/bin/srun -n 8 ./train"), "srun");
         assert_eq!(kind("uv run composer -n 8 t.py"), "composer");
-        assert_eq!(kind("uv run python -m torch.distributed.launch t.py"), "python -m torch.distributed.launch");
-        assert_eq!(kind("env python -mdeepspeed.launcher.launch t.py"), "python -m deepspeed.launcher.launch");
+        assert_eq!(
+            kind("uv run python -m torch.distributed.launch t.py"),
+            "python -m torch.distributed.launch"
+        );
+        assert_eq!(
+            kind("env python -mdeepspeed.launcher.launch t.py"),
+            "python -m deepspeed.launcher.launch"
+        );
         assert_eq!(kind("conda run -n ray python t.py"), "none");
         assert_eq!(kind("uv run t.py --launcher mpirun ray"), "none");
         assert_eq!(kind("env LAUNCHER=mpirun python t.py"), "none");

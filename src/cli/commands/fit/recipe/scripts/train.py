@@ -51,8 +51,7 @@ for name, default in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, 
 parser.add_argument("--random", action="store_true")
 if bool((args := parser.parse_args()).data) == args.random:
     parser.error("give either --data FILE or --random")
-device = "cuda" if torch.cuda.is_available() else "cpu"
-dtype = getattr(torch, DTYPE)
+device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)
 auto, trust = transformers.AutoModelForCausalLM, TRUST_REMOTE_CODE
 # [liger]
 if LIGER:
@@ -65,11 +64,7 @@ nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bi
 options["quantization_config"] = transformers.BitsAndBytesConfig(load_in_4bit=True, **nf4)
 # []
 if args.random:
-    with torch.device("meta"):
-        empty = auto.from_config(config, dtype=dtype, trust_remote_code=trust)
-    fill = torch.empty if device == "cuda" else lambda shape, dtype: torch.randn(shape, dtype=dtype) * 0.05
-    weights = {name: fill(tensor.shape, dtype=tensor.dtype) for name, tensor in empty.named_parameters()}
-    model = type(empty).from_pretrained(None, state_dict=weights, **options)
+    # [+random_weights]
     tokens = torch.randint(config.get_text_config().vocab_size, (args.seq * args.batch,))
 else:
     model = auto.from_pretrained(args.model, trust_remote_code=trust, **options)

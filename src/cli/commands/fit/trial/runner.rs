@@ -15,8 +15,10 @@ use memtrace_trace::text::printable;
 use memtrace_trace::units::Unit;
 use rustix::process::Signal;
 
+use super::launch::{PlannedTrial, RunningTrial, TRIALS_FILE, TrialSetup};
+use super::outcome::{Trial, TrialOutcome};
+use super::peak::PeakUse;
 use super::process_tree::available_bytes;
-use super::trial::{PeakUse, PlannedTrial, RunningTrial, TRIALS_FILE, Trial, TrialOutcome, TrialSetup};
 use crate::child_env::PhantomArgs;
 use crate::out_folder::OutFolder;
 use crate::{signals, terminal};
@@ -34,7 +36,7 @@ const UNSEEN: usize = 2;
 
 /// How many trials may be in progress at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Jobs {
+enum Parallelism {
     /// One, because the first trial is not over yet. It runs alone, to show how many processes and how much
     /// memory a trial needs.
     AfterTheFirst,
@@ -44,8 +46,8 @@ enum Jobs {
     Number(usize),
 }
 
-/// A trial in progress. The caller of [`Trials::start`] gives the ticket, and gets it back with the result.
-struct Job<T> {
+/// A trial in progress. The caller of [`TrialRunner::start`] gives the ticket, and gets it back with the result.
+struct ActiveTrial<T> {
     ticket: T,
     running: RunningTrial,
     /// The number of GPUs of the trial, or 1 if the trials do not have a process per GPU.
@@ -55,24 +57,24 @@ struct Job<T> {
 }
 
 /// The trials in progress.
-struct InProgress<T>(Vec<Job<T>>);
+struct ActiveTrials<T>(Vec<ActiveTrial<T>>);
 
-impl<T> Drop for InProgress<T> {
+impl<T> Drop for ActiveTrials<T> {
     /// Asks all trials to end. Dropping a trial waits for it, so without this, each would be asked only after the
     /// previous one has ended.
     fn drop(&mut self) {
-        self.0.iter_mut().for_each(|job| job.running.tree.end(Signal::TERM));
+        self.0.iter_mut().for_each(|active| active.running.tree.end(Signal::TERM));
     }
 }
 
 /// Starts the trials, reports each one, and records the signal that ended them.
-pub(super) struct Trials<'a, T> {
+pub(crate) struct TrialRunner<'a, T> {
     matches: &'a ArgMatches,
     out: OutFolder,
     forwarder: signals::Forwarder,
     progress: Progress,
-    jobs: Jobs,
-    running: InProgress<T>,
+    parallelism: Parallelism,
+    running: ActiveTrials<T>,
     /// A trial that failed while another trial was in progress. It is repeated alone.
     again: Option<(T, PlannedTrial)>,
     /// Further trials that failed while another trial was in progress. They are repeated after `again`.
@@ -91,12 +93,12 @@ pub(super) struct Trials<'a, T> {
     ended_by: Option<i32>,
 }
 
-impl<'a, T: Copy> Trials<'a, T> {
+impl<'a, T: Copy> TrialRunner<'a, T> {
     /// Prepares trials on at most `most_gpus` GPUs.
     ///
     /// # Errors
     /// When the output folder cannot be created, or signals cannot be received.
-    pub(super) fn new(matches: &'a ArgMatches, most_gpus: u64) -> Result<Trials<'a, T>> {
+    pub(crate) fn new(matches: &'a ArgMatches, most_gpus: u64) -> Result<TrialRunner<'a, T>> {
         let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
         let progress =
             Progress { on_terminal: std::io::stderr().is_terminal(), file: out.folder.join(TRIALS_FILE) };
@@ -104,18 +106,18 @@ impl<'a, T: Copy> Trials<'a, T> {
         // Do not forward signals: each trial is in its own process group, and this command ends it itself.
         forwarder.no_child();
         // On a real GPU, several trials at once would take memory from one another, so they run one at a time.
-        let jobs = match matches.get_one::<u64>("jobs") {
-            _ if !matches.contains_id("phantom") => Jobs::Number(1),
-            Some(jobs) => Jobs::Number(*jobs as usize),
-            None => Jobs::AfterTheFirst,
+        let parallelism = match matches.get_one::<u64>("jobs") {
+            _ if !matches.contains_id("phantom") => Parallelism::Number(1),
+            Some(jobs) => Parallelism::Number(*jobs as usize),
+            None => Parallelism::AfterTheFirst,
         };
-        Ok(Trials {
+        Ok(TrialRunner {
             matches,
             out,
             forwarder,
             progress,
-            jobs,
-            running: InProgress(Vec::new()),
+            parallelism,
+            running: ActiveTrials(Vec::new()),
             again: None,
             later: Vec::new(),
             is_alone: false,
@@ -130,14 +132,16 @@ impl<'a, T: Copy> Trials<'a, T> {
     }
 
     /// Returns the number of trials that may be started now.
-    pub(super) fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         if self.again.is_some() || self.is_alone || self.forwarder.asked_to_end().is_some() {
             return 0;
         }
-        let jobs = match self.jobs {
-            Jobs::AfterTheFirst => 1,
-            Jobs::WithMemory(jobs) => jobs.min(self.running.0.len().saturating_add(self.room_in_memory())),
-            Jobs::Number(jobs) => jobs,
+        let jobs = match self.parallelism {
+            Parallelism::AfterTheFirst => 1,
+            Parallelism::WithMemory(jobs) => {
+                jobs.min(self.running.0.len().saturating_add(self.room_in_memory()))
+            }
+            Parallelism::Number(jobs) => jobs,
         };
         jobs.saturating_sub(self.running.0.len())
     }
@@ -149,7 +153,7 @@ impl<'a, T: Copy> Trials<'a, T> {
         let Some(free) = available_bytes().filter(|_| self.resident > 0) else { return usize::MAX };
         // A trial that has just begun has not allocated all its memory yet. Reserve the memory that it is
         // expected to need.
-        let owed = running.iter().map(|job| self.resident.saturating_sub(job.running.tree.resident()));
+        let owed = running.iter().map(|active| self.resident.saturating_sub(active.running.tree.resident()));
         let free = ((free as f64 * MEMORY_SHARE) as u64).saturating_sub(owed.sum());
         let room = (free / self.resident) as usize;
         if running.is_empty() { room.max(1) } else { room }
@@ -159,14 +163,14 @@ impl<'a, T: Copy> Trials<'a, T> {
     ///
     /// # Errors
     /// Same as for [`TrialSetup::start`].
-    pub(super) fn start(&mut self, ticket: T, planned: PlannedTrial) -> Result<()> {
+    pub(crate) fn start(&mut self, ticket: T, planned: PlannedTrial) -> Result<()> {
         self.begun += 1;
         let card = planned.card.as_deref().filter(|_| self.most_gpus > 1);
         let gpus = card.and_then(|card| Some(PhantomArgs::of_card(self.matches, card).ok()?.count()));
         let running = TrialSetup { matches: self.matches, out: &self.out }.start(planned)?;
         let has_company = !self.running.0.is_empty();
-        self.running.0.iter_mut().for_each(|job| job.has_company = true);
-        self.running.0.push(Job { ticket, running, gpus: gpus.unwrap_or(1), has_company });
+        self.running.0.iter_mut().for_each(|active| active.has_company = true);
+        self.running.0.push(ActiveTrial { ticket, running, gpus: gpus.unwrap_or(1), has_company });
         self.show_progress();
         Ok(())
     }
@@ -176,7 +180,7 @@ impl<'a, T: Copy> Trials<'a, T> {
     ///
     /// # Errors
     /// When a trial cannot be waited for, or its trace cannot be read.
-    pub(super) fn next_ended(&mut self) -> Result<Option<(T, Trial)>> {
+    pub(crate) fn next_ended(&mut self) -> Result<Option<(T, Trial)>> {
         loop {
             // Check here, too, because a signal may have arrived while a trace was read.
             if let Some(signal) = self.forwarder.asked_to_end() {
@@ -192,8 +196,8 @@ impl<'a, T: Copy> Trials<'a, T> {
             }
             self.look_at_memory();
             let mut found = None;
-            for (place, job) in self.running.0.iter_mut().enumerate() {
-                if let Some(status) = job.running.tree.ended().context("cannot wait for the program")? {
+            for (place, active) in self.running.0.iter_mut().enumerate() {
+                if let Some(status) = active.running.tree.ended().context("cannot wait for the program")? {
                     found = Some((place, status));
                     break;
                 }
@@ -202,7 +206,7 @@ impl<'a, T: Copy> Trials<'a, T> {
                 std::thread::sleep(INTERVAL);
                 continue;
             };
-            let Job { ticket, running, gpus, has_company } = self.running.0.remove(place);
+            let ActiveTrial { ticket, running, gpus, has_company } = self.running.0.remove(place);
             let planned = running.planned.clone();
             let trial = running.finish(status)?;
             self.progress.clear();
@@ -225,10 +229,10 @@ impl<'a, T: Copy> Trials<'a, T> {
                     "trials of this program interfere with each other: from now on, they run \
                                    one at a time",
                 );
-                self.jobs = Jobs::Number(1);
+                self.parallelism = Parallelism::Number(1);
             }
             self.progress.tried(&trial);
-            self.set_jobs(&trial, gpus);
+            self.set_parallelism(&trial, gpus);
             self.show_progress();
             return Ok(Some((ticket, trial)));
         }
@@ -238,14 +242,14 @@ impl<'a, T: Copy> Trials<'a, T> {
     ///
     /// # Errors
     /// When a trial cannot be waited for.
-    pub(super) fn cancel(&mut self, unwanted: impl Fn(T) -> bool) -> Result<()> {
+    pub(crate) fn cancel(&mut self, unwanted: impl Fn(T) -> bool) -> Result<()> {
         self.again.take_if(|(ticket, _)| unwanted(*ticket));
         self.later.retain(|(ticket, _)| !unwanted(*ticket));
         if self.again.is_none() {
             self.again = self.later.pop();
         }
         let (ending, kept) =
-            std::mem::take(&mut self.running.0).into_iter().partition(|job| unwanted(job.ticket));
+            std::mem::take(&mut self.running.0).into_iter().partition(|active| unwanted(active.ticket));
         self.running.0 = kept;
         self.end(ending, Signal::TERM)
     }
@@ -255,25 +259,30 @@ impl<'a, T: Copy> Trials<'a, T> {
         self.end(ending, signal)
     }
 
-    fn end(&mut self, mut ending: Vec<Job<T>>, signal: Signal) -> Result<()> {
-        ending.iter_mut().for_each(|job| job.running.tree.end(signal));
-        for job in &mut ending {
-            while job.running.tree.ended().context("cannot wait for the program")?.is_none() {
+    fn end(&mut self, mut ending: Vec<ActiveTrial<T>>, signal: Signal) -> Result<()> {
+        ending.iter_mut().for_each(|active| active.running.tree.end(signal));
+        for active in &mut ending {
+            while active.running.tree.ended().context("cannot wait for the program")?.is_none() {
                 std::thread::sleep(INTERVAL);
             }
         }
         self.progress.clear();
-        ending.into_iter().for_each(|job| job.running.discard());
+        ending.into_iter().for_each(|active| active.running.discard());
         Ok(())
     }
 
     /// Updates the most memory that one trial has needed. Larger values may need more memory than the first trial
-    /// did. Does nothing if the user set the number of jobs.
+    /// did. Does nothing if the user set the number of trials (`--jobs`).
     fn look_at_memory(&mut self) {
-        if !matches!(self.jobs, Jobs::Number(_)) && self.looked.elapsed() > MEMORY_INTERVAL {
+        if !matches!(self.parallelism, Parallelism::Number(_)) && self.looked.elapsed() > MEMORY_INTERVAL {
             self.looked = Instant::now();
-            let most = self.running.0.iter().map(|job| {
-                scaled(job.running.tree.resident(), job.running.tree.processes(), job.gpus, self.most_gpus)
+            let most = self.running.0.iter().map(|active| {
+                scaled(
+                    active.running.tree.resident(),
+                    active.running.tree.processes(),
+                    active.gpus,
+                    self.most_gpus,
+                )
             });
             self.resident = self.resident.max(most.max().unwrap_or(0));
         }
@@ -284,43 +293,44 @@ impl<'a, T: Copy> Trials<'a, T> {
     ///
     /// If no trial lasted long enough to measure its memory, the next trial is alone, too, but not after
     /// [`UNSEEN`] trials.
-    fn set_jobs(&mut self, first: &Trial, gpus: u64) {
-        if self.jobs == Jobs::AfterTheFirst && (self.resident > 0 || self.begun >= UNSEEN) {
+    fn set_parallelism(&mut self, first: &Trial, gpus: u64) {
+        if self.parallelism == Parallelism::AfterTheFirst && (self.resident > 0 || self.begun >= UNSEEN) {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             let processes = first.peak.processes.max(1);
             let processes = scaled(processes as u64, processes, gpus, self.most_gpus);
-            self.jobs = Jobs::WithMemory((cores / processes as usize).max(1));
+            self.parallelism = Parallelism::WithMemory((cores / processes as usize).max(1));
         }
     }
 
     fn show_progress(&self) {
-        let values: Vec<&str> = self.running.0.iter().map(|job| job.running.planned.label.as_str()).collect();
+        let values: Vec<&str> =
+            self.running.0.iter().map(|active| active.running.planned.label.as_str()).collect();
         if !values.is_empty() {
             self.progress.trying(&values.join(", "), self.begun);
         }
     }
 
     /// Returns the signal that ended the trials, or `None` if no signal has ended them.
-    pub(super) fn ended_by(&self) -> Option<i32> {
+    pub(crate) fn ended_by(&self) -> Option<i32> {
         self.ended_by
     }
 
     /// Ends the series of trials. From then on, signals end this command as usual.
-    pub(super) fn stop(self) -> Ended {
+    pub(crate) fn stop(self) -> Ended {
         self.forwarder.stop();
         Ended { out: self.out, by: self.ended_by }
     }
 }
 
 /// A series of trials that has ended.
-pub(super) struct Ended {
+pub(crate) struct Ended {
     out: OutFolder,
     by: Option<i32>,
 }
 
 impl Ended {
     /// Returns the exit status of this command. It is `status`, unless a signal ended the trials.
-    pub(super) fn status(&self, status: ExitCode) -> ExitCode {
+    pub(crate) fn status(&self, status: ExitCode) -> ExitCode {
         match self.by {
             Some(signal) => {
                 self.out.remove_if_empty();

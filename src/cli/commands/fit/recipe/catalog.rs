@@ -1,76 +1,88 @@
 //! The recipes of `memtrace fit --recipe`, and the templates of their scripts.
 //!
 //! Several recipes share a template. The lines after `# [NAME...]`, up to `# []`, are only in the scripts of the recipes
-//! with these names. A name may also be a setting: its lines are in scripts in which the setting is changed, and those
-//! of `!NAME` in scripts in which it is not.
+//! with these names. A name may also be a setting: its lines are in scripts in which the setting is changed, and the
+//! lines of `!NAME` in scripts in which it is not. The line `# [+random_weights]` is replaced by the lines that several
+//! templates share.
 
 use serde_json::Value;
 
-const TRAIN: &str = include_str!("recipes/train.py");
-const ALIGN: &str = include_str!("recipes/align.py");
-const PRETRAIN: &str = include_str!("recipes/pretrain.py");
-const DIFFUSION: &str = include_str!("recipes/diffusion.py");
-const VISION: &str = include_str!("recipes/vision.py");
-const INFER: &str = include_str!("recipes/infer.py");
-const SERVE: &str = include_str!("recipes/serve.py");
+const TRAIN: &str = include_str!("scripts/train.py");
+const ALIGN: &str = include_str!("scripts/align.py");
+const PRETRAIN: &str = include_str!("scripts/pretrain.py");
+const DIFFUSION: &str = include_str!("scripts/diffusion.py");
+const VISION: &str = include_str!("scripts/vision.py");
+const INFER: &str = include_str!("scripts/infer.py");
+const SERVE: &str = include_str!("scripts/serve.py");
+
+/// The lines that give a model random weights.
+const RANDOM_WEIGHTS: &str = include_str!("scripts/random_weights.py");
+/// The line of a template that these lines replace.
+const RANDOM_WEIGHTS_PLACE: &str = "    # [+random_weights]\n";
 
 /// A recipe.
-pub(super) struct Recipe {
-    pub(super) name: &'static str,
-    pub(super) title: &'static str,
-    /// The file in `recipes/`; see the top of this file for its markers.
+pub(crate) struct Recipe {
+    pub(crate) name: &'static str,
+    pub(crate) title: &'static str,
+    /// The file in `scripts/`; see the top of this file for its markers.
     template: &'static str,
     /// The package that builds the model from its configuration.
-    pub(super) library: &'static str,
+    pub(crate) library: &'static str,
     /// The further packages that the script imports.
-    pub(super) packages: &'static [&'static str],
+    pub(crate) packages: &'static [&'static str],
     /// The number of steps in a trial of the search, or an empty text if the script has no such option. With
     /// two steps, the peak includes the optimizer's state.
-    pub(super) steps: &'static str,
+    pub(crate) steps: &'static str,
     /// The default of `--seq`, or of `--size` for models of images.
-    pub(super) length: &'static str,
+    pub(crate) length: &'static str,
 }
 
 impl Recipe {
+    /// Returns the recipe with this name.
+    pub(super) fn named(name: &str) -> Option<&'static Recipe> {
+        RECIPES.iter().find(|recipe| recipe.name == name)
+    }
+
     /// Returns the name of the script's option for the length.
-    pub(super) fn length_option(&self) -> &'static str {
+    pub(crate) fn length_option(&self) -> &'static str {
         if self.is_of_images() { "--size" } else { "--seq" }
     }
 
-    pub(super) fn is_of_images(&self) -> bool {
+    pub(crate) fn is_of_images(&self) -> bool {
         matches!(self.library, "diffusers" | "timm")
     }
 
     /// Returns true if the script is one rank of a job with a process for each GPU.
-    pub(super) fn has_ranks(&self) -> bool {
+    pub(crate) fn has_ranks(&self) -> bool {
         matches!(self.name, "pretrain" | "zero")
     }
 
     /// Returns true if the script starts a server, which fills the card at any batch.
-    pub(super) fn is_server(&self) -> bool {
+    pub(crate) fn is_server(&self) -> bool {
         self.name == "serve"
     }
 
     /// Returns true if the script trains a model.
-    pub(super) fn trains(&self) -> bool {
+    pub(crate) fn trains(&self) -> bool {
         !matches!(self.name, "infer" | "serve")
     }
 
     /// Returns true if the script trains the weights themselves in the type of the setting `dtype`.
-    pub(super) fn trains_weights(&self) -> bool {
+    pub(crate) fn trains_weights(&self) -> bool {
         matches!(self.name, "full" | "vision")
     }
 
     /// Returns the lines of the template that are in the script of this recipe, in which the settings with `is_changed`
     /// are changed. A setting has the name of its constant in small letters.
-    pub(super) fn script(&self, is_changed: impl Fn(&str) -> bool) -> String {
+    pub(crate) fn script(&self, is_changed: impl Fn(&str) -> bool) -> String {
         let has = |name: &str| match name.strip_prefix('!') {
             Some(setting) => !is_changed(setting),
             None => name == self.name || is_changed(name),
         };
         let mut is_kept = true;
         let mut text = String::new();
-        for line in self.template.lines() {
+        let template = self.template.replace(RANDOM_WEIGHTS_PLACE, random_weights());
+        for line in template.lines() {
             // In the template, an empty line precedes the marker, because Python's formatter requires one after
             // imports. The script has no marker, so remove this line, too.
             let marker = line.trim_start();
@@ -88,14 +100,20 @@ impl Recipe {
     }
 
     /// Returns the script with all of its settings, for a list of them.
-    pub(super) fn with_all_settings(&self) -> String {
+    pub(crate) fn with_all_settings(&self) -> String {
         self.script(|name| RECIPES.iter().all(|recipe| recipe.name != name))
     }
 
     /// Returns true if this recipe can have a model with this configuration.
-    pub(super) fn suits(&self, config: &Value) -> bool {
+    pub(crate) fn suits(&self, config: &Value) -> bool {
         config.get("_class_name").is_some() == (self.library == "diffusers")
     }
+}
+
+/// Returns the lines of [`RANDOM_WEIGHTS`] between its markers.
+fn random_weights() -> &'static str {
+    let rest = RANDOM_WEIGHTS.split_once("    # [random_weights]\n").map_or("", |(_, rest)| rest);
+    rest.split_once("    # []\n").map_or("", |(lines, _)| lines)
 }
 
 /// What the recipes for models of transformers share.
@@ -109,7 +127,7 @@ const LANGUAGE: Recipe = Recipe {
     length: "2048",
 };
 
-pub(super) const RECIPES: [Recipe; 11] = [
+pub(crate) const RECIPES: [Recipe; 11] = [
     Recipe { name: "full", title: "Full fine-tuning", template: TRAIN, ..LANGUAGE },
     Recipe {
         name: "lora",
@@ -186,6 +204,13 @@ mod tests {
         for recipe in &RECIPES {
             let script = recipe.script(|_| false);
             assert!(!script.contains("# ["), "{}", recipe.name);
+            let has_random_weights = [TRAIN, ALIGN, INFER].contains(&recipe.template);
+            assert_eq!(
+                script.matches(random_weights()).count(),
+                usize::from(has_random_weights),
+                "{}",
+                recipe.name
+            );
             assert!(script.lines().count() < 80, "{}: {}", recipe.name, script.lines().count());
             for package in ["peft", "bitsandbytes", "trl", "deepspeed"] {
                 let is_listed = recipe.packages.contains(&package);
@@ -200,7 +225,7 @@ mod tests {
 
     #[test]
     fn lines_of_a_setting_are_in_scripts_that_change_it() {
-        let lora = RECIPES.iter().find(|recipe| recipe.name == "lora").unwrap();
+        let lora = Recipe::named("lora").unwrap();
         for is_changed in [true, false] {
             let script = lora.script(|name| is_changed && name == "packing");
             assert_eq!(script.contains("\nPACKING = 1\n"), is_changed, "{script}");

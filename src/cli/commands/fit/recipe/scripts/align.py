@@ -40,8 +40,7 @@ parser = argparse.ArgumentParser()
 for name, default in {"model": MODEL, "batch": BATCH, "seq": SEQ, "steps": 100, "data": ""}.items():
     parser.add_argument(f"--{name}", type=type(default), default=default)
 parser.add_argument("--random", action="store_true", help="train random weights on random tokens")
-args = parser.parse_args()
-if bool(args.data) == args.random:
+if bool((args := parser.parse_args()).data) == args.random:
     parser.error("give either --data FILE or --random")
 device, dtype = "cuda" if torch.cuda.is_available() else "cpu", getattr(torch, DTYPE)
 if device == "cuda" and DTYPE == "bfloat16" and torch.cuda.get_device_capability() < (8, 0):
@@ -60,11 +59,7 @@ settings = {"generation_kwargs": {"min_new_tokens": args.random * completion}, "
 settings |= {"per_device_train_batch_size": part * GENERATIONS, "max_completion_length": completion}
 # []
 if args.random:
-    with torch.device("meta"):
-        empty = auto.from_config(config, dtype=dtype, trust_remote_code=trust)
-    fill = torch.empty if device == "cuda" else lambda shape, dtype: torch.randn(shape, dtype=dtype) * 0.05
-    weights = {name: fill(tensor.shape, dtype=tensor.dtype) for name, tensor in empty.named_parameters()}
-    model = type(empty).from_pretrained(None, state_dict=weights, **options)
+    # [+random_weights]
     words = {"<end>": 0, **{str(token): token for token in range(1, config.get_text_config().vocab_size)}}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<end>"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()

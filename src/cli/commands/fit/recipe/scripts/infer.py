@@ -33,22 +33,19 @@ dtype = getattr(torch, DTYPE)
 auto, trust = transformers.AutoModelForCausalLM, TRUST_REMOTE_CODE
 config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=trust)
 options = {"config": config, "dtype": dtype, "attn_implementation": ATTENTION, "device_map": {"": device}}
-with torch.device("meta"):
-    empty = auto.from_config(config, dtype=dtype, trust_remote_code=trust)
 if OFFLOADED_LAYERS:  # The first layers stay in host memory. accelerate copies each to the card for its turn.
-    parts, count = dict(empty.named_modules()), config.get_text_config().num_hidden_layers
+    with torch.device("meta"):
+        parts = dict(auto.from_config(config, dtype=dtype, trust_remote_code=trust).named_modules())
+    count = config.get_text_config().num_hidden_layers
     lists = [name for name, part in parts.items() if isinstance(part, torch.nn.ModuleList)]
     blocks = next(name for name in lists if len(parts[name]) == count)
     leaves = [name for name, part in parts.items() if not list(part.children()) or part._parameters]
     offloaded = tuple(f"{blocks}.{index}." for index in range(OFFLOADED_LAYERS))
     options["device_map"] = {name: "cpu" if name.startswith(offloaded) else device for name in leaves}
 if args.random:
-    # Memory does not depend on the values, so with a GPU none are written.
-    fill = torch.empty if device == "cuda" else lambda shape, dtype: torch.randn(shape, dtype=dtype) * 0.05
-    weights = {name: fill(tensor.shape, dtype=tensor.dtype) for name, tensor in empty.named_parameters()}
-    model = type(empty).from_pretrained(None, state_dict=weights, **options)
+    # [+random_weights]
     if OFFLOADED_LAYERS and device == "cuda":
-        unwritten = sum(weight.nbytes for name, weight in weights.items() if name.startswith(offloaded))
+        unwritten = sum(weight.nbytes for weight in parts[blocks][:OFFLOADED_LAYERS].parameters())
         print(f"unwritten weights on the host: {unwritten} bytes", flush=True)
 else:
     model = auto.from_pretrained(args.model, trust_remote_code=trust, **options)

@@ -1,9 +1,9 @@
 //! Estimates where memory would be full, from the peaks of earlier trials.
 
-use super::trial::PeakUse;
+use crate::commands::fit::trial::peak::PeakUse;
 
-/// A trial that fitted: its position (see [`Values::position`](super::values::Values::position)) and its peak.
-pub(super) type Point<'a> = (f64, &'a PeakUse);
+/// A trial that fitted: its position (see [`Candidates::position`](crate::commands::fit::request::candidates::Candidates::position)) and its peak.
+pub(crate) type Point<'a> = (f64, &'a PeakUse);
 
 /// The share of free memory that a program can fill. Torch cannot allocate the memory of the CUDA context,
 /// nor fill the rest without gaps.
@@ -25,7 +25,7 @@ fn full_at([(a, less), (b, more)]: [(f64, i64); 2], room: i64) -> Option<f64> {
 /// Same as [`full_at`], for several points in ascending order. Draws the line through the last point and the
 /// closest earlier point that is far enough away. If that line does not rise, tries the other points. Memory
 /// is reserved in pieces, so close points may have the same peak.
-pub(super) fn full_by_line(points: &[(f64, i64)], room: i64) -> Option<f64> {
+pub(crate) fn full_by_line(points: &[(f64, i64)], room: i64) -> Option<f64> {
     let (last, before) = points.split_last()?;
     let far = before.iter().rev().filter(|point| point.0 <= last.0 * FAR);
     let near = before.iter().rev().filter(|point| point.0 > last.0 * FAR);
@@ -51,7 +51,7 @@ fn were_full(points: &[Point<'_>]) -> bool {
 /// With two or more trials, uses the line through two of them. A single trial is split by category into memory
 /// that grows and memory that does not. With `are_gpus`, the memory that ranks share grows with the share of
 /// each GPU, and activations do not grow.
-pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
+pub(crate) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
     let was_full = were_full(points);
     let room = |peak: &PeakUse| peak.capacity - bytes(peak, was_full);
     match points {
@@ -81,7 +81,7 @@ pub(super) fn full_by(points: &[Point<'_>], are_gpus: bool) -> Option<f64> {
 /// Same as [`full_by`], but from trials on another card or another number of GPUs. The result is for a card of
 /// `capacity` bytes and for `shrunk` times as many GPUs, so that each GPU holds `1 / shrunk` of the memory
 /// that ranks share.
-pub(super) fn full_elsewhere(
+pub(crate) fn full_elsewhere(
     points: &[Point<'_>],
     are_gpus: bool,
     capacity: i64,

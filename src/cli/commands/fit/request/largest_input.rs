@@ -10,14 +10,14 @@ use memtrace_analysis::reports;
 use memtrace_trace::form::Form;
 use serde_json::Value;
 
-use super::places;
+use super::placeholders;
 use crate::{terminal, trace_input};
 
 /// The start of the placeholder for a dimension of the input: `{dim0}`.
 const PLACE: &str = "{dim";
 
 /// Returns the option `--worst`.
-pub(super) fn argument() -> Arg {
+pub(crate) fn argument() -> Arg {
     Arg::new("worst")
         .long("worst")
         .value_name("TRACE")
@@ -31,7 +31,7 @@ pub(super) fn argument() -> Arg {
 
 /// The largest input of a trace.
 #[derive(Debug)]
-pub(super) struct Worst {
+pub(crate) struct LargestInput {
     /// The input as it is shown, such as `int64 [1x8192] of GPT`.
     shown: String,
     dtype: String,
@@ -40,19 +40,21 @@ pub(super) struct Worst {
     elements: i64,
 }
 
-impl Worst {
+impl LargestInput {
     /// Returns the largest input in the trace of the option, or `None` without the option.
     ///
     /// # Errors
     /// When the trace cannot be read, or it has no input.
-    pub(super) fn new(matches: &ArgMatches) -> Result<Option<Worst>> {
+    pub(crate) fn new(matches: &ArgMatches) -> Result<Option<LargestInput>> {
         let Some(trace) = matches.get_one::<PathBuf>("worst") else { return Ok(None) };
         let report = reports::find("summary").context("there is no summary")?;
         let input = trace_input::open_all(trace, true)?;
         let answer = reports::answer(report, &[input], &Options::default())?;
         let processes = answer.json["processes"].as_array();
-        let inputs =
-            processes.into_iter().flatten().filter_map(|process| Worst::from_json(&process["largest_input"]));
+        let inputs = processes
+            .into_iter()
+            .flatten()
+            .filter_map(|process| LargestInput::from_json(&process["largest_input"]));
         let Some(worst) = inputs.max_by_key(|worst| worst.elements) else {
             bail!(
                 "--worst {}: no input of a model is in this trace; inputs are recorded for models in Python \
@@ -70,12 +72,12 @@ impl Worst {
     }
 
     /// Returns the input that `summary --json` shows as a process's `largest_input`.
-    fn from_json(found: &Value) -> Option<Worst> {
+    fn from_json(found: &Value) -> Option<LargestInput> {
         let text = |key: &str| found.get(key).and_then(Value::as_str);
         let (dtype, shape, model) = (text("dtype")?, text("shape")?, text("model")?);
         let sizes =
             found.get("largest_sizes")?.as_array()?.iter().map(Value::as_i64).collect::<Option<_>>()?;
-        Some(Worst {
+        Some(LargestInput {
             shown: format!("{dtype} {shape} of {model}"),
             dtype: dtype.to_owned(),
             sizes,
@@ -92,7 +94,7 @@ impl Worst {
     ///
     /// # Errors
     /// When the input does not have the form of tokens, or of images.
-    pub(super) fn length(&self, is_image: bool) -> Result<u64> {
+    pub(crate) fn length(&self, is_image: bool) -> Result<u64> {
         let is_tokens = self.dtype.contains("int") && self.sizes.len() == 2;
         let last = self.sizes.last().and_then(|last| u64::try_from(*last).ok()).filter(|last| *last > 0);
         match last {
@@ -109,7 +111,7 @@ impl Worst {
     ///
     /// # Errors
     /// When no word has a place for a dimension, or the input does not have the dimension.
-    pub(super) fn fill(&self, words: &[OsString]) -> Result<Vec<OsString>> {
+    pub(crate) fn fill(&self, words: &[OsString]) -> Result<Vec<OsString>> {
         let last = self.sizes.len().saturating_sub(1);
         if !words.iter().any(|word| place_in(&word.to_string_lossy()).is_some()) {
             bail!(
@@ -121,7 +123,7 @@ impl Worst {
         let places: Vec<(String, String)> = self.places().collect();
         let numbers: Vec<(&str, &str)> =
             places.iter().map(|(place, size)| (place.as_str(), size.as_str())).collect();
-        let filled: Vec<OsString> = words.iter().map(|word| places::replace(word, &numbers)).collect();
+        let filled: Vec<OsString> = words.iter().map(|word| placeholders::replace(word, &numbers)).collect();
         match filled.iter().find_map(|word| place_in(&word.to_string_lossy()).map(str::to_owned)) {
             Some(place) => {
                 bail!("--worst: {place}: the input, {}, has the dimensions 0 to {last}", self.shown)
@@ -150,8 +152,8 @@ mod tests {
         text.split(' ').map(OsString::from).collect()
     }
 
-    fn worst(dtype: &str, shape: &str, sizes: &[i64]) -> Option<Worst> {
-        Worst::from_json(
+    fn worst(dtype: &str, shape: &str, sizes: &[i64]) -> Option<LargestInput> {
+        LargestInput::from_json(
             &json!({"step": 7, "dtype": dtype, "shape": shape, "model": "GPT", "largest_sizes": sizes}),
         )
     }
@@ -180,6 +182,6 @@ mod tests {
         assert!(worst("float32", "[4x2048x4096]", &[4, 2048, 4096]).unwrap().length(false).is_err());
         assert!(worst("int64", "[4x1024]", &[4, 1024]).unwrap().length(true).is_err());
         assert!(worst("int64", "[]", &[]).unwrap().length(false).is_err());
-        assert!(Worst::from_json(&Value::Null).is_none() && worst("int64", "?", &[]).is_none());
+        assert!(LargestInput::from_json(&Value::Null).is_none() && worst("int64", "?", &[]).is_none());
     }
 }

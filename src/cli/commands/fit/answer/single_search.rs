@@ -1,4 +1,4 @@
-//! The answer of one search of `memtrace fit`, as text and as JSON.
+//! The answer of one search, as text.
 
 use std::path::Path;
 
@@ -8,85 +8,80 @@ use memtrace_analysis::render::numbers::{counted, duration, percent, share};
 use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 use memtrace_trace::text::shell_word;
 use memtrace_trace::units::Unit;
-use serde_json::{Value, json};
 
-use super::ask;
-use super::plan::Plan;
-use super::recipe::Request;
-use super::searches::Lane;
-use super::trial::{self, PeakUse, Trial, TrialOutcome};
-use super::values::gpus_text;
-use crate::child_env::FreeAtStart;
+use crate::commands::fit::ask;
+use crate::commands::fit::recipe::prepared::PreparedRecipe;
+use crate::commands::fit::request::candidates::gpus_text;
+use crate::commands::fit::request::plan::Plan;
+use crate::commands::fit::search::row_search::RowSearch;
+use crate::commands::fit::trial::outcome::{Trial, TrialOutcome, note};
+use crate::commands::fit::trial::peak::PeakUse;
 use crate::terminal;
 
 /// The result of a search.
-pub(super) struct Answer<'a> {
+pub(crate) struct Answer<'a> {
+    pub(super) search: &'a RowSearch<'a>,
     /// The command as it was typed, with `{}` for the value.
-    pub(super) command: Vec<String>,
+    pub(crate) command: Vec<String>,
     /// The name of the value of a recipe, with a space after it; empty for another program.
-    name: String,
+    pub(super) name: String,
     /// True if the value is the number of GPUs. The search then looks for the smallest number.
-    pub(super) are_gpus: bool,
+    pub(crate) are_gpus: bool,
     /// The trial of the last candidate that fits: the largest value or, with `are_gpus`, the smallest number of
     /// GPUs. `None` without such a trial.
-    pub(super) fits: Option<&'a Trial>,
+    pub(crate) fits: Option<&'a Trial>,
     /// The trial of the first candidate that does not fit; `None` without such a trial.
-    pub(super) too_big: Option<&'a Trial>,
+    pub(crate) too_big: Option<&'a Trial>,
     /// All trials, in the order in which they ended.
-    pub(super) trials: Vec<&'a Trial>,
+    pub(crate) trials: Vec<&'a Trial>,
     /// True if candidates remain between the last one that fits and the first one that does not. They were
     /// not tried.
-    pub(super) has_gap: bool,
+    pub(crate) has_gap: bool,
     /// An explanation if a value fits although an earlier one does not; otherwise `None`.
-    pub(super) disorder: Option<String>,
+    pub(crate) disorder: Option<String>,
     /// True if the user set the last value, with `--max`, `--values` or `--gpus`.
-    pub(super) last_is_given: bool,
+    pub(crate) last_is_given: bool,
     /// True if the smallest value that fits was wanted (`--smallest`).
-    pub(super) wants_smallest: bool,
-    /// The free memory at the start; `None` without a simulated GPU.
-    pub(super) free_at_start: Option<FreeAtStart>,
-    /// The reason why the search ended without an answer; `None` if it has an answer.
-    pub(super) stopped: Option<String>,
+    pub(crate) wants_smallest: bool,
 }
 
-pub(super) fn show(bytes: i64) -> String {
+pub(crate) fn show(bytes: i64) -> String {
     Unit::Auto.show(bytes).to_string()
 }
 
 impl<'a> Answer<'a> {
     /// Returns the answer of a search.
-    pub(super) fn of_lane(lane: &'a Lane<'_>, plan: &Plan) -> Answer<'a> {
-        let limits = lane.search.fits.zip(lane.search.too_big);
-        let are_gpus = lane.values.are_gpus();
-        let number = |index: usize| lane.values.text(index).parse::<u64>().unwrap_or(0);
+    pub(crate) fn of_search(search: &'a RowSearch<'a>, plan: &Plan) -> Answer<'a> {
+        let limits = search.limit.fits.zip(search.limit.too_big);
+        let are_gpus = search.values.are_gpus();
+        let number = |index: usize| search.values.text(index).parse::<u64>().unwrap_or(0);
         Answer {
-            command: plan.command_of(lane.row),
-            name: if lane.row.length.is_some() { format!("{} ", plan.value_name) } else { String::new() },
+            search,
+            command: plan.command_of(search.row),
+            name: if search.row.length.is_some() { format!("{} ", plan.value_name) } else { String::new() },
             are_gpus,
-            fits: lane.fits(),
-            too_big: lane.too_big(),
-            trials: lane.trials.iter().map(|(_, trial)| trial).collect(),
+            fits: search.fits(),
+            too_big: search.too_big(),
+            trials: search.trials.iter().map(|(_, trial)| trial).collect(),
             has_gap: limits.is_some_and(|(fits, too_big)| match are_gpus {
                 true => number(fits).saturating_sub(number(too_big)) > 1,
                 false => too_big.saturating_sub(fits) > 1,
             }),
-            disorder: lane.disorder(),
+            disorder: search.disorder(),
             last_is_given: plan.last_is_given,
             wants_smallest: plan.wants_smallest,
-            free_at_start: lane.row.free_at_start,
-            stopped: lane.stopped.clone(),
         }
     }
 
     /// Returns the name of the value for the head of a table.
-    fn value_name(&self) -> &str {
+    pub(super) fn value_name(&self) -> &str {
         if self.name.is_empty() { "value" } else { self.name.trim_end() }
     }
 
     /// Returns the exit status: 0 if there is an answer, 1 if the search stopped without an answer, and 3 if
     /// nothing fits.
-    pub(super) fn status(&self) -> u8 {
-        match (&self.stopped, self.fits) {
+    pub(crate) fn status(&self) -> u8 {
+        match (&self.search.stopped, self.fits) {
             (Some(_), _) => 1,
             (None, Some(_)) => 0,
             (None, None) => 3,
@@ -95,12 +90,12 @@ impl<'a> Answer<'a> {
 
     /// Returns the peaks of the first trial that left a trace, which has the name and size of the device.
     /// Returns `None` if no trial did.
-    fn device(&self) -> Option<&PeakUse> {
+    pub(super) fn device(&self) -> Option<&PeakUse> {
         self.trials.iter().map(|trial| &trial.peak).find(|peak| peak.processes > 0)
     }
 
     /// Returns the answer as text for stdout.
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let stdout = std::io::stdout();
         let mut page = Printer::new(terminal::use_colour("auto", &stdout), terminal::width(&stdout));
         self.heading(&mut page);
@@ -144,7 +139,7 @@ impl<'a> Answer<'a> {
             ));
         }
         if self.device().is_some_and(|peak| peak.phantom) {
-            page.line([Cell::new(trial::note(self.trials.iter().copied(), "GPU"), Style::Faint)]);
+            page.line([Cell::new(note(self.trials.iter().copied(), "GPU"), Style::Faint)]);
         }
         page.gap();
         for next in self.next() {
@@ -166,13 +161,13 @@ impl<'a> Answer<'a> {
             }
         }
         page.line(cells);
-        if let Some(free) = self.free_at_start {
+        if let Some(free) = self.search.row.free_at_start {
             page.line([Cell::new(free.to_string(), Style::Faint)]);
         }
     }
 
     /// Returns those trials at the limit whose outcome may differ on a real card.
-    fn inside_range(&self) -> Vec<&Trial> {
+    pub(super) fn inside_range(&self) -> Vec<&Trial> {
         let limits = [self.fits, self.too_big].into_iter().flatten();
         limits.filter(|trial| trial.peak.inside_range).collect()
     }
@@ -209,7 +204,7 @@ impl<'a> Answer<'a> {
     }
 
     fn verdict(&self, page: &mut Printer) {
-        if let Some(why) = &self.stopped {
+        if let Some(why) = &self.search.stopped {
             page.line([Cell::new("no answer: ", Style::Alarm), why.as_str().into()]);
             for trial in &self.trials {
                 let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
@@ -372,7 +367,7 @@ impl<'a> Answer<'a> {
         page.table(&table);
     }
 
-    fn next(&self) -> Vec<String> {
+    pub(super) fn next(&self) -> Vec<String> {
         let mut next = Vec::new();
         let word = |path: &Path| shell_word(&path.to_string_lossy());
         if let Some(trial) = self.too_big.filter(|trial| trial.peak.processes > 0) {
@@ -389,75 +384,12 @@ impl<'a> Answer<'a> {
         }
         next
     }
-
-    /// Returns the answer as JSON.
-    pub(super) fn json(&self, lane: &Lane<'_>, recipe: Option<&Request>) -> Value {
-        let found = self.fits.zip(lane.row.length);
-        let settings =
-            recipe.zip(found).map(|(recipe, (trial, length))| recipe.settings(&trial.value, length));
-        let value = |trial: Option<&Trial>| trial.map(|trial| trial.value.clone());
-        let trials: Vec<Value> = self.trials.iter().map(|trial| trial_json(trial)).collect();
-        json!({
-            "report": "fit",
-            "command": self.command,
-            "wanted": match (self.are_gpus, self.wants_smallest) {
-                (true, _) => "gpus",
-                (false, true) => "smallest",
-                (false, false) => "value",
-            },
-            "phantom": self.device().is_some_and(|peak| peak.phantom),
-            "device": self.device().map(|peak| peak.device.clone()),
-            "capacity_bytes": self.device().map_or(0, |peak| peak.capacity),
-            "fits": value(self.fits),
-            "too_big": value(self.too_big),
-            "values_between": self.has_gap,
-            "disorder": self.disorder,
-            "inside_range": self.inside_range().iter().map(|trial| &trial.value).collect::<Vec<_>>(),
-            "free_at_start_bytes": self.free_at_start.map(|free| free.here),
-            "free_at_start_range_bytes": self.free_at_start.map(|free| [free.least, free.most]),
-            "spare_bytes": self.fits.map(|trial| (trial.peak.capacity - trial.peak.used).max(0)),
-            "stopped": self.stopped,
-            "value_name": (!self.name.is_empty()).then(|| self.value_name()),
-            "settings": settings,
-            "flags": recipe.and_then(|recipe| flags(lane, recipe)),
-            "trials": trials,
-            "next": self.next(),
-        })
-    }
 }
 
 /// Returns vLLM's options for what a search found; `None` if nothing fits.
-pub(super) fn flags(lane: &Lane<'_>, recipe: &Request) -> Option<String> {
-    let trial = lane.fits().filter(|_| recipe.is_server())?;
-    Some(recipe.flags(lane.row.length?, ask::cache_tokens(trial)?, &trial.value))
-}
-
-fn trial_json(trial: &Trial) -> Value {
-    let peak = &trial.peak;
-    let held: serde_json::Map<String, Value> =
-        peak.by_category.iter().map(|(name, bytes)| (name.clone(), (*bytes).into())).collect();
-    let (asked, ended, tail) = match &trial.outcome {
-        TrialOutcome::Fits => (None, None, None),
-        TrialOutcome::TooBig(asked) => (Some(asked), None, None),
-        TrialOutcome::Failed(ended, tail) => (None, Some(ended), Some(tail)),
-    };
-    json!({
-        "value": trial.value,
-        "outcome": trial.outcome.word(),
-        "asked": asked,
-        "ended": ended,
-        "stderr_tail": tail,
-        "inside_range": peak.inside_range,
-        "peak_allocated_bytes": peak.allocated,
-        "peak_reserved_bytes": peak.reserved,
-        "peak_used_bytes": peak.used,
-        "peak_host_bytes": peak.host,
-        "retries": peak.retries,
-        "processes": peak.processes,
-        "at_peak_by_category_bytes": held,
-        "seconds": trial.took.as_secs_f64(),
-        "folder": trial.folder.display().to_string(),
-    })
+pub(crate) fn vllm_options(search: &RowSearch<'_>, recipe: &PreparedRecipe) -> Option<String> {
+    let trial = search.fits().filter(|_| recipe.is_server())?;
+    Some(recipe.flags(search.row.length?, ask::cache_tokens(trial)?, &trial.value))
 }
 
 #[cfg(test)]
@@ -465,17 +397,19 @@ mod tests {
     use std::path::PathBuf;
     use std::time::Duration;
 
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn an_answer_prints_labels_and_commands_to_paste_and_its_json_has_values() {
         let matches = "fit --phantom l4 --values 4,8 -- python t.py {}".split(' ');
-        let matches = super::super::command().try_get_matches_from(matches).unwrap();
+        let matches = crate::commands::fit::command().try_get_matches_from(matches).unwrap();
         let plan = Plan::new(&matches, None, None).unwrap();
-        let mut searches = super::super::searches::Searches::new(&plan);
-        let lane = &mut searches.lanes[0];
-        lane.search.record(0, true);
-        lane.trials.push((
+        let mut searches = crate::commands::fit::search::scheduler::SearchScheduler::new(&plan);
+        let search = &mut searches.searches[0];
+        search.limit.record(0, true);
+        search.trials.push((
             "4".to_owned(),
             Trial {
                 label: "l4 2048 4".to_owned(),
@@ -487,9 +421,9 @@ mod tests {
                 peak: PeakUse { processes: 1, inside_range: true, ..PeakUse::default() },
             },
         ));
-        let answer = Answer::of_lane(lane, &plan);
+        let answer = Answer::of_search(search, &plan);
         assert!(answer.text().contains("l4 2048 4 may not fit on a real card"), "{}", answer.text());
-        let json = answer.json(lane, None);
+        let json = super::super::json::of_one(&answer, None);
         assert_eq!((&json["fits"], &json["inside_range"]), (&json!("4"), &json!(["4"])));
         assert_eq!(json["next"], json!(["memtrace peak --by module 'my runs/l4_2048_4'"]));
     }

@@ -24,7 +24,7 @@ const LOOK_SHARE: u32 = 50;
 type Member = (i32, u64);
 
 /// A program in a process group of its own.
-pub(super) struct ProcessTree {
+pub(crate) struct ProcessTree {
     child: Child,
     pid: Pid,
     /// The program and its processes at the last scan, while the program runs.
@@ -42,7 +42,7 @@ impl ProcessTree {
     ///
     /// # Errors
     /// When the program cannot be started.
-    pub(super) fn spawn(mut command: Command) -> io::Result<ProcessTree> {
+    pub(crate) fn spawn(mut command: Command) -> io::Result<ProcessTree> {
         let child = command.process_group(0).spawn()?;
         let pid = Pid::from_child(&child);
         let next_look = Instant::now() + LOOK_INTERVAL;
@@ -58,7 +58,7 @@ impl ProcessTree {
     ///
     /// # Errors
     /// When the program cannot be waited for.
-    pub(super) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+    pub(crate) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         if self.status.is_none() && self.has_ended()? {
             // The program is not reaped yet, so no other process group can have its id.
             kill_process_group(self.pid, Signal::TERM).ok();
@@ -112,7 +112,7 @@ impl ProcessTree {
 
     /// Asks the program and its processes to end, once. [`ended`](Self::ended) kills the processes that do
     /// not end in time.
-    pub(super) fn end(&mut self, signal: Signal) {
+    pub(crate) fn end(&mut self, signal: Signal) {
         if self.asked.is_some() {
             return;
         }
@@ -123,12 +123,12 @@ impl ProcessTree {
     }
 
     /// Returns the number of processes at the last scan.
-    pub(super) fn processes(&self) -> usize {
+    pub(crate) fn processes(&self) -> usize {
         self.seen.len()
     }
 
     /// Returns the anonymous memory of the processes of the last scan, in bytes; 0 before the first scan.
-    pub(super) fn resident(&self) -> u64 {
+    pub(crate) fn resident(&self) -> u64 {
         self.seen.iter().map(|(pid, _)| anonymous_bytes(*pid)).sum()
     }
 }
@@ -206,7 +206,7 @@ fn anonymous_bytes(pid: i32) -> u64 {
 }
 
 /// Returns the memory in bytes that is available on this machine, or `None` if it is unknown.
-pub(super) fn available_bytes() -> Option<u64> {
+pub(crate) fn available_bytes() -> Option<u64> {
     let [_, available, ..] = HostFiles::default().machine()?;
     available.map(i64::cast_unsigned)
 }

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Arg, ArgMatches, value_parser};
 
-use super::places;
+use super::placeholders;
 
 /// The size in bytes of the largest file that is read.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// Returns the option `--prices`.
-pub(super) fn argument() -> Arg {
+pub(crate) fn argument() -> Arg {
     Arg::new("prices")
         .long("prices")
         .value_name("FILE")
@@ -28,14 +28,14 @@ pub(super) fn argument() -> Arg {
 
 /// The price of one GPU of each card.
 #[derive(Debug)]
-pub(super) struct Prices(Vec<(String, f64)>);
+pub(crate) struct Prices(Vec<(String, f64)>);
 
 impl Prices {
     /// Returns the prices of the option, or `None` without the option.
     ///
     /// # Errors
     /// When the file cannot be read, or has a line without a card and a price.
-    pub(super) fn new(matches: &ArgMatches) -> Result<Option<Prices>> {
+    pub(crate) fn new(matches: &ArgMatches) -> Result<Option<Prices>> {
         let Some(file) = matches.get_one::<PathBuf>("prices") else { return Ok(None) };
         let shown = file.display();
         // A device such as /dev/zero has no size and no end.
@@ -78,8 +78,8 @@ impl Prices {
 
     /// Returns the price of `gpus` GPUs of a card such as `h100-80g`, `2xh100-80g` or `h100-80g,mem=40g`. Without `gpus`,
     /// the card has the number. Returns `None` if the file lacks the card.
-    pub(super) fn price(&self, card: &str, gpus: Option<u64>) -> Option<f64> {
-        let (count, preset) = places::count_and_preset(card)?;
+    pub(crate) fn price(&self, card: &str, gpus: Option<u64>) -> Option<f64> {
+        let (count, preset) = placeholders::count_and_preset(card)?;
         let (_, price) = self.0.iter().find(|(known, _)| preset.eq_ignore_ascii_case(known))?;
         Some(price * gpus.unwrap_or(count) as f64)
     }
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn a_file_without_an_end_is_refused() {
         let words = "fit --phantom l4 --prices /dev/zero -- python t.py {}";
-        let matches = super::super::command().try_get_matches_from(words.split(' ')).unwrap();
+        let matches = crate::commands::fit::command().try_get_matches_from(words.split(' ')).unwrap();
         let error = Prices::new(&matches).unwrap_err().to_string();
         assert!(error.contains("too many for a list of prices"), "{error}");
     }

@@ -4,8 +4,8 @@ use anyhow::{Result, anyhow, bail};
 use clap::ArgMatches;
 use serde_json::{Map, Value};
 
-use super::places::VALUE;
-use super::recipes::Recipe;
+use super::catalog::Recipe;
+use crate::commands::fit::request::placeholders::VALUE;
 
 /// The largest whole number that a setting takes.
 const MOST: u64 = 1 << 20;
@@ -83,7 +83,7 @@ const SETTINGS: [Setting; 28] = [
 ];
 
 /// The setting with the number of GPUs of a server.
-pub(super) const GPUS: &str = "GPUS";
+pub(crate) const GPUS: &str = "GPUS";
 
 /// Returns the entry of a setting, or `None` if `name` is another constant.
 fn entry(name: &str) -> Option<&'static Setting> {
@@ -91,12 +91,12 @@ fn entry(name: &str) -> Option<&'static Setting> {
 }
 
 /// The script of a recipe with the changes of `--set`.
-pub(super) struct Changed {
-    pub(super) script: String,
+pub(crate) struct ChangedScript {
+    pub(crate) script: String,
     /// The constant that has `{}` as its value; `None` without one.
-    pub(super) searched: Option<String>,
+    pub(crate) searched: Option<String>,
     /// The values of the changed settings that are texts. The packages decide whether they are valid.
-    pub(super) texts: Map<String, Value>,
+    pub(crate) texts: Map<String, Value>,
 }
 
 /// Returns the script of a recipe with each change `NAME=VALUE`. `listed` has the values of `--values`, which
@@ -104,12 +104,12 @@ pub(super) struct Changed {
 ///
 /// # Errors
 /// When a setting is unknown or changed twice, its value has the wrong kind, or two settings have `{}`.
-pub(super) fn changed(recipe: &Recipe, changes: &[&String], listed: &[String]) -> Result<Changed> {
+pub(crate) fn changed(recipe: &Recipe, changes: &[&String], listed: &[String]) -> Result<ChangedScript> {
     let every = recipe.with_all_settings();
     let found: Vec<(&str, &str)> =
         changes.iter().map(|change| find(recipe, &every, change)).collect::<Result<_>>()?;
     let script = recipe.script(|setting| found.iter().any(|(name, _)| shown(name) == setting));
-    let mut all = Changed { script, searched: None, texts: Map::new() };
+    let mut all = ChangedScript { script, searched: None, texts: Map::new() };
     for (place, (change, (name, value))) in changes.iter().zip(&found).enumerate() {
         let (name, value) = ((*name).to_owned(), *value);
         let is_text = matches!(entry(&name), Some(Setting { takes: Kind::Text, .. }));
@@ -143,7 +143,7 @@ pub(super) fn changed(recipe: &Recipe, changes: &[&String], listed: &[String]) -
 }
 
 /// Returns the name of a setting as users write it.
-pub(super) fn shown(name: &str) -> String {
+pub(crate) fn shown(name: &str) -> String {
     name.to_lowercase()
 }
 
@@ -165,13 +165,13 @@ fn settings(script: &str) -> Vec<(&str, &str)> {
 }
 
 /// Returns the value of a setting without quotes, or an empty text if the script has no such setting.
-pub(super) fn setting<'a>(script: &'a str, name: &str) -> &'a str {
+pub(crate) fn setting<'a>(script: &'a str, name: &str) -> &'a str {
     let found = settings(script).into_iter().find(|(key, _)| *key == name);
     found.map_or("", |(_, value)| value.trim_matches('"'))
 }
 
 /// Returns the settings of a script as users write them, with their values.
-pub(super) fn json(script: &str) -> Map<String, Value> {
+pub(crate) fn json(script: &str) -> Map<String, Value> {
     let value = |name: &str, text: &str| match entry(name).map(|setting| setting.takes) {
         Some(Kind::Switch) => Value::from(text == "True"),
         // Numbers and quoted texts are JSON.
@@ -181,7 +181,7 @@ pub(super) fn json(script: &str) -> Map<String, Value> {
 }
 
 /// Returns the script with `value` as the value of the constant `name`.
-pub(super) fn with(script: &str, name: &str, value: &str) -> String {
+pub(crate) fn with(script: &str, name: &str, value: &str) -> String {
     let start = format!("{name} = ");
     let lines = script.lines().map(|line| match line.strip_prefix(&start) {
         Some(_) => format!("{start}{value}\n"),
@@ -194,12 +194,12 @@ pub(super) fn with(script: &str, name: &str, value: &str) -> String {
 ///
 /// # Errors
 /// When the value has the wrong kind.
-pub(super) fn with_setting(script: &str, name: &str, value: &str) -> Result<String> {
+pub(crate) fn with_setting(script: &str, name: &str, value: &str) -> Result<String> {
     Ok(with(script, name, &expression(name, value)?))
 }
 
 /// Quotes a text for Python, in which JSON's escapes are valid, too.
-pub(super) fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
@@ -240,7 +240,7 @@ fn expression(name: &str, value: &str) -> Result<String> {
 }
 
 /// Returns the smallest value of a setting if this is 0.
-pub(super) fn least(name: &str) -> Option<usize> {
+pub(crate) fn least(name: &str) -> Option<usize> {
     let from_zero =
         |setting: &Setting| matches!(setting.takes, Kind::Whole(0, _) | Kind::Number(0.0, ..)).then_some(0);
     entry(name).and_then(from_zero)
@@ -248,7 +248,7 @@ pub(super) fn least(name: &str) -> Option<usize> {
 
 /// Returns the values of a setting to try if the user names none; `None` if it has no natural range. `gpus`
 /// is the number of GPUs, and `layers` the number of layers or blocks of the model.
-pub(super) fn usual(name: &str, batch: u64, gpus: Option<u64>, layers: Option<u64>) -> Option<Vec<String>> {
+pub(crate) fn usual(name: &str, batch: u64, gpus: Option<u64>, layers: Option<u64>) -> Option<Vec<String>> {
     let numbers: Vec<u64> = match name {
         "ACCUMULATION" => (1..=batch).filter(|parts| batch.is_multiple_of(*parts)).collect(),
         "OFFLOADED_LAYERS" | "BLOCKS_TO_SWAP" => (0..=layers?).collect(),
@@ -263,7 +263,7 @@ pub(super) fn usual(name: &str, batch: u64, gpus: Option<u64>, layers: Option<u6
 }
 
 /// Checks that the options of a search suit the setting that is searched for. `script` has all settings of the recipe.
-pub(super) fn check_search(matches: &ArgMatches, script: &str, searched: Option<&str>) -> Result<()> {
+pub(crate) fn check_search(matches: &ArgMatches, script: &str, searched: Option<&str>) -> Result<()> {
     let is_smallest = matches.get_flag("smallest");
     let saving = saving(script);
     let examples = match saving.first() {
@@ -287,18 +287,21 @@ pub(super) fn check_search(matches: &ArgMatches, script: &str, searched: Option<
         bail!("--smallest: a larger {shown} does not save memory; {examples}");
     }
     if !is_smallest && saves(name) {
-        bail!("--set {shown}={{}}: a larger {shown} saves memory: add --smallest");
+        bail!(
+            "--set {shown}={{}}: the largest {shown} needs the least memory, so the question is which is the smallest that \
+             fits: add --smallest; --values may then have any order"
+        );
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::recipes::RECIPES;
     use super::*;
+    use crate::commands::fit::recipe::catalog::RECIPES;
 
-    fn change(name: &str, changes: &[&str], listed: &[&str]) -> Result<Changed> {
-        let recipe = RECIPES.iter().find(|recipe| recipe.name == name).unwrap();
+    fn change(name: &str, changes: &[&str], listed: &[&str]) -> Result<ChangedScript> {
+        let recipe = Recipe::named(name).unwrap();
         let [changes, listed] =
             [changes, listed].map(|list| list.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>());
         changed(recipe, &changes.iter().collect::<Vec<_>>(), &listed)
@@ -365,10 +368,10 @@ mod tests {
 
     #[test]
     fn a_setting_that_saves_memory_needs_smallest_also_with_values() {
-        let script = RECIPES.iter().find(|recipe| recipe.name == "serve").unwrap().with_all_settings();
+        let script = Recipe::named("serve").unwrap().with_all_settings();
         let check = |more: &str| {
             let words = format!("fit --recipe serve --model m --values 1,2,4{more}");
-            let matches = super::super::command().try_get_matches_from(words.split(' ')).unwrap();
+            let matches = crate::commands::fit::command().try_get_matches_from(words.split(' ')).unwrap();
             check_search(&matches, &script, Some(GPUS))
         };
         assert!(check("").unwrap_err().to_string().contains("add --smallest"));
@@ -394,16 +397,17 @@ mod tests {
     }
 
     #[test]
-    fn the_guide_lists_the_settings_of_each_recipe() {
-        let guide = include_str!("../../../../docs/guide.md");
+    fn the_page_on_fit_lists_the_settings_of_each_recipe() {
+        let page = include_str!("../../../../../docs/fit.md");
         for recipe in &RECIPES {
             let name = format!("`{}`", recipe.name);
-            let mut rows = guide.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
-            let (_, row) = rows.find(|(names, _)| names.split(", ").any(|each| each == name)).unwrap();
+            let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
+            let rows = rows.filter(|(names, _)| names.split(", ").any(|each| each == name));
+            let row: String = rows.map(|(_, settings)| settings).collect();
             let script = recipe.with_all_settings();
             let missing = settings(&script).into_iter().map(|(name, _)| format!("`{}`", shown(name)));
             let missing: Vec<String> = missing.filter(|setting| !row.contains(setting)).collect();
-            assert!(missing.is_empty(), "docs/guide.md, {name}: {missing:?}");
+            assert!(missing.is_empty(), "docs/fit.md, {name}: {missing:?}");
         }
     }
 }

@@ -10,21 +10,21 @@ const GROWTH_BY_RUNS: usize = 64;
 
 /// An estimate of the last candidate that fits.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Guess {
+pub(crate) struct Guess {
     /// The estimated last candidate that fits.
-    pub(super) index: usize,
+    pub(crate) index: usize,
     /// True if the estimate is based on fewer than two trials.
-    pub(super) is_rough: bool,
+    pub(crate) is_rough: bool,
 }
 
 /// A search for the last candidate that fits. Candidates are indices from 0; each needs at least as much
 /// memory as the candidate before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Search {
+pub(crate) struct LimitSearch {
     /// The last candidate known to fit.
-    pub(super) fits: Option<usize>,
+    pub(crate) fits: Option<usize>,
     /// The first candidate known not to fit.
-    pub(super) too_big: Option<usize>,
+    pub(crate) too_big: Option<usize>,
     /// The last candidate.
     last: usize,
     /// The candidate that is tried first.
@@ -38,12 +38,12 @@ pub(super) struct Search {
     narrowed: usize,
 }
 
-impl Search {
+impl LimitSearch {
     /// Creates a search among the candidates from 0 to `last`, which begins with `start`. `first` is the
     /// value of candidate 0, in steps between two candidates. The search ends when the answer is within the
     /// share `within` of a value.
-    pub(super) fn new(last: usize, start: usize, first: f64, within: f64) -> Search {
-        Search { last, start, first, within, ..Search::default() }
+    pub(crate) fn new(last: usize, start: usize, first: f64, within: f64) -> LimitSearch {
+        LimitSearch { last, start, first, within, ..LimitSearch::default() }
     }
 
     /// Returns the candidates to try next, at most `room`. They may run side by side. An empty list means
@@ -55,7 +55,7 @@ impl Search {
     ///
     /// Once a candidate does not fit, the search alternates between the guess and equal parts of the range
     /// between the bounds. A good guess ends the search soon, and the equal parts limit the number of steps.
-    pub(super) fn next(&mut self, guess: Option<Guess>, room: usize) -> Vec<usize> {
+    pub(crate) fn next(&mut self, guess: Option<Guess>, room: usize) -> Vec<usize> {
         let room = room.max(1);
         // `low` is the last candidate known to fit, or -1. `high` is the first one known not to fit, or one
         // past the last candidate.
@@ -112,7 +112,7 @@ impl Search {
 
     /// Records whether the candidate `index` fits. All smaller candidates then fit, or all larger ones do
     /// not.
-    pub(super) fn record(&mut self, index: usize, fits: bool) {
+    pub(crate) fn record(&mut self, index: usize, fits: bool) {
         if fits {
             self.fits = Some(self.fits.map_or(index, |before| before.max(index)));
         } else {
@@ -168,9 +168,9 @@ fn parts(low: i64, high: i64, room: usize) -> Vec<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::guess::{full_by, full_by_line};
-    use super::super::trial::PeakUse;
     use super::*;
+    use crate::commands::fit::search::estimate::{full_by, full_by_line};
+    use crate::commands::fit::trial::launch::PeakUse;
 
     /// Runs a search on a card of `capacity` bytes, where candidate `index` needs `need(index)` bytes and at
     /// most `room` candidates run at once. Returns the search and the number of candidates tried.
@@ -180,8 +180,8 @@ mod tests {
         capacity: i64,
         room: usize,
         need: impl Fn(usize) -> i64,
-    ) -> (Search, usize) {
-        let mut search = Search::new(last, 0, 1.0, within);
+    ) -> (LimitSearch, usize) {
+        let mut search = LimitSearch::new(last, 0, 1.0, within);
         let mut points: Vec<(f64, i64)> = Vec::new();
         let mut tried: Vec<usize> = Vec::new();
         loop {
@@ -235,7 +235,7 @@ mod tests {
     fn fit_starts_from_any_smallest_value() {
         for first in [4096.0, 1e6, 1e12] {
             for within in [0.01, 0.1, 0.5] {
-                let mut search = Search::new(1 << 20, 0, first, within);
+                let mut search = LimitSearch::new(1 << 20, 0, first, within);
                 for index in [0, 1] {
                     assert_eq!(search.next(None, 1), [index]);
                     search.record(index, true);
@@ -255,7 +255,7 @@ mod tests {
     #[test]
     fn fit_begins_anywhere_and_goes_to_both_sides() {
         for answer in -1..11_i64 {
-            let mut search = Search::new(10, 5, 0.0, 0.0);
+            let mut search = LimitSearch::new(10, 5, 0.0, 0.0);
             let mut tried = 0;
             loop {
                 let batch = search.next(None, 2);
@@ -325,7 +325,7 @@ mod tests {
                         let (allocated, used) = (fixed + growing, reserved + context * MIB);
                         PeakUse { allocated, reserved, used, capacity, by_category, ..PeakUse::default() }
                     };
-                    let mut search = Search::new(1 << 20, 0, 1.0, 0.01);
+                    let mut search = LimitSearch::new(1 << 20, 0, 1.0, 0.01);
                     let mut fitted: Vec<(f64, PeakUse)> = Vec::new();
                     let mut trials = 0;
                     loop {

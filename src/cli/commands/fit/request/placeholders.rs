@@ -6,36 +6,36 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use memtrace_cards::Spec;
 
 /// The placeholder for the value that is searched for.
-pub(super) const VALUE: &str = "{}";
+pub(crate) const VALUE: &str = "{}";
 /// The placeholder for the number of GPUs if [`VALUE`] is the placeholder for another value.
-pub(super) const GPUS: &str = "{gpus}";
+pub(crate) const GPUS: &str = "{gpus}";
 /// The placeholder for the number of nodes that have these GPUs.
-pub(super) const NODES: &str = "{nodes}";
+pub(crate) const NODES: &str = "{nodes}";
 /// The placeholder for the number of GPUs per node.
-pub(super) const PER_NODE: &str = "{per-node}";
+pub(crate) const PER_NODE: &str = "{per-node}";
 /// The placeholder for the sequence length in the command of a recipe.
-pub(super) const LENGTH: &str = "{seq}";
+pub(crate) const LENGTH: &str = "{seq}";
 
 /// The texts that replace the placeholders in one trial.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Filling {
+pub(crate) struct Filling {
     /// The text for [`VALUE`]; if `None`, the placeholder stays unchanged.
-    pub(super) value: Option<String>,
+    pub(crate) value: Option<String>,
     /// The number of GPUs and the maximum per node, for [`GPUS`], [`NODES`] and [`PER_NODE`]; if `None`,
     /// these placeholders stay unchanged.
-    pub(super) gpus: Option<(u64, u64)>,
+    pub(crate) gpus: Option<(u64, u64)>,
     /// The number for [`LENGTH`]; if `None`, the placeholder stays unchanged.
-    pub(super) length: Option<u64>,
+    pub(crate) length: Option<u64>,
 }
 
 impl Filling {
     /// Returns the texts of a trial that has only a value.
-    pub(super) fn of_value(value: &str) -> Filling {
+    pub(crate) fn of_value(value: &str) -> Filling {
         Filling { value: Some(value.to_owned()), ..Filling::default() }
     }
 
     /// Returns `word` with the placeholders replaced.
-    pub(super) fn fill(&self, word: &OsStr) -> OsString {
+    pub(crate) fn fill(&self, word: &OsStr) -> OsString {
         let mut numbers: Vec<(&str, String)> = Vec::new();
         if let Some(value) = &self.value {
             numbers.push((VALUE, value.clone()));
@@ -56,7 +56,7 @@ impl Filling {
 }
 
 /// Returns `word` with each placeholder replaced by its number.
-pub(super) fn replace(word: &OsStr, numbers: &[(&str, &str)]) -> OsString {
+pub(crate) fn replace(word: &OsStr, numbers: &[(&str, &str)]) -> OsString {
     let mut rest = word.as_bytes();
     let mut text = Vec::with_capacity(rest.len());
     while let Some((first, left)) = rest.split_first() {
@@ -75,14 +75,14 @@ pub(super) fn replace(word: &OsStr, numbers: &[(&str, &str)]) -> OsString {
 }
 
 /// Returns true if one of `words` contains the placeholder `place`.
-pub(super) fn has(words: &[impl AsRef<OsStr>], place: &str) -> bool {
+pub(crate) fn has(words: &[impl AsRef<OsStr>], place: &str) -> bool {
     let place = place.as_bytes();
     words.iter().any(|word| word.as_ref().as_bytes().windows(place.len()).any(|part| part == place))
 }
 
 /// Returns the cards in a list such as `a100-40g,h100-80g,mem=40g`, in which a property belongs to the card
 /// before it. Empty entries and repeated cards are omitted.
-pub(super) fn cards(list: &str) -> Vec<String> {
+pub(crate) fn cards(list: &str) -> Vec<String> {
     let mut cards: Vec<String> = Vec::new();
     for word in list.split(',').map(str::trim).filter(|word| !word.is_empty()) {
         match cards.last_mut() {
@@ -98,7 +98,7 @@ pub(super) fn cards(list: &str) -> Vec<String> {
 
 /// Returns the number of GPUs of a card and the name of its preset: `8xh100-80g,mem=40g` is 8 and `h100-80g`. The
 /// name is empty if the user sets all properties. Returns `None` if the card is invalid.
-pub(super) fn count_and_preset(card: &str) -> Option<(u64, &'static str)> {
+pub(crate) fn count_and_preset(card: &str) -> Option<(u64, &'static str)> {
     // With `--ranks`, the number before a card may exceed the number of GPUs of one machine.
     let (count, spec) = match Spec::parse(card) {
         Ok(spec) => (spec.count, spec),
@@ -112,7 +112,7 @@ pub(super) fn count_and_preset(card: &str) -> Option<(u64, &'static str)> {
 }
 
 /// Returns the entries of a list such as `512, 1024`, without repetitions.
-pub(super) fn entries(list: &str) -> Vec<String> {
+pub(crate) fn entries(list: &str) -> Vec<String> {
     distinct(list.split(',').map(str::trim).filter(|word| !word.is_empty()).map(str::to_owned).collect())
 }
 

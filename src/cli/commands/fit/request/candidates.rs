@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use clap::ArgMatches;
 
-use super::places::entries;
+use super::placeholders::entries;
 
 /// The largest number to try without `--max`.
 const LARGEST: usize = 1 << 20;
@@ -11,7 +11,7 @@ const LARGEST: usize = 1 << 20;
 const MOST_LISTED: usize = 10_000;
 
 /// The largest number of GPUs to try without `--max` if every rank runs: one node.
-pub(super) const NODE: u64 = 8;
+pub(crate) const NODE: u64 = 8;
 /// The largest number of GPUs to try without `--max` if only some ranks run (`--ranks`).
 const CLUSTER: u64 = 1024;
 /// The absolute maximum number of GPUs.
@@ -19,7 +19,7 @@ const MOST_GPUS: u64 = 1 << 20;
 
 /// The candidates of one search.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Values {
+pub(crate) enum Candidates {
     /// `first`, `first + step`, ..., up to the index `last`.
     Numbers { first: usize, step: usize, last: usize },
     /// The candidates of `--values`.
@@ -28,78 +28,80 @@ pub(super) enum Values {
     Gpus(Vec<u64>),
 }
 
-impl Values {
+impl Candidates {
     /// Returns the index of the last candidate.
-    pub(super) fn last(&self) -> usize {
+    pub(crate) fn last(&self) -> usize {
         match self {
-            Values::Numbers { last, .. } => *last,
-            Values::List(list) => list.len().saturating_sub(1),
-            Values::Gpus(list) => list.len().saturating_sub(1),
+            Candidates::Numbers { last, .. } => *last,
+            Candidates::List(list) => list.len().saturating_sub(1),
+            Candidates::Gpus(list) => list.len().saturating_sub(1),
         }
     }
 
-    pub(super) fn text(&self, index: usize) -> String {
+    pub(crate) fn text(&self, index: usize) -> String {
         match self {
-            Values::Numbers { first, step, .. } => (first + step * index).to_string(),
-            Values::List(list) => list.get(index).cloned().unwrap_or_default(),
-            Values::Gpus(list) => list.get(index).map(u64::to_string).unwrap_or_default(),
+            Candidates::Numbers { first, step, .. } => (first + step * index).to_string(),
+            Candidates::List(list) => list.get(index).cloned().unwrap_or_default(),
+            Candidates::Gpus(list) => list.get(index).map(u64::to_string).unwrap_or_default(),
         }
     }
 
     /// Returns true if these are numbers of GPUs.
-    pub(super) fn are_gpus(&self) -> bool {
-        matches!(self, Values::Gpus(_))
+    pub(crate) fn are_gpus(&self) -> bool {
+        matches!(self, Candidates::Gpus(_))
     }
 
     /// Removes a candidate of a list. Returns true if none is left.
-    pub(super) fn leave_out(&mut self, text: &str) -> bool {
+    pub(crate) fn leave_out(&mut self, text: &str) -> bool {
         match self {
-            Values::Numbers { .. } => return false,
-            Values::List(list) => list.retain(|value| value != text),
-            Values::Gpus(list) => list.retain(|gpus| gpus.to_string() != text),
+            Candidates::Numbers { .. } => return false,
+            Candidates::List(list) => list.retain(|value| value != text),
+            Candidates::Gpus(list) => list.retain(|gpus| gpus.to_string() != text),
         }
-        matches!(self, Values::List(list) if list.is_empty())
-            || matches!(self, Values::Gpus(list) if list.is_empty())
+        matches!(self, Candidates::List(list) if list.is_empty())
+            || matches!(self, Candidates::Gpus(list) if list.is_empty())
     }
 
     /// Returns the value of the first candidate, in units of the step between two candidates; 0 for values
     /// that have no step.
-    pub(super) fn first_in_steps(&self) -> f64 {
+    pub(crate) fn first_in_steps(&self) -> f64 {
         match self {
-            Values::Numbers { first, step, .. } => *first as f64 / *step as f64,
-            Values::List(_) | Values::Gpus(_) => 0.0,
+            Candidates::Numbers { first, step, .. } => *first as f64 / *step as f64,
+            Candidates::List(_) | Candidates::Gpus(_) => 0.0,
         }
     }
 
     /// Returns the candidate that is tried first: the one that needs the least memory or, for numbers of
     /// GPUs, one in the middle, because the largest job takes the longest to start.
-    pub(super) fn start(&self) -> usize {
+    pub(crate) fn start(&self) -> usize {
         match self {
-            Values::Numbers { .. } | Values::List(_) => 0,
-            Values::Gpus(list) => list.len() / 2,
+            Candidates::Numbers { .. } | Candidates::List(_) => 0,
+            Candidates::Gpus(list) => list.len() / 2,
         }
     }
 
     /// Returns the quantity in which memory grows about linearly: the value, or the share of each GPU. For a
     /// list of words, this is the position in the list, counted from 1.
-    pub(super) fn position(&self, index: usize) -> f64 {
+    pub(crate) fn position(&self, index: usize) -> f64 {
         match self {
-            Values::Numbers { first, step, .. } => (first + step * index) as f64,
-            Values::List(list) => match numbers(list) {
+            Candidates::Numbers { first, step, .. } => (first + step * index) as f64,
+            Candidates::List(list) => match numbers(list) {
                 Some(numbers) => numbers.get(index).copied().unwrap_or(f64::MAX),
                 None => (index + 1) as f64,
             },
-            Values::Gpus(list) => list.get(index).map_or(f64::MAX, |gpus| 1.0 / *gpus as f64),
+            Candidates::Gpus(list) => list.get(index).map_or(f64::MAX, |gpus| 1.0 / *gpus as f64),
         }
     }
 
     /// Returns the last candidate whose position is at most `position`, or 0 if all are higher. For
-    /// [`Values::Numbers`], the result may exceed the last candidate.
-    pub(super) fn index_at(&self, position: f64) -> usize {
+    /// [`Candidates::Numbers`], the result may exceed the last candidate.
+    pub(crate) fn index_at(&self, position: f64) -> usize {
         match self {
             // If the float is too large, the conversion returns the largest integer.
-            Values::Numbers { first, step, .. } => (position.max(0.0) as usize).saturating_sub(*first) / step,
-            Values::List(_) | Values::Gpus(_) => {
+            Candidates::Numbers { first, step, .. } => {
+                (position.max(0.0) as usize).saturating_sub(*first) / step
+            }
+            Candidates::List(_) | Candidates::Gpus(_) => {
                 // The tolerance is needed because a share is the inverse of a number, so equal shares may
                 // differ in the last digit.
                 let most = position * (1.0 + 1e-9);
@@ -116,33 +118,33 @@ fn numbers(list: &[String]) -> Option<Vec<f64>> {
 }
 
 /// Returns the values of `--values`, the largest first.
-fn descending(list: Vec<String>) -> Result<Values> {
+fn descending(list: Vec<String>) -> Result<Candidates> {
     let number = |word: &String| word.parse::<f64>().ok().filter(|number| number.is_finite());
     let numbers: Option<Vec<f64>> = list.iter().map(number).collect();
     let Some(numbers) = numbers else { bail!("--smallest needs numbers in --values, such as 0,8,16,24") };
     let mut sorted: Vec<(f64, String)> = numbers.into_iter().zip(list).collect();
     sorted.sort_by(|one, other| other.0.total_cmp(&one.0));
-    Ok(Values::List(sorted.into_iter().map(|(_, word)| word).collect()))
+    Ok(Candidates::List(sorted.into_iter().map(|(_, word)| word).collect()))
 }
 
 /// Returns the values of `{}` in the command. `usual` has the values if the user names none, and `least` is the
 /// first value if the user gives no `--min`.
-pub(super) fn values(
+pub(crate) fn candidates(
     matches: &ArgMatches,
     usual: Option<Vec<String>>,
     least: Option<usize>,
-) -> Result<Values> {
+) -> Result<Candidates> {
     let is_smallest = matches.get_flag("smallest");
     let has = |name: &&str| matches.contains_id(name);
     if let Some(usual) = usual.filter(|_| !["values", "min", "max", "multiple-of"].iter().any(has)) {
-        return if is_smallest { descending(usual) } else { Ok(Values::List(usual)) };
+        return if is_smallest { descending(usual) } else { Ok(Candidates::List(usual)) };
     }
     if let Some(list) = matches.get_one::<String>("values") {
         let list = entries(list);
         if list.is_empty() {
             bail!("--values names no value; for example: --values 512,1024,2048");
         }
-        return if is_smallest { descending(list) } else { Ok(Values::List(list)) };
+        return if is_smallest { descending(list) } else { Ok(Candidates::List(list)) };
     }
     let number = |name| matches.get_one::<u64>(name).map(|number| *number as usize);
     let step = number("multiple-of").unwrap_or(1).max(1);
@@ -161,16 +163,16 @@ pub(super) fn values(
             bail!("--smallest: {first} to {most} are more than {MOST_LISTED} values; use --multiple-of");
         }
         let index_to_text = |index: usize| (first + step * index).to_string();
-        return Ok(Values::List((0..=(most - first) / step).rev().map(index_to_text).collect()));
+        return Ok(Candidates::List((0..=(most - first) / step).rev().map(index_to_text).collect()));
     }
     if first == 0 {
         bail!("--min 0 is only for --smallest");
     }
-    Ok(Values::Numbers { first, step, last: (most - first) / step })
+    Ok(Candidates::Numbers { first, step, last: (most - first) / step })
 }
 
 /// Returns the numbers of GPUs in the list of the option `name`, in descending order.
-pub(super) fn gpu_numbers(matches: &ArgMatches, name: &str) -> Result<Vec<u64>> {
+pub(crate) fn gpu_numbers(matches: &ArgMatches, name: &str) -> Result<Vec<u64>> {
     let list = matches.get_one::<String>(name).map_or("", String::as_str);
     let number = |word: String| -> Result<u64> {
         let number = word.parse().ok().filter(|number| (1..=MOST_GPUS).contains(number));
@@ -193,7 +195,7 @@ pub(super) fn gpu_numbers(matches: &ArgMatches, name: &str) -> Result<Vec<u64>> 
 /// Returns the numbers of GPUs to try if the user names none, the largest first: `--min`, rounded up to a
 /// multiple of `--multiple-of`, times powers of two, up to `--max`. The default of `--max` is [`CLUSTER`]
 /// with `--ranks`, else [`NODE`].
-pub(super) fn powers_of_two(matches: &ArgMatches) -> Result<Vec<u64>> {
+pub(crate) fn powers_of_two(matches: &ArgMatches) -> Result<Vec<u64>> {
     let number = |name| matches.get_one::<u64>(name).copied();
     let usual = if matches.contains_id("ranks") { CLUSTER } else { NODE };
     let step = number("multiple-of").unwrap_or(1);
@@ -209,7 +211,7 @@ pub(super) fn powers_of_two(matches: &ArgMatches) -> Result<Vec<u64>> {
 }
 
 /// Returns the number of GPUs of a trial, and the verb that follows it.
-pub(super) fn gpus_text(number: &str) -> (String, &'static str) {
+pub(crate) fn gpus_text(number: &str) -> (String, &'static str) {
     match number {
         "1" => ("1 GPU".to_owned(), "is"),
         number => (format!("{number} GPUs"), "are"),
@@ -222,14 +224,14 @@ mod tests {
 
     #[test]
     fn a_candidate_is_found_by_its_position() {
-        let values = Values::Numbers { first: 8, step: 4, last: 100 };
+        let values = Candidates::Numbers { first: 8, step: 4, last: 100 };
         assert_eq!((values.text(3), values.index_at(values.position(3))), ("20".to_owned(), 3));
         assert_eq!((values.index_at(0.0), values.index_at(f64::MAX) > 100), (0, true));
-        let values = Values::List(["512", "1024", "4096"].map(str::to_owned).to_vec());
+        let values = Candidates::List(["512", "1024", "4096"].map(str::to_owned).to_vec());
         assert_eq!((values.index_at(1500.0), values.index_at(9000.0), values.index_at(1.0)), (1, 2, 0));
-        let values = Values::List(["small", "large"].map(str::to_owned).to_vec());
+        let values = Candidates::List(["small", "large"].map(str::to_owned).to_vec());
         assert_eq!((values.position(1), values.index_at(1.5)), (2.0, 0));
-        let values = Values::Gpus(vec![64, 32, 16, 8]);
+        let values = Candidates::Gpus(vec![64, 32, 16, 8]);
         assert_eq!((values.text(0), values.start()), ("64".to_owned(), 2));
         // The position 1/12 means 12 GPUs, so the last candidate with at most this share is 16 GPUs.
         assert_eq!(values.index_at(1.0 / 12.0), 2);

@@ -6,18 +6,19 @@ use anyhow::{Result, bail};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 
-use super::places::{self, Filling, GPUS, NODES, PER_NODE, VALUE, cards};
+use super::candidates::{Candidates, NODE, candidates, gpu_numbers, gpus_text, powers_of_two};
+use super::command_line::{gpus_place_of, program, words_and_cards};
+use super::largest_input::LargestInput;
+use super::placeholders::{self, Filling, NODES, VALUE};
 use super::prices::Prices;
-use super::recipe;
-use super::trial::{PlannedTrial, check_names};
-use super::values::{NODE, Values, gpu_numbers, gpus_text, powers_of_two, values};
-use super::worst::Worst;
 use crate::child_env::{FreeAtStart, PhantomArgs};
 use crate::cluster::job::Job;
+use crate::commands::fit::recipe::prepared::PreparedRecipe;
+use crate::commands::fit::trial::launch::{PlannedTrial, check_names};
 
 /// The goal of the searches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(crate) enum Wanted {
     /// The largest value of `{}` in the command that fits.
     Value,
     /// The smallest number of GPUs on which the program fits.
@@ -27,52 +28,52 @@ pub(super) enum Wanted {
 }
 
 /// One search, on one card. The number of GPUs is fixed, unless it is the goal of the search.
-pub(super) struct Row {
+pub(crate) struct Row {
     /// The card as the user gave it, perhaps with a placeholder for the number of GPUs; `None` for the
     /// machine's own GPU.
     card: Option<String>,
     /// The number of GPUs in a table with a row for each number; otherwise `None`.
-    pub(super) gpus: Option<u64>,
+    pub(crate) gpus: Option<u64>,
     /// The sequence length; `None` without a recipe.
-    pub(super) length: Option<u64>,
-    pub(super) values: Values,
+    pub(crate) length: Option<u64>,
+    pub(crate) values: Candidates,
     /// The memory of the card in bytes; 0 for the machine's own GPU.
-    pub(super) capacity: i64,
+    pub(crate) capacity: i64,
     /// The maximum number of GPUs in a trial of this row.
     most_gpus: u64,
-    pub(super) free_at_start: Option<FreeAtStart>,
+    pub(crate) free_at_start: Option<FreeAtStart>,
 }
 
 /// The searches that the command line requests.
-pub(super) struct Plan {
+pub(crate) struct Plan {
     /// The program and its arguments.
-    pub(super) words: Vec<OsString>,
-    pub(super) wanted: Wanted,
-    pub(super) rows: Vec<Row>,
+    pub(crate) words: Vec<OsString>,
+    pub(crate) wanted: Wanted,
+    pub(crate) rows: Vec<Row>,
     /// A search ends when the last value that fits and the first that does not differ by at most this share
     /// of the value.
-    pub(super) within: f64,
+    pub(crate) within: f64,
     /// The maximum number of GPUs per node.
     per_node: u64,
     /// True if the user set the last candidate, with `--max`, `--values` or `--gpus`.
-    pub(super) last_is_given: bool,
+    pub(crate) last_is_given: bool,
     /// True if `--values` gives the columns of a table.
-    pub(super) is_grid: bool,
+    pub(crate) is_grid: bool,
     /// The sequence lengths, or sizes of images, of a recipe; empty without a recipe.
     lengths: Vec<u64>,
     /// The unit of the lengths, in the plural.
-    pub(super) length_unit: &'static str,
+    pub(crate) length_unit: &'static str,
     /// The name of the value that is searched for.
-    pub(super) value_name: String,
+    pub(crate) value_name: String,
     /// True if the value that is searched for is a number of GPUs.
-    pub(super) values_are_gpus: bool,
+    pub(crate) values_are_gpus: bool,
     /// True if the smallest value that fits is wanted, because memory shrinks as the value grows
     /// (`--smallest`). The values are then in descending order.
-    pub(super) wants_smallest: bool,
+    pub(crate) wants_smallest: bool,
     /// The prices of the cards, by which the rows of the answer are sorted.
     prices: Option<Prices>,
     /// A message for each card with numbers of GPUs that are not tried, because they are not possible.
-    pub(super) left_out: Vec<String>,
+    pub(crate) left_out: Vec<String>,
 }
 
 impl Plan {
@@ -80,17 +81,17 @@ impl Plan {
     ///
     /// # Errors
     /// When the request is invalid.
-    pub(super) fn new(
+    pub(crate) fn new(
         matches: &ArgMatches,
-        recipe: Option<&recipe::Request>,
-        worst: Option<&Worst>,
+        recipe: Option<&PreparedRecipe>,
+        worst: Option<&LargestInput>,
     ) -> Result<Plan> {
         let given = match recipe {
             Some(recipe) => recipe.words.clone(),
             None => program(matches, worst)?,
         };
         let (words, cards, place) = words_and_cards(matches, given)?;
-        let in_command = places::has(&words, VALUE) && place != Some(VALUE);
+        let in_command = placeholders::has(&words, VALUE) && place != Some(VALUE);
         let wanted = match place {
             _ if in_command => Wanted::Value,
             Some(_) => Wanted::Gpus,
@@ -115,12 +116,12 @@ impl Plan {
                 || wanted == Wanted::Gpus && matches.contains_id("gpus"),
             is_grid: wanted == Wanted::Value && place.is_some() && matches.contains_id("values"),
             lengths: recipe.map(|recipe| recipe.lengths.clone()).unwrap_or_default(),
-            length_unit: recipe.map_or("tokens", recipe::Request::unit),
+            length_unit: recipe.map_or("tokens", PreparedRecipe::unit),
             value_name: match recipe {
                 Some(recipe) => recipe.searched().unwrap_or_else(|| "batch".to_owned()),
                 None => "value".to_owned(),
             },
-            values_are_gpus: wanted == Wanted::Gpus || recipe.is_some_and(recipe::Request::searches_gpus),
+            values_are_gpus: wanted == Wanted::Gpus || recipe.is_some_and(PreparedRecipe::searches_gpus),
             wants_smallest: matches.get_flag("smallest"),
             prices: Prices::new(matches)?,
             left_out: Vec::new(),
@@ -132,19 +133,19 @@ impl Plan {
                 rows
             }
             Wanted::YesOrNo => {
-                plan.rows_of_values(matches, &cards, None, &Values::List(vec![String::new()]))?
+                plan.rows_of_values(matches, &cards, None, &Candidates::List(vec![String::new()]))?
             }
             Wanted::Value => {
-                let values = values(
+                let values = candidates(
                     matches,
-                    recipe.and_then(recipe::Request::usual),
-                    recipe.and_then(recipe::Request::least),
+                    recipe.and_then(PreparedRecipe::usual),
+                    recipe.and_then(PreparedRecipe::least),
                 )?;
                 if let Some(recipe) = recipe {
-                    let last = if matches!(values, Values::Numbers { .. }) { 0 } else { values.last() };
+                    let last = if matches!(values, Candidates::Numbers { .. }) { 0 } else { values.last() };
                     recipe.check((0..=last).map(|index| values.text(index)))?;
                 }
-                if !matches!(values, Values::List(_)) {
+                if !matches!(values, Candidates::List(_)) {
                     plan.within = matches.get_one("within").copied().unwrap_or_default();
                 }
                 plan.rows_of_values(matches, &cards, place, &values)?
@@ -152,7 +153,7 @@ impl Plan {
         };
         let names = plan.rows.iter().flat_map(|row| {
             // The trials of a sequence of numbers have different names anyway, so check only the first.
-            let last = if matches!(row.values, Values::Numbers { .. }) { 0 } else { row.values.last() };
+            let last = if matches!(row.values, Candidates::Numbers { .. }) { 0 } else { row.values.last() };
             (0..=last).map(|index| plan.planned(row, &row.values, index).label)
         });
         check_names(names)?;
@@ -160,7 +161,7 @@ impl Plan {
     }
 
     /// Returns the maximum number of GPUs in a trial.
-    pub(super) fn most_gpus(&self) -> u64 {
+    pub(crate) fn most_gpus(&self) -> u64 {
         self.rows.iter().map(|row| row.most_gpus).max().unwrap_or(1)
     }
 
@@ -185,7 +186,7 @@ impl Plan {
                 card: Some(card.clone()),
                 gpus: None,
                 length: None,
-                values: Values::Gpus(Vec::new()),
+                values: Candidates::Gpus(Vec::new()),
                 capacity: 0,
                 most_gpus: 1,
                 free_at_start: None,
@@ -218,7 +219,7 @@ impl Plan {
                 numbers.reverse();
                 lines.push(format!("{card}: not tried: {}: {why}", gpus_text(&numbers.join(", ")).0));
             }
-            row.values = Values::Gpus(usable);
+            row.values = Candidates::Gpus(usable);
             rows.push(row);
         }
         Ok((rows, lines))
@@ -230,7 +231,7 @@ impl Plan {
         matches: &ArgMatches,
         cards: &[String],
         place: Option<&str>,
-        values: &Values,
+        values: &Candidates,
     ) -> Result<Vec<Row>> {
         let mut numbers: Vec<Option<u64>> = match (place, matches.contains_id("gpus")) {
             (None, _) => vec![None],
@@ -271,7 +272,7 @@ impl Plan {
         let filling = self.filling(value, gpus, row.length);
         let Some(card) = row.card.as_ref().map(|card| filled_text(card, &filling)) else { return Ok(()) };
         if let Some(gpus) = gpus.filter(|gpus| *gpus > self.per_node && gpus % self.per_node != 0)
-            && places::has(&self.words, NODES)
+            && placeholders::has(&self.words, NODES)
         {
             bail!(
                 "{gpus} GPUs do not fill whole nodes of {}; set another size with --gpus-per-node",
@@ -294,7 +295,7 @@ impl Plan {
     }
 
     /// Returns the command of a row as it was typed, with the length of the row.
-    pub(super) fn command_of(&self, row: &Row) -> Vec<String> {
+    pub(crate) fn command_of(&self, row: &Row) -> Vec<String> {
         let filling = Filling { length: row.length, ..Filling::default() };
         self.words.iter().map(|word| filling.fill(word).to_string_lossy().into_owned()).collect()
     }
@@ -306,7 +307,7 @@ impl Plan {
 
     /// Returns the trial of `row` with the candidate `index` of `values`, which are some or all of the row's
     /// values.
-    pub(super) fn planned(&self, row: &Row, values: &Values, index: usize) -> PlannedTrial {
+    pub(crate) fn planned(&self, row: &Row, values: &Candidates, index: usize) -> PlannedTrial {
         let text = values.text(index);
         let gpus = if values.are_gpus() { text.parse().ok() } else { row.gpus };
         let filling = self.filling(&text, gpus, row.length);
@@ -326,19 +327,19 @@ impl Plan {
     }
 
     /// Returns true if the answer has prices.
-    pub(super) fn has_prices(&self) -> bool {
+    pub(crate) fn has_prices(&self) -> bool {
         self.prices.is_some()
     }
 
     /// Returns the price of the GPUs of a row: of `gpus` GPUs, if that is the result of its search. Returns `None` if the
     /// price of the card is unknown.
-    pub(super) fn price_of(&self, row: &Row, gpus: Option<u64>) -> Option<f64> {
+    pub(crate) fn price_of(&self, row: &Row, gpus: Option<u64>) -> Option<f64> {
         self.prices.as_ref()?.price(self.card_of(row), gpus.or(row.gpus))
     }
 
     /// Returns the card of a row as the user gave it, but without the placeholder for the number of GPUs;
     /// empty for the machine's own GPU.
-    pub(super) fn card_of<'a>(&self, row: &'a Row) -> &'a str {
+    pub(crate) fn card_of<'a>(&self, row: &'a Row) -> &'a str {
         let card = row.card.as_deref().unwrap_or_default();
         gpus_place_of(card)
             .and_then(|place| card.strip_prefix(place)?.strip_prefix(['x', 'X']))
@@ -350,116 +351,16 @@ fn filled_text(card: &str, filling: &Filling) -> String {
     filling.fill(card.as_ref()).to_string_lossy().into_owned()
 }
 
-/// Returns the placeholder for the number of GPUs at the start of a card, if there is one.
-fn gpus_place_of(card: &str) -> Option<&'static str> {
-    [VALUE, GPUS]
-        .into_iter()
-        .find(|place| card.strip_prefix(place).is_some_and(|rest| rest.starts_with(['x', 'X'])))
-}
-
-/// Returns the program of the command line and its arguments, with the dimensions of the input of `--worst`.
-///
-/// # Errors
-/// When the arguments have no place for a dimension of `--worst`, or one that the input does not have.
-pub(super) fn program(matches: &ArgMatches, worst: Option<&Worst>) -> Result<Vec<OsString>> {
-    let words: Vec<OsString> = matches.get_many("command").into_iter().flatten().cloned().collect();
-    match worst {
-        Some(worst) => worst.fill(&words),
-        None => Ok(words),
-    }
-}
-
-/// Returns the program and its arguments, the cards of `--phantom`, and the cards' placeholder for the number
-/// of GPUs.
-///
-/// # Errors
-/// When there is no program or `--phantom` names no card, or the placeholders of the program and of the cards
-/// do not match.
-pub(super) fn words_and_cards(
-    matches: &ArgMatches,
-    words: Vec<OsString>,
-) -> Result<(Vec<OsString>, Vec<String>, Option<&'static str>)> {
-    if words.is_empty() {
-        bail!("no program was given; for example: memtrace fit -- python train.py --batch {{}}");
-    }
-    let list = matches.get_one::<String>("phantom").map(|list| cards(list));
-    if list.as_ref().is_some_and(Vec::is_empty) {
-        bail!("--phantom names no card; `memtrace run --phantom list` lists the cards");
-    }
-    let cards = list.unwrap_or_default();
-    let place = gpus_place(&cards)?;
-    check_places(matches, &words, place)?;
-    Ok((words, cards, place))
-}
-
-/// Returns the placeholder for the number of GPUs that all cards have, or `None` if no card has one.
-fn gpus_place(cards: &[String]) -> Result<Option<&'static str>> {
-    let wrong = |card: &String| {
-        let place = gpus_place_of(card);
-        let rest = &card[place.map_or(0, str::len)..];
-        rest.contains(VALUE) || rest.contains(GPUS)
-    };
-    if let Some(card) = cards.iter().find(|card| wrong(card)) {
-        bail!(
-            "--phantom {card}: the number of GPUs, {VALUE} or {GPUS}, goes before the card: {VALUE}xh100-80g"
-        );
-    }
-    let place = cards.first().and_then(|card| gpus_place_of(card));
-    if let Some(other) = cards.iter().find(|card| gpus_place_of(card) != place) {
-        bail!(
-            "--phantom {other}: write the number of GPUs the same way for each card: \
-             {VALUE}xa100-80g,{VALUE}xh100-80g"
-        );
-    }
-    Ok(place)
-}
-
-/// Checks that the command's placeholders match the placeholders in `--phantom`.
-fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -> Result<()> {
-    let Some(place) = place else {
-        if let Some(lone) = [GPUS, NODES, PER_NODE].into_iter().find(|lone| places::has(words, lone)) {
-            bail!(
-                "the command has {lone}, so --phantom needs a number of GPUs to vary: --phantom \
-                 {GPUS}xh100-80g"
-            );
-        }
-        if matches.contains_id("gpus") {
-            bail!("--gpus needs a placeholder for the GPUs in --phantom: --phantom {GPUS}xh100-80g");
-        }
-        return Ok(());
-    };
-    if matches.contains_id("ask") {
-        bail!("--ask does not vary the number of GPUs; list the cards: --phantom 2xh100-80g,4xh100-80g");
-    }
-    let both = matches.contains_id("gpus") && matches.contains_id("values");
-    let has_value = place != VALUE && places::has(words, VALUE);
-    if both && !has_value {
-        bail!(
-            "{place} is the number of GPUs: give only one of --gpus and --values; for a table by both, \
-             write {GPUS} in --phantom and {VALUE} in the command"
-        );
-    }
-    let has_placeholder = [place, GPUS, NODES, PER_NODE].into_iter().any(|place| places::has(words, place));
-    let of_torchrun = |word: &OsString| {
-        let word = word.to_string_lossy();
-        word.ends_with("torchrun") || word == "torch.distributed.run"
-    };
-    // With `gpu` or `auto`, torchrun counts the cards itself, so the command needs no placeholder.
-    let counts = |word: &OsString| ["gpu", "auto"].iter().any(|how| word.to_string_lossy().ends_with(how));
-    if !has_placeholder && words.iter().any(of_torchrun) && !words.iter().any(counts) {
-        bail!(
-            "the command needs a placeholder for the number of GPUs, too: torchrun --nproc-per-node {place}"
-        );
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn plan(words: &str) -> Result<Plan> {
-        Plan::new(&super::super::command().try_get_matches_from(words.split(' ')).unwrap(), None, None)
+        Plan::new(
+            &crate::commands::fit::command().try_get_matches_from(words.split(' ')).unwrap(),
+            None,
+            None,
+        )
     }
 
     #[test]
