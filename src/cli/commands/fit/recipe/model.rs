@@ -50,14 +50,14 @@ fn nearest(models: &Map<String, Value>, name: &str) -> String {
 
 /// The model that the user names.
 pub(super) struct Model {
-    recipe: &'static Recipe,
+    pub(super) recipe: &'static Recipe,
     /// The model's name in the script.
     pub(super) name: String,
     /// The model's configuration, if memtrace has it.
-    config: Option<Value>,
+    pub(super) config: Option<Value>,
     /// The names of the most similar models that memtrace has.
-    similar: String,
-    trusts_code: bool,
+    pub(super) similar: String,
+    pub(super) trusts_code: bool,
 }
 
 impl Model {

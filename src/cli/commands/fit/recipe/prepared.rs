@@ -261,6 +261,7 @@ fn python() -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::model_check::ModelFacts;
     use super::*;
 
     #[test]

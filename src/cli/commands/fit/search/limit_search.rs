@@ -170,7 +170,7 @@ fn parts(low: i64, high: i64, room: usize) -> Vec<i64> {
 mod tests {
     use super::*;
     use crate::commands::fit::search::estimate::{full_by, full_by_line};
-    use crate::commands::fit::trial::launch::PeakUse;
+    use crate::commands::fit::trial::peak::PeakUse;
 
     /// Runs a search on a card of `capacity` bytes, where candidate `index` needs `need(index)` bytes and at
     /// most `room` candidates run at once. Returns the search and the number of candidates tried.

@@ -199,7 +199,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::commands::fit::trial::launch::PeakUse;
+    use crate::commands::fit::trial::outcome::TrialOutcome;
+    use crate::commands::fit::trial::peak::PeakUse;
 
     #[test]
     fn a_failure_ends_the_searches_of_other_cards_only_after_a_second_card() {
