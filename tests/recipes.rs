@@ -330,6 +330,22 @@ fn fit_recipe_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing() {
     });
 }
 
+/// Otherwise the script would train on the CPU, for minutes, before the answer is that it used no GPU.
+#[test]
+fn fit_recipe_without_a_gpu_asks_for_a_simulated_one() {
+    if Path::new("/dev/nvidiactl").exists() {
+        return;
+    }
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let output = fit(torch, folder.path(), &tiny(), "--recipe lora --model . --seq 32 -o out");
+        let stderr = text(&output.stderr);
+        let part = "this machine has no NVIDIA GPU; simulate one: --phantom h100-80g";
+        assert_eq!((output.status.code(), stderr.contains(part)), (Some(2), true), "{stderr}");
+        assert!(!folder.path().join("out").exists());
+    });
+}
+
 #[test]
 fn fit_recipe_that_is_interrupted_leaves_no_temporary_file() {
     Torch::run("2.11.0", |torch| {

@@ -173,6 +173,9 @@ impl<'a> Answer<'a> {
     }
 
     fn print_trials(&self, page: &mut Printer) {
+        if self.trials.is_empty() {
+            return;
+        }
         let mut table = Table::new(&[
             (if self.are_gpus { "GPUs" } else { self.value_name() }, Side::Right),
             ("", Side::Left),

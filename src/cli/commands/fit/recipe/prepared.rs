@@ -13,7 +13,7 @@ use super::catalog::Recipe;
 use super::checks::{check_new_file, check_ranks, check_settings, counts, lengths};
 use super::model::Model;
 use super::settings::{self, setting, shown, with, with_setting};
-use crate::child_env::{Scratch, run_id};
+use crate::child_env::{Scratch, has_gpu, run_id};
 use crate::commands::fit::request::largest_input::LargestInput;
 use crate::commands::fit::request::placeholders::{Filling, LENGTH, VALUE, entries};
 
@@ -84,6 +84,9 @@ impl PreparedRecipe {
             && listed.is_empty()
         {
             bail!("--set accumulation={{}} divides a batch: add --batch N");
+        }
+        if card.is_empty() && !has_gpu() {
+            bail!("this machine has no NVIDIA GPU; simulate one: --phantom h100-80g");
         }
         // Each value of a setting has a script of its own.
         let file = scratch.folder.join(if searched.is_some() { "recipe-{}.py" } else { "recipe.py" });

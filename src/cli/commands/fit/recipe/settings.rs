@@ -288,8 +288,8 @@ pub(crate) fn check_search(matches: &ArgMatches, script: &str, searched: Option<
     }
     if !is_smallest && saves(name) {
         bail!(
-            "--set {shown}={{}}: the largest {shown} needs the least memory, so the question is which is the smallest that \
-             fits: add --smallest; --values may then have any order"
+            "--set {shown}={{}}: a larger {shown} saves memory: add --smallest, which finds the smallest that fits; \
+             --values may then have any order"
         );
     }
     Ok(())

@@ -85,29 +85,32 @@ impl Candidates {
     pub(crate) fn position(&self, index: usize) -> f64 {
         match self {
             Candidates::Numbers { first, step, .. } => (first + step * index) as f64,
-            Candidates::List(list) => match numbers(list) {
-                Some(numbers) => numbers.get(index).copied().unwrap_or(f64::MAX),
-                None => (index + 1) as f64,
-            },
-            Candidates::Gpus(list) => list.get(index).map_or(f64::MAX, |gpus| 1.0 / *gpus as f64),
+            _ => self.positions().get(index).copied().unwrap_or(f64::MAX),
+        }
+    }
+
+    /// Returns the positions of all candidates of a list.
+    fn positions(&self) -> Vec<f64> {
+        match self {
+            Candidates::Numbers { .. } => Vec::new(),
+            Candidates::List(list) => {
+                numbers(list).unwrap_or_else(|| (1..=list.len()).map(|place| place as f64).collect())
+            }
+            Candidates::Gpus(list) => list.iter().map(|gpus| 1.0 / *gpus as f64).collect(),
         }
     }
 
     /// Returns the last candidate whose position is at most `position`, or 0 if all are higher. For
     /// [`Candidates::Numbers`], the result may exceed the last candidate.
     pub(crate) fn index_at(&self, position: f64) -> usize {
-        match self {
+        if let Candidates::Numbers { first, step, .. } = self {
             // If the float is too large, the conversion returns the largest integer.
-            Candidates::Numbers { first, step, .. } => {
-                (position.max(0.0) as usize).saturating_sub(*first) / step
-            }
-            Candidates::List(_) | Candidates::Gpus(_) => {
-                // The tolerance is needed because a share is the inverse of a number, so equal shares may
-                // differ in the last digit.
-                let most = position * (1.0 + 1e-9);
-                (0..=self.last()).rev().find(|index| self.position(*index) <= most).unwrap_or(0)
-            }
+            return (position.max(0.0) as usize).saturating_sub(*first) / step;
         }
+        // The tolerance is needed because a share is the inverse of a number, so equal shares may differ in the last
+        // digit.
+        let most = position * (1.0 + 1e-9);
+        self.positions().iter().rposition(|position| *position <= most).unwrap_or(0)
     }
 }
 
