@@ -88,7 +88,7 @@ fn fit_recipe_has_a_row_for_each_card_and_length_and_writes_a_script_that_trains
 fn fit_recipe_with_prices_writes_the_script_of_the_cheapest_card_that_fits() {
     Torch::run("2.11.0", |torch| {
         // On the smallest card, which is the cheapest, no batch fits.
-        let cards = "h100-80g,rtx4060,t4,mem=200m";
+        let cards = "h100-80g,rtx4060,t4,mem=64m,context=50m";
         for (prices, device) in [
             ("h100-80g,2\nrtx4060,0.2\nt4,0.1\n", "NVIDIA GeForce RTX 4060"),
             ("h100-80g,0.2\nrtx4060,2\nt4,0.1\n", "NVIDIA H100 80GB HBM3"),
@@ -102,7 +102,7 @@ fn fit_recipe_with_prices_writes_the_script_of_the_cheapest_card_that_fits() {
             let output = fit(torch, folder.path(), &tiny(), &arguments);
             let (told, stderr) = (text(&output.stdout), text(&output.stderr));
             let rows: Vec<&str> = told.lines().filter_map(|line| line.split_whitespace().next()).collect();
-            assert_eq!(rows[1], "t4,mem=200m", "{told}");
+            assert_eq!(rows[1], "t4,mem=64m,context=50m", "{told}");
             assert!(
                 stderr.contains(&format!("wrote train.py: batch 1, 32 tokens, as on {device}")),
                 "{stderr}"
