@@ -170,6 +170,7 @@ fn every_block_of_output_in_the_docs_is_compared_by_a_test() {
         ("README.md", 1, "tracer/examples.rs"),
         ("docs/coming-from.md", 6, "side_by_side.rs"),
         ("docs/detail.md", 1, "tracer/api.rs"),
+        ("docs/fit.md", 3, "fit.rs"),
         ("docs/guide.md", 1, "snapshot.rs"),
         ("docs/phantom.md", 1, "phantom/smi.rs"),
         ("docs/pytest.md", 1, "pytest_plugin.rs"),

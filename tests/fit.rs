@@ -5,6 +5,7 @@ use std::process::Output;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::common::pages;
 use crate::common::torch::{Torch, memtrace, scripts, text};
 
 struct Fit {
@@ -661,4 +662,38 @@ fn fit_counts_the_host_memory_of_the_ranks_of_a_node_that_did_not_run() {
         assert!(text.contains(&format!("note: host memory is for one node: {absent} did not run")), "{text}");
         assert_eq!(text.contains("use --ranks 0,1"), is_hinted, "{text}");
     }
+}
+
+/// Runs the commands of a page's blocks on the examples, and compares what they print.
+fn prints_what_the_page_shows(are_recipes: bool) {
+    Torch::run("2.11.0", |torch| {
+        let blocks = pages::commands("docs/fit.md");
+        assert_eq!(blocks.len(), 3);
+        let is_recipe = |(words, _): &(Vec<String>, String)| words.iter().any(|word| word == "--recipe");
+        for (words, shown) in blocks.iter().filter(|block| is_recipe(block) == are_recipes) {
+            let folder = TempDir::new().unwrap();
+            let path =
+                format!("{}:{}", torch.python.parent().unwrap().display(), std::env::var("PATH").unwrap());
+            let examples = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+            std::os::unix::fs::symlink(examples, folder.path().join("examples")).unwrap();
+            // The number of trials at once, which the page's machine allows.
+            let mut command = memtrace();
+            command.args(&words[..1]).args(["--jobs", "2"]).args(&words[1..]).current_dir(folder.path());
+            let output =
+                command.env("PATH", path).env("HF_HUB_OFFLINE", "1").env("COLUMNS", "170").output().unwrap();
+            assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+            pages::assert_shown(shown, &text(&output.stdout));
+        }
+    });
+}
+
+#[test]
+fn fit_prints_what_its_page_shows() {
+    prints_what_the_page_shows(false);
+}
+
+#[test]
+#[ignore = "scripts/check --deep runs it"]
+fn fit_recipe_prints_what_the_page_on_fit_shows() {
+    prints_what_the_page_shows(true);
 }

@@ -83,6 +83,34 @@ fn fit_recipe_has_a_row_for_each_card_and_length_and_writes_a_script_that_trains
     });
 }
 
+/// `--write` takes the first row of the answer, which `--prices` sorts, and not the first card of `--phantom`.
+#[test]
+fn fit_recipe_with_prices_writes_the_script_of_the_cheapest_card_that_fits() {
+    Torch::run("2.11.0", |torch| {
+        // On the smallest card, which is the cheapest, no batch fits.
+        let cards = "h100-80g,rtx4060,t4,mem=64m,context=50m";
+        for (prices, device) in [
+            ("h100-80g,2\nrtx4060,0.2\nt4,0.1\n", "NVIDIA GeForce RTX 4060"),
+            ("h100-80g,0.2\nrtx4060,2\nt4,0.1\n", "NVIDIA H100 80GB HBM3"),
+        ] {
+            let folder = TempDir::new().unwrap();
+            fs::write(folder.path().join("prices.csv"), prices).unwrap();
+            let arguments = format!(
+                "--recipe lora --model config.json --seq 32 --max 1 --phantom {cards} -o out --prices prices.csv \
+                 --write train.py"
+            );
+            let output = fit(torch, folder.path(), &tiny(), &arguments);
+            let (told, stderr) = (text(&output.stdout), text(&output.stderr));
+            let rows: Vec<&str> = told.lines().filter_map(|line| line.split_whitespace().next()).collect();
+            assert_eq!(rows[1], "t4,mem=64m,context=50m", "{told}");
+            assert!(
+                stderr.contains(&format!("wrote train.py: batch 1, 32 tokens, as on {device}")),
+                "{stderr}"
+            );
+        }
+    });
+}
+
 /// Runs Python code, and returns what it prints. Its `run(arguments)` runs the written script and returns the script's
 /// variables.
 fn checked(torch: &Torch, folder: &Path, checks: &str) -> String {
@@ -299,6 +327,22 @@ fn fit_recipe_refuses_what_it_cannot_run_in_one_line_and_leaves_nothing() {
             let left = fs::read_dir(&folder).unwrap().count();
             assert_eq!((left, stderr.contains("Traceback")), (1, false), "{arguments}: {stderr}");
         }
+    });
+}
+
+/// Otherwise the script would train on the CPU, for minutes, before the answer is that it used no GPU.
+#[test]
+fn fit_recipe_without_a_gpu_asks_for_a_simulated_one() {
+    if Path::new("/dev/nvidiactl").exists() {
+        return;
+    }
+    Torch::run("2.11.0", |torch| {
+        let folder = TempDir::new().unwrap();
+        let output = fit(torch, folder.path(), &tiny(), "--recipe lora --model . --seq 32 -o out");
+        let stderr = text(&output.stderr);
+        let part = "this machine has no NVIDIA GPU; simulate one: --phantom h100-80g";
+        assert_eq!((output.status.code(), stderr.contains(part)), (Some(2), true), "{stderr}");
+        assert!(!folder.path().join("out").exists());
     });
 }
 

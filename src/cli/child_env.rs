@@ -198,6 +198,13 @@ pub(crate) fn spare_foreign_program(child: &mut Command, program: &OsStr) {
     };
 }
 
+/// Returns true if this machine may have a GPU: a device of the driver, of WSL, or of a Jetson.
+pub(crate) fn has_gpu() -> bool {
+    ["/dev/nvidiactl", "/dev/dxg", "/dev/nvhost-ctrl", "/dev/nvmap"]
+        .iter()
+        .any(|device| Path::new(device).exists())
+}
+
 /// Returns a new identifier that all processes of one launch share, and no other launch has.
 pub(crate) fn run_id() -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

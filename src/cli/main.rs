@@ -17,6 +17,7 @@ mod child_env;
 mod cluster;
 mod commands;
 mod error_message;
+mod grace_period;
 mod libraries;
 mod load_failure;
 mod out_folder;

@@ -14,7 +14,7 @@ import transformers as hf
 from harness import figure
 
 name, method, length, batch, steps, checkpointing = sys.argv[1:]
-MODELS = Path(__file__).resolve().parents[2] / "src/cli/commands/fit/recipes/models.json"
+MODELS = Path(__file__).resolve().parents[2] / "src/cli/commands/fit/recipe/models.json"
 config = hf.AutoConfig.for_model(**json.loads(MODELS.read_text())[f"Qwen/{name}"])
 options = {"config": config, "dtype": torch.bfloat16, "attn_implementation": "sdpa"}
 if method == "qlora":

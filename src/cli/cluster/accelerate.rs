@@ -8,8 +8,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::cluster::launched_ranks::LaunchedRanks;
 use crate::cluster::launcher::LauncherKind;
-use crate::cluster::torchrun::Torchrun;
+use crate::cluster::torchrun;
 
 const ASK: &str = include_str!("python/accelerate_launch.py");
 
@@ -18,7 +19,7 @@ const ASK: &str = include_str!("python/accelerate_launch.py");
 ///
 /// # Errors
 /// When `accelerate launch` refuses the arguments or would start no ranks. Its messages are then on stderr.
-pub(super) fn ask(python: &[OsString], arguments: &[&OsString], cards: u32) -> Result<Torchrun> {
+pub(super) fn ask(python: &[OsString], arguments: &[&OsString], cards: u32) -> Result<LaunchedRanks> {
     let (program, options) = python.split_first().context("accelerate: no interpreter")?;
     let mut command = Command::new(program);
     command.args(options).args(["-c", ASK]).arg(cards.to_string()).args(arguments);
@@ -36,8 +37,8 @@ pub(super) fn ask(python: &[OsString], arguments: &[&OsString], cards: u32) -> R
         .context("--ranks: cannot read the list of ranks from accelerate launch")?;
     let words = answer["arguments"].as_array().context("accelerate launch: no arguments of torchrun")?;
     let words: Vec<OsString> = words.iter().filter_map(Value::as_str).map(OsString::from).collect();
-    let torchrun = Torchrun::parse(&words.iter().collect::<Vec<_>>(), |_| None)?;
+    let launched = torchrun::parse(&words.iter().collect::<Vec<_>>(), |_| None)?;
     let variables = answer["variables"].as_object().into_iter().flatten();
     let variables = variables.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())));
-    Ok(Torchrun { kind: LauncherKind::Accelerate, variables: variables.collect(), ..torchrun })
+    Ok(LaunchedRanks { launcher: LauncherKind::Accelerate, variables: variables.collect(), ..launched })
 }

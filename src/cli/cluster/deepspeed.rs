@@ -5,8 +5,8 @@ use std::fs;
 
 use anyhow::{Context, Result, bail};
 
+use crate::cluster::launched_ranks::{LaunchedRanks, PerNode};
 use crate::cluster::launcher::LauncherKind;
-use crate::cluster::torchrun::{PerNode, Torchrun};
 
 /// The options that take a value but do not affect the ranks.
 const IGNORED: [&str; 12] = [
@@ -40,7 +40,7 @@ const SWITCHES: [&str; 9] = [
 /// # Errors
 /// When an option is unknown, has an invalid value, or selects single cards or hosts, or when no script is
 /// given.
-pub(super) fn parse(arguments: &[&OsString]) -> Result<Torchrun> {
+pub(super) fn parse(arguments: &[&OsString]) -> Result<LaunchedRanks> {
     let (mut nodes, mut cards, mut hosts) = (None, None, None);
     let (mut is_module, mut without_python, mut has_local_rank) = (false, false, true);
     let mut rest = arguments.iter();
@@ -103,8 +103,8 @@ pub(super) fn parse(arguments: &[&OsString]) -> Result<Torchrun> {
         (Some(nodes), Some(listed)) => nodes.min(listed),
         (nodes, listed) => nodes.or(listed).unwrap_or(1),
     };
-    Ok(Torchrun {
-        kind: LauncherKind::DeepSpeed,
+    Ok(LaunchedRanks {
+        launcher: LauncherKind::DeepSpeed,
         variables: Vec::new(),
         nodes,
         per_node,
@@ -147,12 +147,12 @@ fn of_hostfile(path: &str) -> Result<(u32, u32)> {
 mod tests {
     use super::*;
 
-    fn parsed(line: &str) -> Result<Torchrun> {
+    fn parsed(line: &str) -> Result<LaunchedRanks> {
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         parse(&words.iter().collect::<Vec<_>>())
     }
 
-    fn words(job: &Torchrun) -> String {
+    fn words(job: &LaunchedRanks) -> String {
         job.script.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
     }
 

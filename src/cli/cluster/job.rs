@@ -10,9 +10,9 @@ use anyhow::{Context, Result, bail};
 use memtrace_cards::Spec;
 use memtrace_trace::counts::counted;
 
+use crate::cluster::launched_ranks::LaunchedRanks;
 use crate::cluster::launcher::{Launcher, LauncherKind, launcher};
-use crate::cluster::torchrun::{PerNode, Torchrun};
-use crate::cluster::{accelerate, deepspeed, ranks};
+use crate::cluster::{accelerate, deepspeed, ranks, torchrun};
 
 /// The default number of cards in a node, as in common servers with NVLink.
 const CARDS_OF_A_NODE: u32 = 8;
@@ -32,7 +32,8 @@ pub(crate) struct Job {
     pub(crate) card: String,
     /// The command line of each rank, in which `${local_rank}` is still to be replaced.
     command: Vec<OsString>,
-    torchrun: Option<Torchrun>,
+    /// `None` if a launcher does not start the ranks.
+    launched: Option<LaunchedRanks>,
 }
 
 impl Job {
@@ -63,20 +64,20 @@ impl Job {
         if (digits > 0 && card[digits..].starts_with('x')) || count.is_some_and(|count| count > MOST_RANKS) {
             bail!(quoted(&format!("a job has at most {MOST_RANKS} ranks")));
         }
-        let torchrun = match launcher(command) {
+        let launched = match launcher(command) {
             Launcher::Known { kind, arguments, python } => {
                 let python: Vec<OsString> = match python {
                     Some(words) => words.iter().map(|word| (*word).clone()).collect(),
                     None => interpreter(command[0])?,
                 };
-                let torchrun = match kind {
-                    LauncherKind::Torchrun => Torchrun::parse(arguments, &variable)?,
+                let launched = match kind {
+                    LauncherKind::Torchrun => torchrun::parse(arguments, &variable)?,
                     LauncherKind::Accelerate => {
                         accelerate::ask(&python, arguments, count.unwrap_or(1).min(CARDS_OF_A_NODE))?
                     }
                     LauncherKind::DeepSpeed => deepspeed::parse(arguments)?,
                 };
-                Some((torchrun, python))
+                Some((launched, python))
             }
             Launcher::Unknown(name) => {
                 bail!("--ranks: the options of `{name}` are not understood; {}", way_of(&name))
@@ -91,8 +92,8 @@ impl Job {
             ),
             Launcher::None => None,
         };
-        let (nodes, per_node) = match &torchrun {
-            Some((torchrun, _)) => of_torchrun(torchrun, count)?,
+        let (nodes, per_node) = match &launched {
+            Some((launched, _)) => launched.nodes_and_ranks_per_node(count)?,
             None => of_environment(count, &variable)?,
         };
         let world = nodes.checked_mul(per_node).filter(|world| *world <= MOST_RANKS);
@@ -104,8 +105,8 @@ impl Job {
         if by_stage && world == 1 {
             bail!("--ranks {}: the job has one rank", ranks::ONE_PER_STAGE);
         }
-        let command_of_rank = match &torchrun {
-            Some((torchrun, python)) => torchrun.command(python),
+        let command_of_rank = match &launched {
+            Some((launched, python)) => launched.command(python),
             None => command.iter().map(|word| (*word).clone()).collect(),
         };
         Ok(Job {
@@ -115,7 +116,7 @@ impl Job {
             by_stage,
             card: format!("{per_node}x{card}"),
             command: command_of_rank,
-            torchrun: torchrun.map(|(torchrun, _)| torchrun),
+            launched: launched.map(|(launched, _)| launched),
         })
     }
 
@@ -144,8 +145,8 @@ impl Job {
             text.push_str("; then one rank of each further pipeline stage");
         }
         text.push_str(&format!(" ({nodes} of {cards}"));
-        if let Some(torchrun) = &self.torchrun {
-            text.push_str(&format!("; started directly instead of by {}", torchrun.kind.words().0));
+        if let Some(launched) = &self.launched {
+            text.push_str(&format!("; started directly instead of by {}", launched.launcher.words().0));
         }
         text.push(')');
         text
@@ -163,7 +164,7 @@ impl Job {
     pub(crate) fn command(&self, rank: u32) -> Vec<OsString> {
         let local = (rank % self.per_node).to_string();
         let replaced = |word: &OsString| match word.to_str() {
-            Some(text) if self.torchrun.is_some() => text.replace("${local_rank}", &local).into(),
+            Some(text) if self.launched.is_some() => text.replace("${local_rank}", &local).into(),
             _ => word.clone(),
         };
         self.command.iter().map(replaced).collect()
@@ -180,8 +181,8 @@ impl Job {
             ("MASTER_ADDR", "127.0.0.1".to_owned()),
             ("MASTER_PORT", port.to_string()),
         ];
-        let Some(torchrun) = &self.torchrun else { return all };
-        if torchrun.kind == LauncherKind::DeepSpeed {
+        let Some(launched) = &self.launched else { return all };
+        if launched.launcher == LauncherKind::DeepSpeed {
             let cards: Vec<String> = (0..self.per_node).map(|card| card.to_string()).collect();
             all.extend([
                 ("CROSS_RANK", node.to_string()),
@@ -195,28 +196,28 @@ impl Job {
             ("GROUP_RANK", node.to_string()),
             ("GROUP_WORLD_SIZE", self.nodes.to_string()),
             ("ROLE_RANK", rank.to_string()),
-            ("ROLE_NAME", torchrun.role.clone()),
+            ("ROLE_NAME", launched.role.clone()),
             ("ROLE_WORLD_SIZE", self.world().to_string()),
             ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
-            ("TORCHELASTIC_MAX_RESTARTS", torchrun.max_restarts.clone()),
-            ("TORCHELASTIC_RUN_ID", torchrun.rdzv_id.clone()),
+            ("TORCHELASTIC_MAX_RESTARTS", launched.max_restarts.clone()),
+            ("TORCHELASTIC_RUN_ID", launched.rdzv_id.clone()),
             // Without stand-ins, rank 0 serves the store in which the ranks meet. With stand-ins, this
             // command serves it.
             ("TORCHELASTIC_USE_AGENT_STORE", if self.has_stand_ins() { "True" } else { "False" }.to_owned()),
         ]);
         // Prefer the variables of a launcher that calls torchrun, such as `accelerate launch`: it sets them
         // before torchrun does.
-        let mine = |name: &str| torchrun.variables.iter().find(|(mine, _)| mine == name);
+        let mine = |name: &str| launched.variables.iter().find(|(mine, _)| mine == name);
         let or_default = |name: &'static str, value: &str| {
             let set = mine(name).map(|(_, value)| value.clone()).or_else(|| std::env::var(name).ok());
             (name, set.unwrap_or_else(|| value.to_owned()))
         };
-        all.extend(torchrun.variables.iter().map(|(name, value)| (name.as_str(), value.clone())));
+        all.extend(launched.variables.iter().map(|(name, value)| (name.as_str(), value.clone())));
         all.push(or_default("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"));
         if self.per_node > 1 {
             all.push(or_default("OMP_NUM_THREADS", "1"));
         }
-        if torchrun.virtual_local_rank {
+        if launched.virtual_local_rank {
             all.push(("CUDA_VISIBLE_DEVICES", local.to_string()));
             all.retain(|(name, _)| *name != "LOCAL_RANK");
             all.push(("LOCAL_RANK", "0".to_owned()));
@@ -225,51 +226,8 @@ impl Job {
     }
 }
 
-impl Torchrun {
-    /// Returns the command line of a rank.
-    fn command(&self, python: &[OsString]) -> Vec<OsString> {
-        let mut command = Vec::new();
-        if !self.without_python {
-            command.extend_from_slice(python);
-            command.push("-u".into());
-            if self.is_module {
-                command.push("-m".into());
-            }
-        }
-        command.extend_from_slice(&self.script);
-        command
-    }
-}
-
-/// Returns the number of nodes and the number of ranks per node of a job that a launcher starts. `count` is
-/// the number of cards in `--phantom`, if it is given.
-fn of_torchrun(torchrun: &Torchrun, count: Option<u32>) -> Result<(u32, u32)> {
-    let (nodes, (name, options)) = (torchrun.nodes, torchrun.kind.words());
-    match (torchrun.per_node, count) {
-        (PerNode::Number(per_node), None) => Ok((nodes, per_node)),
-        (PerNode::Number(per_node), Some(count)) => {
-            let world = u64::from(nodes) * u64::from(per_node);
-            if u64::from(count) == world {
-                return Ok((nodes, per_node));
-            }
-            bail!(
-                "--phantom asks for {} and {name} for {world} ranks ({nodes} x {per_node}): make \
-                 it {world}x, or change {options}",
-                counted(count.into(), "card")
-            )
-        }
-        (PerNode::EachCard, Some(count)) if count % nodes == 0 => Ok((nodes, count / nodes)),
-        (PerNode::EachCard, Some(count)) => {
-            bail!(
-                "--phantom asks for {}, which cannot be divided evenly among {nodes} nodes",
-                counted(count.into(), "card")
-            )
-        }
-        (PerNode::EachCard, None) => Ok((nodes, 1)),
-    }
-}
-
-/// Same as [`of_torchrun`], for a job without a launcher, whose ranks read their number from the environment.
+/// Returns the number of nodes and the number of ranks per node of a job without a launcher, whose ranks read their
+/// number from the environment.
 /// `variable` looks up `WORLD_SIZE` and `LOCAL_WORLD_SIZE`.
 fn of_environment(count: Option<u32>, variable: impl Fn(&str) -> Option<String>) -> Result<(u32, u32)> {
     let number = |name: &str| -> Result<Option<u32>> {
@@ -414,6 +372,7 @@ mod tests {
             ("99999999999999999999xh100-80g", "0", "python train.py", &[], "at most 1048576 ranks"),
             ("99999999xh100-80g", "0", "python train.py", &[], "at most 1048576 ranks"),
             ("8xh100-80g", "0", "env A=1 torchrun x.py", &[], "`env` runs torchrun, which would start ranks"),
+            ("8xh100-80g", "0", "env mpirun -n 8 python x.py", &[], "options of `mpirun` are not understood"),
             ("0xh100-80g", "0", cards.as_str(), &[], "asks for 0 cards"),
             ("4xh100-80g", "0", "python train.py", &[("WORLD_SIZE", "8")], "WORLD_SIZE is 8 and"),
             ("4xh100-80g", "0", "python train.py", &[("WORLD_SIZE", "x")], "WORLD_SIZE=x: expected"),

@@ -54,27 +54,15 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
     if let Some(known) = script(&program, 0, None) {
         return known;
     }
-    const OTHERS: [&str; 11] = [
-        "accelerate",
-        "mpirun",
-        "mpiexec",
-        "srun",
-        "horovodrun",
-        "composer",
-        "lightning",
-        "fabric",
-        "torchtune",
-        "tune",
-        "ray",
-    ];
-    if OTHERS.contains(&program.as_str()) {
+    if is_unknown_program(&program) {
         return Launcher::Unknown(program);
     }
     if !program.starts_with("python") && !program.starts_with("pypy") {
         // Another program, such as `env` or `uv run`, may start a launcher.
-        return match (1..command.len()).find_map(|at| kind_at(command, at)) {
+        let known = (1..command.len()).find_map(|at| kind_at(command, at));
+        return match known {
             Some(kind) => Launcher::Wrapped(program, kind.words().0),
-            None => Launcher::None,
+            None => wrapped_unknown(command).map_or(Launcher::None, Launcher::Unknown),
         };
     }
     // `python -m MODULE`. Options of the interpreter may precede `-m`, and two of these options take a value.
@@ -102,14 +90,45 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
         if let Some((kind, arguments)) = kind_of_module(&module, command.get(rest..).unwrap_or(&[])) {
             return Launcher::Known { kind, arguments, python: Some(&command[..at]) };
         }
-        return match module.as_str() {
-            module @ ("torch.distributed.launch"
-            | "accelerate.commands.accelerate_cli"
-            | "deepspeed.launcher.launch") => Launcher::Unknown(format!("python -m {module}")),
-            _ => Launcher::None,
+        return match is_unknown_module(&module) {
+            true => Launcher::Unknown(format!("python -m {module}")),
+            false => Launcher::None,
         };
     }
     Launcher::None
+}
+
+/// Programs that start ranks and whose options this command does not know. The names have no other use.
+const UNKNOWN_PROGRAMS: [&str; 5] = ["mpirun", "mpiexec", "srun", "horovodrun", "torchtune"];
+/// The same, for names that are also ordinary words.
+const UNKNOWN_WORDS: [&str; 6] = ["accelerate", "composer", "lightning", "fabric", "tune", "ray"];
+
+fn is_unknown_program(name: &str) -> bool {
+    UNKNOWN_PROGRAMS.contains(&name) || UNKNOWN_WORDS.contains(&name)
+}
+
+/// Returns true if a Python module starts ranks, but is not one of [`LauncherKind`].
+fn is_unknown_module(module: &str) -> bool {
+    ["torch.distributed.launch", "accelerate.commands.accelerate_cli", "deepspeed.launcher.launch"]
+        .contains(&module)
+}
+
+/// Returns the launcher with unknown options that a program such as `env` starts. An ordinary word that follows an
+/// option may be its value, as in `conda run -n ray`. What follows a script belongs to the script.
+fn wrapped_unknown(command: &[&OsString]) -> Option<String> {
+    let before_script = command.iter().take_while(|word| !name(word).ends_with(".py"));
+    let words: Vec<String> = before_script.map(|word| word.to_string_lossy().into_owned()).collect();
+    words.windows(2).find_map(|pair| {
+        let [before, word] = pair else { return None };
+        let (program, module) = (name(word.as_ref()), word.strip_prefix("-m").unwrap_or(word));
+        let may_be_value = before.starts_with('-') && !before.contains('=');
+        if (before == "-m" || word.starts_with("-m")) && is_unknown_module(module) {
+            return Some(format!("python -m {module}"));
+        }
+        let is_program = UNKNOWN_PROGRAMS.contains(&program.as_str())
+            || UNKNOWN_WORDS.contains(&program.as_str()) && !may_be_value;
+        is_program.then_some(program)
+    })
 }
 
 /// Returns the launcher that starts at the word `at`, as a program, or as a module after `-m`. The word `deepspeed`
@@ -204,5 +223,19 @@ mod tests {
         assert_eq!(kind("env python -maccelerate.commands.launch t.py"), "accelerate in env");
         assert_eq!(kind("uv run /a/bin/deepspeed t.py"), "deepspeed in uv");
         assert_eq!(kind("uv run train.py --strategy deepspeed --backend accelerate"), "none");
+        assert_eq!(kind("env A=1 mpirun -n 8 python t.py"), "mpirun");
+        assert_eq!(kind("numactl -N 0 /a/bin/srun -n 8 ./train"), "srun");
+        assert_eq!(kind("uv run composer -n 8 t.py"), "composer");
+        assert_eq!(
+            kind("uv run python -m torch.distributed.launch t.py"),
+            "python -m torch.distributed.launch"
+        );
+        assert_eq!(
+            kind("env python -mdeepspeed.launcher.launch t.py"),
+            "python -m deepspeed.launcher.launch"
+        );
+        assert_eq!(kind("conda run -n ray python t.py"), "none");
+        assert_eq!(kind("uv run t.py --launcher mpirun ray"), "none");
+        assert_eq!(kind("env LAUNCHER=mpirun python t.py"), "none");
     }
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use memtrace_machine::{MACHINE_VARIABLE, RANKS_VARIABLE, STORE_VARIABLE};
@@ -18,6 +18,7 @@ use crate::child_env::{PhantomArgs, Scratch, TracerFacts, spare_foreign_program,
 use crate::cluster::job::Job;
 use crate::cluster::store::RankStores;
 use crate::cluster::store_values::Answered;
+use crate::grace_period::GracePeriod;
 use crate::signals::Forwarder;
 use crate::terminal;
 
@@ -28,8 +29,6 @@ const PYTHON: [(&str, &str); 4] = [
     ("memtrace_host_results.py", include_str!("python/host_results.py")),
     ("memtrace_waits.py", include_str!("python/waits.py")),
 ];
-/// The time that ranks have to end after they were asked to, as in PyTorch's `PContext.close`.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// The interval at which the ranks are checked.
 const INTERVAL: Duration = Duration::from_millis(10);
 /// The maximum number of keys that a message about the store names.
@@ -83,12 +82,9 @@ impl Launch<'_> {
         let ended = self.run_all(&mut running, &forwarder);
         // After an error, ranks may still be running. They must end before their members are dropped, because
         // dropping a member removes the folder that its rank uses.
-        end_all(&mut running);
-        let ending = Instant::now();
+        let ending = GracePeriod::begin();
         while !running.is_empty() {
-            if ending.elapsed() > PATIENCE {
-                kill_all(&running, Signal::KILL);
-            }
+            end_all(&mut running, ending);
             forwarder.reap_children(|| reap(&mut running));
             running.retain(|member| member.status.is_none());
             std::thread::sleep(INTERVAL);
@@ -106,8 +102,8 @@ impl Launch<'_> {
         let real_port = if self.job.has_stand_ins() { 0 } else { free_port()? };
         let mut waiting: VecDeque<u32> = self.job.ranks.iter().copied().collect();
         let (mut status, mut tracer) = (None::<ExitStatus>, TracerFacts::default());
-        // The time at which the other ranks were asked to end because one had failed; `None` before.
-        let mut ending: Option<Instant> = None;
+        // Begun when the other ranks were asked to end because one had failed; `None` before.
+        let mut ending: Option<GracePeriod> = None;
         while !waiting.is_empty() || !running.is_empty() {
             while running.len() < at_once && ending.is_none() && forwarder.asked_to_end().is_none() {
                 let Some(rank) = waiting.pop_front() else { break };
@@ -157,18 +153,13 @@ impl Launch<'_> {
                 if !ended.success() && (self.job.ranks.len() > 1 || self.job.by_stage) && ending.is_none() {
                     terminal::say(&format!("rank {} failed ({ended})", member.rank));
                     if !self.job.has_stand_ins() {
-                        ending = Some(Instant::now());
+                        ending = Some(GracePeriod::begin());
                     }
                 }
             }
-            if let Some(since) = ending {
-                // The other ranks would wait for the failed rank, so end them, as torchrun does. Each rank is
-                // asked once, and killed if it does not end in time.
-                if since.elapsed() > PATIENCE {
-                    kill_all(running, Signal::KILL);
-                } else {
-                    end_all(running);
-                }
+            if let Some(ending) = ending {
+                // The other ranks would wait for the failed rank, so end them, as torchrun does.
+                end_all(running, ending);
             }
             if !running.is_empty() {
                 std::thread::sleep(INTERVAL);
@@ -228,8 +219,11 @@ fn reap(running: &mut [Member]) -> Vec<u32> {
     ended
 }
 
-/// Sends SIGTERM to all members that were not sent it yet.
-fn end_all(running: &mut [Member]) {
+/// Sends SIGTERM to all members that were not sent it yet, or SIGKILL to all if they did not end in time.
+fn end_all(running: &mut [Member], ending: GracePeriod) {
+    if ending.is_over() {
+        return kill_all(running, Signal::KILL);
+    }
     for member in running {
         if !std::mem::replace(&mut member.asked, true) {
             kill_all(std::slice::from_ref(member), Signal::TERM);

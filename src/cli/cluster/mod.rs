@@ -3,8 +3,9 @@
 //!
 //! - [`ranks`]: the ranks that `--ranks` names.
 //! - [`launcher`]: the launcher of the job that a command line names.
-//! - [`torchrun`]: the options of torchrun. This command replaces torchrun and starts its ranks itself.
-//!   [`accelerate`] and [`deepspeed`]: the same for these launchers.
+//! - [`torchrun`], [`accelerate`], [`deepspeed`]: the command line of each launcher. This command replaces the launcher
+//!   and starts its ranks itself.
+//! - [`launched_ranks`]: the ranks that such a command line asks for.
 //! - [`job`]: the shape of the job, and the environment and the command line of each rank.
 //! - [`store`]: the rendezvous store of a rank, which answers for the stand-ins.
 //! - [`members`]: starts the ranks and waits for them.
@@ -15,6 +16,7 @@
 mod accelerate;
 mod deepspeed;
 pub(crate) mod job;
+mod launched_ranks;
 mod launcher;
 pub(crate) mod members;
 mod ranks;

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 
 use anyhow::{Result, bail};
 
+use crate::cluster::launched_ranks::{LaunchedRanks, PerNode};
 use crate::cluster::launcher::LauncherKind;
 
 /// The options that take a value. Like argparse, this module accepts an abbreviated option if it is unique.
@@ -38,107 +39,79 @@ const VALUED: [&str; 26] = [
 /// The options without a value.
 const SWITCHES: [&str; 5] = ["standalone", "module", "no-python", "run-path", "virtual-local-rank"];
 
-/// The number of ranks per node, as given to torchrun.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PerNode {
-    Number(u32),
-    /// `gpu` or `auto`: one rank for each card.
-    EachCard,
-}
-
-/// A command line of torchrun or of a similar launcher.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Torchrun {
-    pub(crate) kind: LauncherKind,
-    /// The variables that the launcher sets for all ranks, in addition to the variables of each rank.
-    pub(crate) variables: Vec<(String, String)>,
-    pub(crate) nodes: u32,
-    pub(crate) per_node: PerNode,
-    pub(crate) role: String,
-    pub(crate) rdzv_id: String,
-    pub(crate) max_restarts: String,
-    pub(crate) is_module: bool,
-    pub(crate) without_python: bool,
-    pub(crate) virtual_local_rank: bool,
-    /// The script or module, and its arguments.
-    pub(crate) script: Vec<OsString>,
-}
-
-impl Torchrun {
-    /// Parses the arguments of torchrun. `variable` looks up the environment, because variables such as
-    /// `PET_NNODES` set torchrun's defaults.
-    ///
-    /// # Errors
-    /// When an option is unknown or has an invalid value, or no script is given.
-    pub(crate) fn parse(
-        arguments: &[&OsString],
-        variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Torchrun> {
-        let default = |name: &str, value: &str| variable(name).unwrap_or_else(|| value.to_owned());
-        let is_set = |name: &str| variable(name).is_some_and(|value| value == "1");
-        let mut nnodes = default("PET_NNODES", "1");
-        let mut per_node = default("PET_NPROC_PER_NODE", "1");
-        let mut torchrun = Torchrun {
-            kind: LauncherKind::Torchrun,
-            variables: Vec::new(),
-            nodes: 1,
-            per_node: PerNode::EachCard,
-            role: default("PET_ROLE", "default"),
-            rdzv_id: default("PET_RDZV_ID", "none"),
-            max_restarts: default("PET_MAX_RESTARTS", "0"),
-            is_module: is_set("PET_MODULE"),
-            without_python: is_set("PET_NO_PYTHON"),
-            virtual_local_rank: is_set("PET_VIRTUAL_LOCAL_RANK"),
-            script: Vec::new(),
-        };
-        let mut rest = arguments.iter();
-        while let Some(argument) = rest.next() {
-            let text = argument.to_string_lossy();
-            let (name, inline) = match option(&text)? {
-                OptionWord::Script => {
-                    torchrun.script.push((*argument).clone());
-                    torchrun.script.extend(rest.by_ref().map(|argument| (*argument).clone()));
-                    break;
-                }
-                OptionWord::End => {
-                    torchrun.script.extend(rest.by_ref().map(|argument| (*argument).clone()));
-                    break;
-                }
-                OptionWord::Switch(name) => {
-                    match name {
-                        "module" => torchrun.is_module = true,
-                        "no-python" => torchrun.without_python = true,
-                        "virtual-local-rank" => torchrun.virtual_local_rank = true,
-                        _ => {}
-                    }
-                    continue;
-                }
-                OptionWord::Valued(name, inline) => (name, inline),
-            };
-            let next = || rest.next().map(|value| value.to_string_lossy().into_owned());
-            let Some(value) = inline.or_else(next) else { bail!("torchrun: --{name} needs a value") };
-            match name {
-                "nnodes" => nnodes = value,
-                "nproc-per-node" => per_node = value,
-                "role" => torchrun.role = value,
-                "rdzv-id" => torchrun.rdzv_id = value,
-                "max-restarts" => torchrun.max_restarts = value,
-                _ => {}
+/// Parses the arguments of torchrun. `variable` looks up the environment, because variables such as
+/// `PET_NNODES` set torchrun's defaults.
+///
+/// # Errors
+/// When an option is unknown or has an invalid value, or no script is given.
+pub(super) fn parse(
+    arguments: &[&OsString],
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<LaunchedRanks> {
+    let default = |name: &str, value: &str| variable(name).unwrap_or_else(|| value.to_owned());
+    let is_set = |name: &str| variable(name).is_some_and(|value| value == "1");
+    let mut nnodes = default("PET_NNODES", "1");
+    let mut per_node = default("PET_NPROC_PER_NODE", "1");
+    let mut launched = LaunchedRanks {
+        launcher: LauncherKind::Torchrun,
+        variables: Vec::new(),
+        nodes: 1,
+        per_node: PerNode::EachCard,
+        role: default("PET_ROLE", "default"),
+        rdzv_id: default("PET_RDZV_ID", "none"),
+        max_restarts: default("PET_MAX_RESTARTS", "0"),
+        is_module: is_set("PET_MODULE"),
+        without_python: is_set("PET_NO_PYTHON"),
+        virtual_local_rank: is_set("PET_VIRTUAL_LOCAL_RANK"),
+        script: Vec::new(),
+    };
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let text = argument.to_string_lossy();
+        let (name, inline) = match option(&text)? {
+            OptionWord::Script => {
+                launched.script.push((*argument).clone());
+                launched.script.extend(rest.by_ref().map(|argument| (*argument).clone()));
+                break;
             }
-        }
-        torchrun.nodes = nodes(&nnodes)?;
-        torchrun.per_node = match per_node.as_str() {
-            "gpu" | "auto" => PerNode::EachCard,
-            number => match number.parse() {
-                Ok(number) if number > 0 => PerNode::Number(number),
-                _ => bail!("torchrun: --nproc-per-node {per_node}: expected a number of ranks, gpu or auto"),
-            },
+            OptionWord::End => {
+                launched.script.extend(rest.by_ref().map(|argument| (*argument).clone()));
+                break;
+            }
+            OptionWord::Switch(name) => {
+                match name {
+                    "module" => launched.is_module = true,
+                    "no-python" => launched.without_python = true,
+                    "virtual-local-rank" => launched.virtual_local_rank = true,
+                    _ => {}
+                }
+                continue;
+            }
+            OptionWord::Valued(name, inline) => (name, inline),
         };
-        if torchrun.script.is_empty() {
-            bail!("torchrun: no script is named; for example: torchrun --nproc-per-node 8 train.py");
+        let next = || rest.next().map(|value| value.to_string_lossy().into_owned());
+        let Some(value) = inline.or_else(next) else { bail!("torchrun: --{name} needs a value") };
+        match name {
+            "nnodes" => nnodes = value,
+            "nproc-per-node" => per_node = value,
+            "role" => launched.role = value,
+            "rdzv-id" => launched.rdzv_id = value,
+            "max-restarts" => launched.max_restarts = value,
+            _ => {}
         }
-        Ok(torchrun)
     }
+    launched.nodes = nodes(&nnodes)?;
+    launched.per_node = match per_node.as_str() {
+        "gpu" | "auto" => PerNode::EachCard,
+        number => match number.parse() {
+            Ok(number) if number > 0 => PerNode::Number(number),
+            _ => bail!("torchrun: --nproc-per-node {per_node}: expected a number of ranks, gpu or auto"),
+        },
+    };
+    if launched.script.is_empty() {
+        bail!("torchrun: no script is named; for example: torchrun --nproc-per-node 8 train.py");
+    }
+    Ok(launched)
 }
 
 /// Parses the number of nodes: `64`, or a range with equal ends.
@@ -204,9 +177,9 @@ mod tests {
         line.split_whitespace().map(OsString::from).collect()
     }
 
-    fn parsed(line: &str) -> Result<Torchrun> {
+    fn parsed(line: &str) -> Result<LaunchedRanks> {
         let words = words(line);
-        Torchrun::parse(&words.iter().collect::<Vec<_>>(), |_| None)
+        parse(&words.iter().collect::<Vec<_>>(), |_| None)
     }
 
     #[test]
@@ -222,7 +195,7 @@ mod tests {
         assert!(run.without_python);
         let script = words("train.py");
         let from = |name: &str| (name == "PET_NPROC_PER_NODE").then(|| "4".to_owned());
-        let run = Torchrun::parse(&script.iter().collect::<Vec<_>>(), from).unwrap();
+        let run = parse(&script.iter().collect::<Vec<_>>(), from).unwrap();
         assert_eq!(run.per_node, PerNode::Number(4));
     }
 

@@ -23,7 +23,7 @@ use memtrace_trace::text::printable;
 use memtrace_trace::units::Unit;
 
 use crate::child_env::{
-    PhantomArgs, Scratch, TracerFacts, gib, run_id, spare_foreign_program, traced_command,
+    PhantomArgs, Scratch, TracerFacts, gib, has_gpu, run_id, spare_foreign_program, traced_command,
 };
 use crate::cluster::job::Job;
 use crate::cluster::members::{Ended, Launch};
@@ -259,7 +259,7 @@ fn no_trace_reason(program: &OsStr, tracer: TracerFacts, phantom: bool, status: 
         );
     }
     let mut reason = "the program allocated no GPU memory".to_owned();
-    if !phantom && !Path::new("/dev/nvidiactl").exists() {
+    if !phantom && !has_gpu() {
         reason.push_str(
             "; this machine has no NVIDIA GPU: simulate one with memtrace run --phantom h100-80g -- ...",
         );

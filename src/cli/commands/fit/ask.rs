@@ -15,12 +15,13 @@ use memtrace_trace::units::Unit;
 use regex_lite::Regex;
 use serde_json::{Value, json};
 
-use super::places::{self, Filling, VALUE, entries};
-use super::plan::{program, words_and_cards};
-use super::recipe;
-use super::trial::{PlannedTrial, Trial, TrialOutcome, check_names, output};
-use super::trials::Trials;
-use super::worst::Worst;
+use super::recipe::prepared::{self, PreparedRecipe};
+use super::request::command_line::{program, words_and_cards};
+use super::request::largest_input::LargestInput;
+use super::request::placeholders::{self, Filling, VALUE, entries};
+use super::trial::launch::{PlannedTrial, check_names};
+use super::trial::outcome::{Trial, TrialOutcome, output};
+use super::trial::runner::TrialRunner;
 use crate::child_env::PhantomArgs;
 use crate::terminal;
 
@@ -52,35 +53,39 @@ pub(super) fn cache_tokens(trial: &Trial) -> Option<u64> {
 }
 
 /// What is asked of each trial.
-pub(super) struct Question {
+pub(super) struct FigureRequest {
     pattern: String,
     words: Vec<OsString>,
     /// The values of `{}` in the program; one empty text if it has no `{}`.
     values: Vec<String>,
     /// The recipe of a server, whose options are printed after the table.
-    server: Option<recipe::Request>,
+    server: Option<PreparedRecipe>,
 }
 
-impl Question {
+impl FigureRequest {
     /// Returns the question of `--ask` to the program of the command line.
     ///
     /// # Errors
     /// When the program has a placeholder without values, or values without a placeholder.
-    pub(super) fn new(matches: &ArgMatches, worst: Option<&Worst>, pattern: &str) -> Result<Question> {
+    pub(super) fn new(
+        matches: &ArgMatches,
+        worst: Option<&LargestInput>,
+        pattern: &str,
+    ) -> Result<FigureRequest> {
         let words = program(matches, worst)?;
         let values = match matches.get_one::<String>("values") {
             Some(list) => entries(list),
             None => vec![String::new()],
         };
-        if places::has(&words, VALUE) != matches.contains_id("values") || values.is_empty() {
+        if placeholders::has(&words, VALUE) != matches.contains_id("values") || values.is_empty() {
             bail!("with --ask, give both {{}} in the command and --values, or neither");
         }
-        Ok(Question { pattern: pattern.to_owned(), words, values, server: None })
+        Ok(FigureRequest { pattern: pattern.to_owned(), words, values, server: None })
     }
 
     /// Returns the question to a server: how many tokens its cache holds, at each length.
-    pub(super) fn of_server(recipe: recipe::Request) -> Question {
-        Question {
+    pub(super) fn of_server(recipe: PreparedRecipe) -> FigureRequest {
+        FigureRequest {
             pattern: KV_CACHE.to_owned(),
             words: recipe.words.clone(),
             values: recipe.lengths.iter().map(u64::to_string).collect(),
@@ -102,8 +107,8 @@ fn label(card: &str, value: &str) -> String {
 ///
 /// # Errors
 /// When the request is invalid, or the program cannot be run.
-pub(super) fn run(matches: &ArgMatches, question: Question) -> Result<ExitCode> {
-    let Question { pattern, words, values, server } = question;
+pub(super) fn run(matches: &ArgMatches, question: FigureRequest) -> Result<ExitCode> {
+    let FigureRequest { pattern, words, values, server } = question;
     let pattern = Regex::new(&pattern).map_err(|error| anyhow!("--ask {pattern}: {error}"))?;
     let (words, cards, _) = words_and_cards(matches, words)?;
     let mut most_gpus = 1;
@@ -129,7 +134,7 @@ pub(super) fn run(matches: &ArgMatches, question: Question) -> Result<ExitCode> 
         }
     }
     check_names(waiting.iter().map(|(_, planned)| planned.label.clone()))?;
-    let mut trials = Trials::new(matches, most_gpus)?;
+    let mut trials = TrialRunner::new(matches, most_gpus)?;
     let mut ended_runs: Vec<(usize, Answered)> = Vec::new();
     let of_number = |number: usize| cards[number / values.len()].clone().unwrap_or_default();
     loop {
@@ -168,7 +173,7 @@ pub(super) fn run(matches: &ArgMatches, question: Question) -> Result<ExitCode> 
 
 /// Writes the script of a server with the length of the first trial that printed its cache's tokens, and the
 /// requests that fill the cache. Writes nothing if no trial did.
-fn write_script(server: &recipe::Request, file: &Path, answers: &[Answered]) -> Result<()> {
+fn write_script(server: &PreparedRecipe, file: &Path, answers: &[Answered]) -> Result<()> {
     let number = |text: &str| text.parse::<u64>().ok();
     let first = answers.iter().find_map(|answer| {
         Some((&answer.trial, number(&answer.trial.value)?, number(answer.figure.as_ref()?)?))
@@ -177,7 +182,7 @@ fn write_script(server: &recipe::Request, file: &Path, answers: &[Answered]) -> 
         terminal::say("--write: nothing was written, because no trial printed its KV cache");
         return Ok(());
     };
-    let requests = recipe::requests(tokens, length);
+    let requests = prepared::requests(tokens, length);
     server.write(file, &requests.to_string(), length)?;
     let device = &trial.peak.device;
     terminal::say(&format!("wrote {}: {requests} requests, {length} tokens, as on {device}", file.display()));
@@ -186,7 +191,7 @@ fn write_script(server: &recipe::Request, file: &Path, answers: &[Answered]) -> 
 
 /// Returns the options of a server for the length of a trial, if the trial printed its cache's tokens, or the
 /// largest length that vLLM says would fit.
-fn flags(answer: &Answered, server: &recipe::Request) -> Option<String> {
+fn flags(answer: &Answered, server: &PreparedRecipe) -> Option<String> {
     let length = answer.trial.value.parse().ok()?;
     if let Some(tokens) = answer.figure.as_ref().and_then(|figure| figure.parse().ok()) {
         return Some(server.flags(length, tokens, ""));
@@ -196,7 +201,7 @@ fn flags(answer: &Answered, server: &recipe::Request) -> Option<String> {
     Some(format!("{length} tokens do not fit: --max-model-len {longest} does, says vLLM"))
 }
 
-fn text_of(answers: &[Answered], server: Option<&recipe::Request>) -> String {
+fn text_of(answers: &[Answered], server: Option<&PreparedRecipe>) -> String {
     let stdout = std::io::stdout();
     let mut page = Printer::new(terminal::use_colour("auto", &stdout), terminal::width(&stdout));
     let mut table = Table::new(&[
@@ -243,7 +248,7 @@ fn text_of(answers: &[Answered], server: Option<&recipe::Request>) -> String {
     page.text().to_owned()
 }
 
-fn json_of(answer: &Answered, server: Option<&recipe::Request>) -> Value {
+fn json_of(answer: &Answered, server: Option<&PreparedRecipe>) -> Value {
     let Answered { card, trial, figure } = answer;
     let peak = &trial.peak;
     let mut row = json!({

@@ -1,39 +1,40 @@
 //! `memtrace fit`: finds the largest value, or the smallest number of GPUs, with which a program fits in memory.
 //!
-//! It runs the program, traced, for each value that [`search`] chooses, some of them side by side. A value
-//! fits when the program ends with status 0 and no request ran out of memory. A trial that fails for another
-//! reason ends the search without an answer, and the end of its stderr is shown. In a search for the number
-//! of GPUs, such a trial only removes its number of GPUs from the search.
+//! It runs the program, traced, for some values, several of them side by side. A value fits when the program ends with
+//! status 0 and no request ran out of memory. A trial that fails for another reason ends the search without an answer,
+//! and the end of its stderr is shown. In a search for the number of GPUs, such a trial only removes its number of GPUs
+//! from the search.
 //!
-//! - [`places`]: where a number goes in the command line and in `--phantom`.
-//! - [`plan`]: the request: its searches and their trials; [`values`]: the candidates of a search.
-//! - [`search`] and [`guess`]: the next candidates; [`searches`]: the candidates of all cards and numbers of GPUs.
-//! - [`trial`], [`process_tree`], [`trials`]: a trial, its processes, and trials side by side.
-//! - [`recipe`]: `--recipe`, a script for a model that the user names; [`recipes`]: the scripts; [`settings`]: `--set`;
-//!   [`models`]: the models that memtrace has; [`check`]: the check in the user's Python.
-//! - [`prices`]: `--prices`, the price of each card, by which rows are sorted.
-//! - [`worst`]: `--worst`, the largest input of a trace as the case to plan for.
-//! - [`answer`], [`table`]: what is printed for one search and for several; [`ask`]: `--ask`.
+//! | question | file |
+//! | --- | --- |
+//! | Which options are there? | this file, [`recipe::options`] |
+//! | What does the user ask for: which searches, cards and values? | [`request::plan`] |
+//! | Where does a number go in the command line and in `--phantom`? | [`request::placeholders`] |
+//! | Do the program and the cards of the command line match? | [`request::command_line`] |
+//! | Which values can be tried, and in which order of memory? | [`request::candidates`] |
+//! | What is the largest input of a trace (`--worst`)? | [`request::largest_input`] |
+//! | What does a card cost (`--prices`)? | [`request::prices`] |
+//! | Which recipes are there, and how is a script made of its template? | [`recipe::catalog`], `recipe/scripts/` |
+//! | Which values does a setting take (`--set`)? | [`recipe::settings`] |
+//! | Which model is meant, and can the user's packages build it? | [`recipe::model`], [`recipe::model_check`] |
+//! | Which combinations of options does a recipe refuse? | [`recipe::checks`] |
+//! | Which command does a recipe run, and what does `--write` write? | [`recipe::prepared`] |
+//! | Which value of one search is tried next? | [`search::limit_search`], by the estimate of [`search::estimate`] |
+//! | When does one search end? | [`search::row_search`] |
+//! | In which order do the searches of a table run? What do they learn from one another? | [`search::scheduler`] |
+//! | How does a trial start, and what decides whether it fits? | [`trial::launch`], [`trial::outcome`] |
+//! | How much memory did a trial need? | [`trial::peak`] |
+//! | How many trials run at once? When is one repeated? | [`trial::runner`] |
+//! | Which processes belong to a trial, and how do they end? | [`trial::process_tree`] |
+//! | What is printed for one search, for several, as JSON? | [`answer::single_search`], [`answer::table`], [`answer::json`] |
+//! | How does `--ask` differ? It searches nothing. | [`ask`] |
 
 mod answer;
 mod ask;
-mod check;
-mod guess;
-mod models;
-mod places;
-mod plan;
-mod prices;
-mod process_tree;
 mod recipe;
-mod recipes;
+mod request;
 mod search;
-mod searches;
-mod settings;
-mod table;
 mod trial;
-mod trials;
-mod values;
-mod worst;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -44,10 +45,16 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use memtrace_trace::units::parse_bytes;
 
 use crate::{args, terminal};
-use answer::Answer;
-use plan::Plan;
-use searches::{Lane, Searches};
-use trials::Trials;
+use answer::single_search::{Answer, vllm_options};
+use answer::{json, table};
+use ask::FigureRequest;
+use recipe::prepared::PreparedRecipe;
+use request::largest_input::LargestInput;
+use request::plan::Plan;
+use request::{largest_input, prices};
+use search::row_search::RowSearch;
+use search::scheduler::SearchScheduler;
+use trial::runner::TrialRunner;
 
 /// Returns the definition of the command `memtrace fit`.
 pub(crate) fn command() -> Command {
@@ -167,9 +174,9 @@ pub(crate) fn command() -> Command {
                      the node that does not run counts as much as the smallest rank that runs",
                 ),
         )
-        .arg(worst::argument())
+        .arg(largest_input::argument())
         .arg(prices::argument())
-        .args(recipe::arguments())
+        .args(recipe::options::arguments())
         .arg(args::json_arg())
         .arg(args::end_with_parent_arg())
         .arg(args::program_arg().help("The program and its arguments, with {} in place of the value; \
@@ -190,59 +197,58 @@ fn percent(text: &str) -> Result<f64, String> {
 /// When the request is invalid, or the program cannot be run.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     args::end_with_parent(matches)?;
-    let worst = worst::Worst::new(matches)?;
+    let worst = LargestInput::new(matches)?;
     if let Some(pattern) = matches.get_one::<String>("ask") {
-        return ask::run(matches, ask::Question::new(matches, worst.as_ref(), pattern)?);
+        return ask::run(matches, FigureRequest::new(matches, worst.as_ref(), pattern)?);
     }
-    let recipe = recipe::Request::new(matches, worst.as_ref())?;
-    let recipe = match recipe {
-        Some(recipe) if recipe.is_asked() => return ask::run(matches, ask::Question::of_server(recipe)),
+    let recipe = match PreparedRecipe::new(matches, worst.as_ref())? {
+        Some(recipe) if recipe.is_asked() => return ask::run(matches, FigureRequest::of_server(recipe)),
         other => other,
     };
     let plan = Plan::new(matches, recipe.as_ref(), worst.as_ref())?;
     for line in &plan.left_out {
         terminal::say(line);
     }
-    let mut searches = Searches::new(&plan);
-    let mut trials = Trials::new(matches, plan.most_gpus())?;
-    searches.run(&mut trials, |value| recipe.as_ref().map_or(Ok(()), |recipe| recipe.prepare(value)))?;
+    let mut scheduler = SearchScheduler::new(&plan);
+    let mut trials = TrialRunner::new(matches, plan.most_gpus())?;
+    scheduler.run(&mut trials, |value| recipe.as_ref().map_or(Ok(()), |recipe| recipe.prepare(value)))?;
     let ended = trials.stop();
-    searches.remove_unnamed();
+    scheduler.remove_unnamed();
     let as_json = matches.get_flag("json");
-    let (text, status) = match searches.lanes.as_slice() {
-        [lane] => {
-            let answer = Answer::of_lane(lane, &plan);
-            let json = || terminal::json_text(&answer.json(lane, recipe.as_ref()));
-            let text = if as_json { json() } else { answer.text() };
-            (text, answer.status())
+    let (text, status) = match scheduler.searches.as_slice() {
+        [search] => {
+            let answer = Answer::of_search(search, &plan);
+            let json = || terminal::json_text(&json::of_one(&answer, recipe.as_ref()));
+            (if as_json { json() } else { answer.text() }, answer.status())
         }
-        lanes => {
-            let json = || terminal::json_text(&table::json(&plan, lanes, recipe.as_ref()));
-            (if as_json { json() } else { table::text(&plan, lanes) }, table::status(&plan, lanes))
+        searches => {
+            let json = || terminal::json_text(&json::of_several(&plan, searches, recipe.as_ref()));
+            (if as_json { json() } else { table::text(&plan, searches) }, table::status(&plan, searches))
         }
     };
+    let rows = table::shown(&plan, &scheduler.searches);
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     if let Some(recipe) = recipe.as_ref().filter(|recipe| recipe.is_server() && !as_json) {
-        for lane in table::shown(&plan, &searches.lanes) {
-            if let Some(flags) = answer::flags(lane, recipe) {
-                writeln!(stdout, "{}: {flags}", plan.card_of(lane.row))?;
+        for search in &rows {
+            if let Some(flags) = vllm_options(search, recipe) {
+                writeln!(stdout, "{}: {flags}", plan.card_of(search.row))?;
             }
         }
     }
     stdout.flush()?;
     if let Some((recipe, file)) = recipe.as_ref().zip(matches.get_one::<PathBuf>("write")) {
-        write_script(recipe, file, &table::shown(&plan, &searches.lanes))?;
+        write_script(recipe, file, &rows)?;
     }
     // A signal ends the process in `status`, so remove the recipe's temporary files before.
     drop(recipe);
     Ok(ended.status(ExitCode::from(status)))
 }
 
-/// Writes the script of a recipe with the batch that the first successful search found. The searches are in the order
-/// of the table. Writes nothing if no batch fits.
-fn write_script(recipe: &recipe::Request, file: &Path, lanes: &[&Lane<'_>]) -> Result<()> {
-    let fitting = lanes.iter().find_map(|lane| Some((lane.fits()?, lane.row.length?)));
+/// Writes the script of a recipe with the batch that the first of these searches with a batch found. The searches are
+/// in the order of the table. Writes nothing if no batch fits.
+fn write_script(recipe: &PreparedRecipe, file: &Path, searches: &[&RowSearch<'_>]) -> Result<()> {
+    let fitting = searches.iter().find_map(|search| Some((search.fits()?, search.row.length?)));
     let Some((trial, length)) = fitting else {
         terminal::say("--write: nothing was written, because no batch fits");
         return Ok(());

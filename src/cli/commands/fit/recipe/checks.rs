@@ -1,0 +1,180 @@
+//! Checks that the options of a recipe suit one another, the search and the cards, before anything runs.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::ArgMatches;
+use serde_json::Value;
+
+use super::catalog::Recipe;
+use super::settings::{self, ChangedScript, setting, with_setting};
+use crate::commands::fit::request::placeholders::{self, VALUE, entries};
+
+/// Checks that a job of several GPUs runs its ranks, and that other recipes have one GPU.
+pub(super) fn check_ranks(recipe: &Recipe, card: &str, has_ranks: bool) -> Result<()> {
+    let name = recipe.name;
+    let has_count = card.starts_with('{') || counts(card).iter().any(|count| *count > 1);
+    if let Some(rest) = card.strip_prefix(VALUE) {
+        bail!(
+            "--phantom {card}: with a recipe, {{}} is the batch; for a row for each number of GPUs, write \
+             --phantom {}{} --gpus 8,16",
+            placeholders::GPUS,
+            rest
+        );
+    }
+    if recipe.has_ranks() && has_count && !has_ranks {
+        bail!("--recipe {name} has a process for each GPU: add --ranks 0");
+    }
+    if !recipe.has_ranks() && (has_ranks || has_count && !recipe.is_server()) {
+        bail!("--recipe {name} uses one GPU; for several GPUs, use the recipes pretrain and zero");
+    }
+    Ok(())
+}
+
+/// Returns the numbers of GPUs of a list of cards such as `l4,2xh100-80g`; empty without a card. An invalid card
+/// counts as one GPU here.
+pub(super) fn counts(list: &str) -> Vec<u64> {
+    let count = |card: &String| placeholders::count_and_preset(card).map_or(1, |(count, _)| count);
+    placeholders::cards(list).iter().map(count).collect()
+}
+
+/// Checks that each card has the GPUs of the setting `gpus`, or of the `listed` values that are searched. `counts`
+/// has the numbers of GPUs of the cards; on a real machine it is empty, and nothing is checked.
+fn check_gpus(script: &str, searched: Option<&str>, listed: &[String], counts: &[u64]) -> Result<()> {
+    let is_searched = searched == Some(settings::GPUS);
+    let given = [setting(script, settings::GPUS).to_owned()];
+    let wanted = if is_searched { listed } else { &given[..] };
+    let most = wanted.iter().filter_map(|value| value.parse::<u64>().ok()).max().unwrap_or(0);
+    if let Some(fewest) = counts.iter().min().filter(|count| most > **count) {
+        let are = if *fewest == 1 { "card is one GPU" } else { "card has fewer" };
+        bail!("--set gpus={most}: the {are}: --phantom {most}xh100-80g");
+    }
+    if is_searched && counts.iter().any(|count| *count != counts[0]) {
+        bail!("--set gpus={{}}: the cards have different numbers of GPUs; ask for them one by one");
+    }
+    Ok(())
+}
+
+/// Checks that the settings suit one another, the search and the cards.
+pub(super) fn check_settings(
+    matches: &ArgMatches,
+    recipe: &Recipe,
+    changed: &ChangedScript,
+    listed: &[String],
+    gpus: &[u64],
+) -> Result<()> {
+    let (script, searched) = (&changed.script, changed.searched.as_deref());
+    settings::check_search(matches, &recipe.with_all_settings(), searched)?;
+    check_gpus(script, searched, listed, gpus)?;
+    let types = changed.texts.get("DTYPE").and_then(Value::as_array);
+    if recipe.trains_weights() && types.is_some_and(|types| types.iter().any(|name| name == "float16")) {
+        bail!(
+            "--set dtype=float16: the recipe {} trains the weights in this type, for which float16 has too small a \
+             range: use bfloat16 or float32",
+            recipe.name
+        );
+    }
+    check_packing(changed, listed)
+}
+
+/// Checks that a file can be created, before a search that may take minutes.
+pub(super) fn check_new_file(file: &Path) -> Result<()> {
+    let shown = file.display();
+    if file.symlink_metadata().is_ok() {
+        bail!("--write {shown}: File exists; name a new one");
+    }
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        bail!("--write {shown}: there is no folder {}", folder.display());
+    }
+    rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).with_context(|| format!("--write {shown}"))
+}
+
+/// Checks that the documents of a packed row are kept apart, in the script with each value that is searched for.
+fn check_packing(changed: &ChangedScript, listed: &[String]) -> Result<()> {
+    let script = &changed.script;
+    // A search for the packing without a list of values tries more than one document.
+    let usual = ["2".to_owned()];
+    let scripts: Vec<String> = match changed.searched.as_deref() {
+        Some(name @ ("PACKING" | "ATTENTION")) => {
+            let values = if listed.is_empty() { &usual[..] } else { listed };
+            values.iter().map(|value| with_setting(script, name, value)).collect::<Result<_>>()?
+        }
+        _ => vec![script.clone()],
+    };
+    let mixes_documents = |script: &String| {
+        setting(script, "PACKING").parse().is_ok_and(|documents: u64| documents > 1)
+            && setting(script, "ATTENTION").contains("flash")
+    };
+    if scripts.iter().any(mixes_documents) {
+        bail!(
+            "--set packing needs --set attention=sdpa or eager: with FlashAttention, the documents of \
+             several rows are not kept apart"
+        );
+    }
+    Ok(())
+}
+
+/// Returns the lengths in the list of the script's `option`.
+pub(super) fn lengths(list: &str, option: &str) -> Result<Vec<u64>> {
+    let examples = if option == "--size" { "pixels, such as 512,1024" } else { "tokens, such as 2048,8192" };
+    let number = |word: String| {
+        let number = word.parse().ok().filter(|number| (2..=1 << 30).contains(number));
+        number.ok_or_else(|| anyhow!("{option}: `{word}` is not a length; expected {examples}"))
+    };
+    let lengths: Vec<u64> = entries(list).into_iter().map(number).collect::<Result<_>>()?;
+    if lengths.is_empty() {
+        bail!("{option} names no length; expected {examples}");
+    }
+    Ok(lengths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packing_and_flash_attention_are_refused_together_in_a_search_for_either() {
+        let is_refused = |changes: &[&str], listed: &[&str]| {
+            let [changes, listed] =
+                [changes, listed].map(|list| list.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>());
+            let changes: Vec<&String> = changes.iter().collect();
+            let changed = settings::changed(Recipe::named("lora").unwrap(), &changes, &listed).unwrap();
+            check_packing(&changed, &listed).is_err()
+        };
+        assert!(is_refused(&["packing=4", "attention=flash_attention_2"], &[]));
+        assert!(is_refused(&["packing={}", "attention=flash_attention_2"], &[]));
+        assert!(is_refused(&["packing={}", "attention=flash_attention_2"], &["1", "2"]));
+        assert!(is_refused(&["packing=4", "attention={}"], &["sdpa", "flash_attention_2"]));
+        assert!(!is_refused(&["packing={}"], &[]));
+        assert!(!is_refused(&["packing={}", "attention=flash_attention_2"], &["1"]));
+        assert!(!is_refused(&["packing=4", "attention={}"], &["sdpa", "eager"]));
+        assert!(!is_refused(&["rank={}", "attention=flash_attention_2"], &[]));
+    }
+
+    #[test]
+    fn numbers_of_gpus_suit_the_card() {
+        let server = |gpus: &str| format!("GPUS = {gpus}\n");
+        let refused = |script: &str, searched, listed: &[&str], cards: &str| {
+            let listed: Vec<String> = listed.iter().map(|value| (*value).to_owned()).collect();
+            check_gpus(script, searched, &listed, &counts(cards)).err().map(|error| error.to_string())
+        };
+        assert_eq!(counts("8xl4,h100-80g,h100-80g,count=4"), [8, 1, 4]);
+        assert_eq!(
+            refused(&server("2"), None, &[], "l4").unwrap(),
+            "--set gpus=2: the card is one GPU: --phantom 2xh100-80g"
+        );
+        assert!(refused(&server("16"), None, &[], "8xl4").unwrap().contains("the card has fewer"));
+        // Without a simulated card the number of GPUs is not known.
+        assert!(refused(&server("2"), None, &[], "").is_none() && counts("").is_empty());
+        let searched = Some("GPUS");
+        assert!(refused(&server("1"), searched, &["1", "8"], "8xl4").is_none());
+        assert!(refused(&server("1"), searched, &["1", "16"], "8xl4").unwrap().contains("fewer"));
+        assert!(refused(&server("1"), searched, &[], "8xl4,h100-80g").unwrap().contains("one by one"));
+        assert_eq!(settings::usual("GPUS", 1, Some(6), None).unwrap(), ["1", "2", "4", "6"]);
+        assert_eq!(
+            (settings::usual("GPUS", 1, Some(1), None), settings::usual("GPUS", 1, None, None)),
+            (Some(vec!["1".to_owned()]), None)
+        );
+    }
+}
