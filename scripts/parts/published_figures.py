@@ -38,6 +38,7 @@ class Run:
     """One process, which runs a case with its arguments on a card and with given versions of libraries. It
     computes every figure of the case with these arguments."""
 
+    # The value of `--phantom`. ` --ranks 0` may follow it.
     card: str
     torch: str
     libraries: str

@@ -174,7 +174,7 @@ def sentences(rows: list[Row]) -> str:
 
 def models(rows: list[Row]) -> list[str]:
     """Returns the card models, each once, without counts and modified properties."""
-    return sorted({re.sub(r"^[0-9]+x|,.*", "", row.figure.run.card) for row in rows})
+    return sorted({re.sub(r"^[0-9]+x|[, ].*", "", row.figure.run.card) for row in rows})
 
 
 def generated(rows: list[Row]) -> str:

@@ -122,7 +122,8 @@ class Runner:
         environment["HF_HUB_OFFLINE"] = "1"
         with tempfile.TemporaryDirectory(prefix="memtrace-published-") as scratch:
             command = [str(self.target / "memtrace"), "run", "-q", "-o", f"{scratch}/trace"]
-            command += ["--phantom", run.card, "--", python, str(script), *shlex.split(run.arguments)]
+            command += ["--phantom", *run.card.split(), "--"]
+            command += [python, str(script), *shlex.split(run.arguments)]
             return self.finish(command, environment, scratch)
 
     def finish(self, command: list[str], environment: dict[str, str], folder: str) -> Outcome:

@@ -104,6 +104,17 @@ fn phantom_runs_compiled_models_and_triton_kernels() {
     });
 }
 
+/// torch 2.6 and 2.7 give some fake tensors the dispatch keys of plain ones. If their memory is asked for,
+/// PyTorch logs an error.
+#[test]
+fn phantom_reads_no_fake_tensor_of_a_compilation() {
+    Torch::run("2.6.0", |torch| {
+        let run = torch.untraced_on("h100-80g", &[], "phantom/fake_tensors.py", &[], &[]).expect_success();
+        assert_eq!(run.stdout(), "torch.Size([1, 1, 2])\n");
+        assert!(!run.stderr().contains("aoti_torch"), "{}", run.stderr());
+    });
+}
+
 #[test]
 fn phantom_ranks_under_torchrun_communicate_and_never_hang() {
     let torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"];

@@ -5,6 +5,10 @@ use crate::core::values::SMALL;
 use crate::cuda::copy::{self, Known};
 use crate::ops::torch::{CPU_BIT, CUDA_BIT, TensorPlace, Torch};
 
+/// `c10::DeviceType::CPU` and `CUDA`.
+const CPU: i8 = 0;
+const CUDA: i8 = 1;
+
 /// The maximum number of elements in a tensor of integers or flags whose values are followed.
 const MOST_WHOLE: usize = 1 << 20;
 
@@ -28,9 +32,11 @@ pub(super) enum Place {
 pub(super) unsafe fn place_of(torch: &Torch, tensor: usize) -> Place {
     // SAFETY: the offset was determined from such an object.
     let keys = unsafe { ((tensor + torch.keys) as *const u64).read() };
-    if keys & CUDA_BIT != 0 && keys & !torch.device_keys == 0 {
+    // SAFETY: a tensor with the keys of a plain one has a storage.
+    let is_on = |device| unsafe { torch.storage_device(tensor) == Some(device) };
+    if keys & CUDA_BIT != 0 && keys & !torch.device_keys == 0 && is_on(CUDA) {
         Place::Device
-    } else if keys & CPU_BIT != 0 && keys & !torch.host_keys == 0 {
+    } else if keys & CPU_BIT != 0 && keys & !torch.host_keys == 0 && is_on(CPU) {
         Place::Host
     } else if tensor == torch.undefined {
         Place::Undefined

@@ -67,6 +67,8 @@ pub(super) struct Torch {
     pub(super) cpu_key: u16,
     /// The offset of `TensorImpl::key_set_`.
     pub(super) keys: usize,
+    /// The offset of `TensorImpl::storage_`, and the offset of the address of its memory in a `StorageImpl`.
+    storage: [usize; 2],
     /// The dispatch keys of a plain host tensor, including the key of the backend.
     pub(super) host_keys: u64,
     /// The dispatch keys of a plain GPU tensor, including the key of the backend.
@@ -183,6 +185,7 @@ unsafe fn look_up(cpu: usize, c10: usize) -> Option<Torch> {
             has_new_strings,
             cpu_key: 0,
             keys: 0,
+            storage: [0; 2],
             host_keys: 0,
             device_keys: 0,
         };
@@ -192,7 +195,7 @@ unsafe fn look_up(cpu: usize, c10: usize) -> Option<Torch> {
             parse(name.words(has_new_strings).as_ptr().cast())
         };
         torch.cpu_key = key(b"CPU");
-        (torch.keys, torch.host_keys) = torch.find_keys()?;
+        (torch.keys, torch.host_keys, torch.storage) = torch.find_layout()?;
         // The functionality bits are in the order of their keys, and the lowest set bit is `Dense`.
         let dense = (torch.host_keys & !CPU_BIT).trailing_zeros();
         let bit = |name: &[u8]| 1u64 << (dense + u32::from(key(name)) - u32::from(key(b"Dense")));
@@ -205,20 +208,27 @@ unsafe fn look_up(cpu: usize, c10: usize) -> Option<Torch> {
 type Parse = unsafe extern "C-unwind" fn(*const c_void) -> u16;
 
 impl Torch {
-    /// Finds the set of dispatch keys in a `TensorImpl`: its offset and its value. In a plain CPU tensor,
-    /// this word has only the CPU's bit among its lowest bits (the backends), and some functionality bits
-    /// above them.
-    fn find_keys(&self) -> Option<(usize, u64)> {
+    /// Finds the set of dispatch keys in a `TensorImpl`, its offset and its value, and the offsets of
+    /// [`Torch::storage`]. In a plain CPU tensor, the word of the keys has only the CPU's bit among its
+    /// lowest bits (the backends), and some functionality bits above them.
+    fn find_layout(&self) -> Option<(usize, u64, [usize; 2])> {
         let (sizes, strides, mut data) = ([2i64, 3], [3i64, 1], [0f32; 6]);
         let mut place: *mut usize = std::ptr::null_mut();
         // SAFETY: the memory outlives the tensor, whose address is readable; a `TensorImpl` has more than 200
-        // bytes.
+        // bytes. Among its first words, only addresses are multiples of eight above 64 KiB: of its vtable
+        // and of objects on the heap.
         unsafe {
             let (data, at) = (data.as_mut_ptr().cast(), &raw mut place);
             if (self.create_from_blob)(data, 2, sizes.as_ptr(), strides.as_ptr(), 0, 6, 0, -1, at) != 0 {
                 return None;
             }
             let tensor = *place;
+            let word = |address: usize| (address as *const usize).read();
+            let objects = (0..64).step_by(8).map(|offset| (offset, word(tensor + offset)));
+            let storage = objects
+                .filter(|&(_, object)| object > 0xFFFF && object.is_multiple_of(8))
+                .flat_map(|(offset, object)| (0..48).step_by(8).map(move |inner| [offset, inner, object]))
+                .find(|&[_, inner, object]| word(object + inner) == data as usize);
             let mut found = (64..200).step_by(8).filter_map(|offset| {
                 let word = ((tensor + offset) as *const u64).read();
                 (word & 0x7FFF == CPU_BIT && (2..6).contains(&(word >> 15).count_ones()))
@@ -226,7 +236,23 @@ impl Torch {
             });
             let keys = found.next().filter(|_| found.next().is_none());
             (self.delete)(place);
-            keys
+            let ((keys, value), [storage, inner, _]) = keys.zip(storage)?;
+            Some((keys, value, [storage, inner]))
+        }
+    }
+
+    /// Returns the type of the device of the tensor's storage, a `c10::DeviceType`. A fake tensor may have the
+    /// dispatch keys of a plain one, but its storage is on the device `meta`.
+    ///
+    /// # Safety
+    /// `tensor` is the address of a live plain `TensorImpl`.
+    pub(super) unsafe fn storage_device(&self, tensor: usize) -> Option<i8> {
+        let [storage, memory] = self.storage;
+        // SAFETY: the offsets were determined from such an object. In a `c10::DataPtr`, the address of the
+        // memory is followed by its context, its deleter and its device.
+        unsafe {
+            let storage = ((tensor + storage) as *const usize).read();
+            (storage != 0).then(|| ((storage + memory + 3 * size_of::<usize>()) as *const i8).read())
         }
     }
 
