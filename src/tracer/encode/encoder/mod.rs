@@ -150,9 +150,7 @@ impl Encoder {
             Payload::RangeEnd { name } => {
                 self.named(EventName::RangeEnd, tid, header, RangeName { name, class: 0 }, sink)
             }
-            Payload::Mark { name } => {
-                self.named(EventName::Mark, tid, header, RangeName { name, class: 0 }, sink)
-            }
+            Payload::Mark { name } => self.mark(tid, header, name, sink),
             Payload::Op { bytes, duration_ns, overload } => {
                 self.op(tid, header, &OpEnd { bytes, duration_ns, overload }, sink)
             }
