@@ -20,8 +20,8 @@ use crate::ffi::cuda::is_captured;
 use crate::ffi::cuda_types::{AllocNodeParams, SUCCESS};
 use crate::ffi::phantom;
 use crate::ffi::torch::current_stream;
+use crate::guard::{Outermost, shielded};
 use crate::hooks::torch::allocator::record_out_of_memory;
-use crate::runtime::guard::{Outermost, shielded};
 use crate::runtime::{session, thread};
 
 /// The out-parameter through which a call returns an address or a handle.
