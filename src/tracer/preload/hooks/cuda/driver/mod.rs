@@ -5,7 +5,6 @@
 //! hook records the outer call; see [`crate::guard`].
 
 mod arrays;
-mod call;
 mod graph_nodes;
 mod imported;
 mod linear;
