@@ -10,12 +10,25 @@ pub fn script(argv: &[String]) -> &str {
         return program;
     }
     while let Some(word) = words.next() {
-        match word {
-            "-m" => return words.next().unwrap_or(program),
-            "-c" => return program,
-            "-X" | "-W" => _ = words.next(),
-            option if option.starts_with('-') => {}
-            script => return file_name(script),
+        let Some(options) = word.strip_prefix('-') else { return file_name(word) };
+        match options {
+            // Python reads the program from stdin.
+            "" => return program,
+            "-" => return words.next().map_or(program, file_name),
+            "-check-hash-based-pycs" => _ = words.next(),
+            long if long.starts_with('-') => {}
+            _ => {
+                // Several options may share a dash. The rest of the word, or the next word, is the value of the
+                // first one that takes a value.
+                let Some(at) = options.find(['c', 'm', 'X', 'W']) else { continue };
+                let (option, rest) = options[at..].split_at(1);
+                let value = if rest.is_empty() { words.next() } else { Some(rest) };
+                match option {
+                    "c" => return program,
+                    "m" => return value.unwrap_or(program),
+                    _ => {}
+                }
+            }
         }
     }
     program
@@ -37,7 +50,16 @@ mod tests {
         };
         assert_eq!(script_of("/usr/bin/python3 -u -X dev /home/me/train.py --lr 1"), "train.py");
         assert_eq!(script_of("python -m torch.distributed.run a.py"), "torch.distributed.run");
-        assert_eq!(script_of("python -c pass"), "python");
+        assert_eq!(script_of("python -mserver --token abc"), "server");
+        assert_eq!(script_of("python -um server --token abc"), "server");
+        for line in ["python -c pass", "python -uc pass", "python -Ecpass a.py", "python - abc"] {
+            assert_eq!(script_of(line), "python", "{line}");
+        }
+        for line in ["python -Xdev a.py", "python -uWignore a.py", "python -bW ignore a.py", "python -- a.py"]
+        {
+            assert_eq!(script_of(line), "a.py", "{line}");
+        }
+        assert_eq!(script_of("python --check-hash-based-pycs always a.py"), "a.py");
         assert_eq!(script_of("/opt/bin/server --port 1"), "server");
         assert_eq!(script(&[]), "a program");
     }

@@ -419,8 +419,7 @@ const TABLE: &[Entry] = &[
          memory 1% of the run's time so far)",
         |s, v| {
             let text = v.to_ascii_lowercase();
-            s.retained_is_bounded = text == "on";
-            s.retained_ms = match text.as_str() {
+            let retained_ms = match text.as_str() {
                 "on" => RETAINED_MS,
                 "off" => 0,
                 seconds => match seconds.parse::<f64>() {
@@ -428,6 +427,7 @@ const TABLE: &[Entry] = &[
                     _ => return Err("expected on, off, or seconds up to 3600".to_owned()),
                 },
             };
+            (s.retained_ms, s.retained_is_bounded) = (retained_ms, text == "on");
             Ok(())
         }
     ),
@@ -724,9 +724,11 @@ fn check_name(pattern: &str) -> Result<(), String> {
     let filled =
         PLACEHOLDERS.iter().fold(pattern.to_owned(), |name, p| name.replace(&format!("{{{p}}}"), "1"));
     if !crate::files::is_trace_of_its_own(&filled) {
-        return Err("expected another end: a name that ends in `.stacks`, or in `.part` and a number, is that of a file \
-                    beside a trace"
-            .to_owned());
+        return Err(
+            "the name must not end in `.stacks`, or in `.part` and a number: files that belong to a trace \
+                    have such names"
+                .to_owned(),
+        );
     }
     Ok(())
 }
@@ -839,6 +841,18 @@ mod tests {
         assert_eq!(settings.buffer_bytes, 16 << 20);
         assert_eq!(warnings.len(), 1);
         assert!(warnings[0].contains("MEMTRACE_BUFFER=\"lots\"") && warnings[0].contains("\"16m\""));
+    }
+
+    #[test]
+    fn an_invalid_value_leaves_the_default_settings() {
+        for Entry { variable, .. } in TABLE {
+            // Any text is valid for some variables.
+            let any = ["MEMTRACE_LOG_FILE", "MEMTRACE_PHASES", "MEMTRACE_RUN_ID"].contains(&variable.name);
+            let invalid = if variable.name == "MEMTRACE_OUT" { "" } else { "in/valid" };
+            let (settings, warnings) = with(variable.name, invalid);
+            assert_eq!(warnings.is_empty(), any, "{warnings:?}");
+            assert!(any || settings == Settings::default(), "{}: {settings:?}", variable.name);
+        }
     }
 
     #[test]

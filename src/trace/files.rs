@@ -120,9 +120,8 @@ pub fn finished_part(unfinished: &Path) -> PathBuf {
 /// `stem`.
 #[must_use]
 pub fn is_unfinished_of(name: &str, stem: &str) -> bool {
-    name.strip_prefix(stem)
-        .and_then(|rest| rest.strip_suffix(UNFINISHED))
-        .is_some_and(|rest| rest.starts_with('.') && rest.ends_with(TRACE))
+    name.strip_suffix(UNFINISHED)
+        .is_some_and(|plain| plain.ends_with(TRACE) && first_stem(Path::new(plain)).as_os_str() == stem)
 }
 
 /// Returns the path of a trace without `.csv` and without the part number.
@@ -245,7 +244,11 @@ mod tests {
         assert_eq!(finished_part(&unfinished), Path::new("d/h.r0.1.part2-2.csv"));
         assert!(is_unfinished_of("h.r0.1.part2-2.csv.unfinished", "h.r0.1"));
         assert!(is_unfinished_of("h.r0.1.csv.unfinished", "h.r0.1"));
-        assert!(!is_unfinished_of("h.r0.11.csv.unfinished", "h.r0.1"));
+        for another in
+            ["h.r0.11", "h.r0.1.eval", "h.r0.1.eval.part2", "h.r0.1-2", "h.r0.1.part2.part3", "h.r0.1.partx"]
+        {
+            assert!(!is_unfinished_of(&format!("{another}.csv.unfinished"), "h.r0.1"), "{another}");
+        }
         assert_eq!(unfinished_copy(Path::new("d/h.csv")), Path::new("d/h.csv.unfinished"));
     }
 

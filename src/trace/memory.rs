@@ -224,7 +224,7 @@ impl Metric {
 
 /// The totals of all devices, in the user's collection.
 pub trait DeviceTotals {
-    /// Returns the totals of a device, which may be new; -1 is the host, -2 stands for CPU tensors.
+    /// Returns the totals of a device, which may be new. Device -1 is the host, and -2 has the CPU tensors.
     fn totals_mut(&mut self, device: i32) -> &mut Totals;
 }
 

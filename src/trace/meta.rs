@@ -185,16 +185,30 @@ pub fn redact(argv: impl IntoIterator<Item = String>) -> Vec<String> {
                 return "***".to_owned();
             }
             let word = without_secret_parameters(&without_user(&word));
-            match word.split_once('=') {
-                Some((key, _)) if !key.contains("://") && looks_secret(key) => format!("{key}=***"),
-                None if word.starts_with('-') && looks_secret(&word) => {
-                    hide_next = true;
-                    word
-                }
-                _ => word,
+            if let Some(end) = end_of_secret_key(&word) {
+                return format!("{}=***", &word[..end]);
             }
+            hide_next = word.starts_with('-') && !word.contains('=') && looks_secret(&word);
+            word
         })
         .collect()
+}
+
+/// Returns the index of the first `=` that follows the name of a secret: in `--env=HF_TOKEN=abc` the second.
+/// The parameters of a URL are left out; see [`without_secret_parameters`].
+fn end_of_secret_key(word: &str) -> Option<usize> {
+    let mut start = 0;
+    for (end, _) in word.match_indices('=') {
+        let key = &word[start..end];
+        if key.contains("://") {
+            return None;
+        }
+        if looks_secret(key) {
+            return Some(end);
+        }
+        start = end + 1;
+    }
+    None
 }
 
 /// Replaces the user and the password of a URL such as `postgres://user:password@host/data` by `***`.
@@ -271,6 +285,9 @@ mod tests {
                     --url=https://b/d?x=1&token=abc&y=2#access_token=q s3://b/token=5/d?X-Amz-Signature=1a";
         let expected = "--s3-access-key *** --passphrase *** --auth=*** --author z --keys 3 \
                         --url=https://b/d?x=1&token=***&y=2#access_token=*** s3://b/token=5/d?X-Amz-Signature=***";
+        assert_eq!(redacted(argv), expected);
+        let argv = "--env=HF_TOKEN=abc --override=wandb.api_key=a=b --set=lr=1 --x=a=https://b/d?lr=1";
+        let expected = "--env=HF_TOKEN=*** --override=wandb.api_key=*** --set=lr=1 --x=a=https://b/d?lr=1";
         assert_eq!(redacted(argv), expected);
     }
 

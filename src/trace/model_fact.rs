@@ -19,8 +19,8 @@ pub enum ModelFact<'a> {
     Optimizer(&'a str),
     /// The bytes of its parameters that were on the CPU when memory ran out, while others were on a GPU.
     OnCpu(i64),
-    /// The bytes of its parameters that require a gradient but that no optimizer has, found after an OOM. The path is
-    /// that of the innermost module with all these parameters.
+    /// The bytes of its parameters that require a gradient but that no optimizer has, found after an OOM. The path
+    /// names the innermost module with all these parameters.
     NoOptimizer(i64),
 }
 

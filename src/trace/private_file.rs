@@ -19,8 +19,7 @@ pub fn create(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().read(true).write(true).create_new(true))
 }
 
-/// Opens a file of which the caller knows that it may be used: this process has created it, or the caller checks its
-/// owner. The owner is not checked here, because a file system may change the owner of all files (NFS with
+/// Opens an existing file that this process has created, or whose owner the caller checks. The owner is not checked here, because a file system may change the owner of all files (NFS with
 /// `root_squash`).
 ///
 /// # Errors

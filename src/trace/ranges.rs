@@ -62,6 +62,10 @@ const DEEPSPEED_SHARDING: [(&str, Category); 6] = [
 /// The category name for ranges in [`LIBRARY_DOMAINS`].
 pub const LIBRARY: &str = "library";
 
+/// The start of a name that is followed by the number of a step. The mark that begins a step has this text alone,
+/// because the table of texts has no room for a text per step; its row has the number, too.
+pub const STEP: &str = "step:";
+
 /// Plain names that are phases. `MEMTRACE_PHASES` adds more.
 pub const PHASE_WORDS: &[&str] = &[
     "forward",
@@ -113,7 +117,7 @@ pub fn meaning<'a>(name: &'a str, category: Option<&str>, more_phases: &[String]
     if let Some(rest) = name.strip_prefix("op:") {
         return Meaning::Op(rest.trim());
     }
-    if let Some(step) = name.strip_prefix("step:").and_then(|rest| rest.trim().parse().ok()) {
+    if let Some(step) = name.strip_prefix(STEP).and_then(|rest| rest.trim().parse().ok()) {
         return Meaning::Step(step);
     }
     if PHASE_WORDS.contains(&name) || more_phases.iter().any(|word| word == name) {

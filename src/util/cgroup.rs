@@ -25,10 +25,7 @@ pub fn left_in_group(current: i64, limit: i64, file: i64) -> i64 {
 /// `None` if all are unknown.
 #[must_use]
 pub fn left(proc: &Path, root: &Path, pid: &str) -> Option<(i64, i64)> {
-    let in_groups = Cgroup::own_and_above(proc, root, pid).into_iter().filter_map(|group| {
-        let [Some(current), Some(limit), file, ..] = group.values() else { return None };
-        Some((left_in_group(current, limit, file.unwrap_or(0)), limit))
-    });
+    let in_groups = Cgroup::own_and_above(proc, root, pid).into_iter().filter_map(|group| group.left());
     in_groups.chain(host_memory::available(proc)).min()
 }
 
@@ -44,12 +41,28 @@ impl Cgroup {
     /// Finds the cgroup of process `pid` (`self` for this process) below the mount points at `root`
     /// (`/sys/fs/cgroup`). Of this cgroup and its ancestors, returns the one with the lowest limit, or the
     /// process's own if no limit is set. Returns `None` if none of them counts memory.
+    ///
+    /// The result stays the same while memory grows, so its counts at two times can be compared.
     #[must_use]
     pub fn find(proc: &Path, root: &Path, pid: &str) -> Option<Cgroup> {
         let mut known = Cgroup::own_and_above(proc, root, pid);
         let lowest =
             (0..known.len()).filter(|&at| known[at].limit().is_some()).min_by_key(|&at| known[at].limit());
         if known.is_empty() { None } else { Some(known.swap_remove(lowest.unwrap_or(0))) }
+    }
+
+    /// Same as [`Cgroup::find`], but returns the cgroup with the fewest bytes left, in which the process reaches a
+    /// limit first.
+    #[must_use]
+    pub fn fullest(proc: &Path, root: &Path, pid: &str) -> Option<Cgroup> {
+        let groups = Cgroup::own_and_above(proc, root, pid);
+        groups.into_iter().min_by_key(|group| group.left().map_or(i64::MAX, |(left, _)| left))
+    }
+
+    /// Returns the bytes that the processes can still get, and the limit. `None` without a limit.
+    fn left(&self) -> Option<(i64, i64)> {
+        let [Some(current), Some(limit), file, ..] = self.values() else { return None };
+        Some((left_in_group(current, limit, file.unwrap_or(0)), limit))
     }
 
     /// Returns the cgroups that count the memory of process `pid`: its own first, then those above it.
@@ -202,11 +215,15 @@ mod tests {
             write(&folder, &format!("cg/{group}/memory.max"), limit);
             write(&folder, &format!("cg/{group}/memory.current"), current);
         }
-        assert_eq!(left(), Some((100, 8000)));
+        let fullest = || Cgroup::fullest(&folder.path().join("proc"), &folder.path().join("cg"), "self");
+        let fullest = || fullest().map(|group| group.folder.strip_prefix(folder.path()).unwrap().to_owned());
+        assert_eq!((left(), fullest()), (Some((100, 8000)), Some("cg/pod".into())));
         write(&folder, "cg/pod/memory.stat", "file 3500\nshmem 0\n");
-        assert_eq!(left(), Some((3000, 4000)));
+        assert_eq!((left(), fullest()), (Some((3000, 4000)), Some("cg/pod/box".into())));
         write(&folder, "cg/pod/box/memory.max", "max");
-        assert_eq!(left(), Some((3600, 8000)));
+        assert_eq!((left(), fullest()), (Some((3600, 8000)), Some("cg/pod".into())));
+        write(&folder, "cg/pod/memory.max", "max");
+        assert_eq!((left(), fullest()), (None, Some("cg/pod/box".into())), "no limit: the process's own");
     }
 
     #[test]

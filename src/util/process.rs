@@ -12,6 +12,12 @@ pub struct Process {
     /// The start time, in kernel ticks since boot. Ids are reused, so only the id and the start time together
     /// identify a process.
     pub start: u64,
+    /// The number of threads, including a main thread that has ended before the others.
+    pub threads: u32,
+    /// Whether the main thread has ended.
+    pub has_main_ended: bool,
+    /// The wait status of the main thread; 0 until it has ended.
+    pub main_status: i32,
 }
 
 impl Process {
@@ -22,6 +28,16 @@ impl Process {
     /// other threads run. Such a process counts as running.
     #[must_use]
     pub fn read(pid: u32) -> Option<Process> {
+        Process::of(&pid.to_string())
+    }
+
+    /// Reads this process, whichever id it has in the namespace of `/proc`.
+    #[must_use]
+    pub fn own() -> Option<Process> {
+        Process::of("self")
+    }
+
+    fn of(pid: &str) -> Option<Process> {
         // Reads bytes, because the kernel cuts the name of a process to 15 bytes, possibly inside a
         // character.
         Process::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
@@ -33,15 +49,16 @@ impl Process {
         // the last parenthesis.
         let end = stat.iter().rposition(|byte| *byte == b')')?;
         let fields: Vec<&str> = str::from_utf8(stat.get(end + 1..)?).ok()?.split_ascii_whitespace().collect();
-        // Field 3 of the file is the state, and field 20 is the number of threads.
+        // Field 3 of the file is the state, field 20 is the number of threads, and the last field is the wait
+        // status.
         let threads: u32 = fields.get(17)?.parse().ok()?;
-        let has_ended = match *fields.first()? {
-            "X" | "x" => true,
-            "Z" => threads <= 1,
-            _ => false,
-        };
+        let has_main_ended = *fields.first()? == "Z";
+        if matches!(*fields.first()?, "X" | "x") || has_main_ended && threads <= 1 {
+            return None;
+        }
         let (parent, group) = (fields.get(1)?.parse().ok()?, fields.get(2)?.parse().ok()?);
-        (!has_ended).then_some(Process { parent, group, start: fields.get(19)?.parse().ok()? })
+        let (start, main_status) = (fields.get(19)?.parse().ok()?, fields.last()?.parse().unwrap_or(0));
+        Some(Process { parent, group, start, threads, has_main_ended, main_status })
     }
 }
 
@@ -56,17 +73,27 @@ mod tests {
     use super::*;
 
     fn stat(name: &[u8], state: &str, threads: u32) -> Vec<u8> {
-        let rest = format!(") {state} 7 8 9 0 -1 4194304 1 0 0 0 5 6 0 0 20 0 {threads} 0 4711 1000 200\n");
+        let rest = format!(") {state} 7 8 9 0 -1 4194304 1 0 0 0 5 6 0 0 20 0 {threads} 0 4711 1000 768\n");
         [b"12 (", name, rest.as_bytes()].concat()
     }
 
     #[test]
     fn a_process_has_ended_when_its_last_thread_has() {
-        let lives = Some(Process { parent: 7, group: 8, start: 4711 });
-        assert_eq!(Process::parse(&stat(b"python", "S", 4)), lives);
-        assert_eq!(Process::parse(&stat(b"a) Z 1 (b", "R", 1)), lives, "the name may look like the rest");
-        assert_eq!(Process::parse(&stat(b"r\xc3", "S", 1)), lives, "the name may end inside a character");
-        assert_eq!(Process::parse(&stat(b"main", "Z", 3)), lives, "only its main thread has ended");
+        let lives = |threads, has_main_ended| {
+            Some(Process { parent: 7, group: 8, start: 4711, threads, has_main_ended, main_status: 768 })
+        };
+        assert_eq!(Process::parse(&stat(b"python", "S", 4)), lives(4, false));
+        assert_eq!(
+            Process::parse(&stat(b"a) Z 1 (b", "R", 1)),
+            lives(1, false),
+            "the name may look like the rest"
+        );
+        assert_eq!(
+            Process::parse(&stat(b"r\xc3", "S", 1)),
+            lives(1, false),
+            "the name may end inside a character"
+        );
+        assert_eq!(Process::parse(&stat(b"main", "Z", 3)), lives(3, true), "only its main thread has ended");
         for gone in [stat(b"x", "Z", 1), stat(b"x", "Z", 0), stat(b"x", "X", 1)] {
             assert_eq!(Process::parse(&gone), None);
         }

@@ -210,6 +210,14 @@ fn c_api_asks_for_the_detail_of_the_next_steps() {
     assert_eq!(detail_marks(&ran.trace()), []);
 }
 
+#[test]
+fn c_api_begins_any_number_of_steps_and_each_mark_has_its_number() {
+    let ran = Traced::new(&stepping(), &["/nowhere", "many"]).env("MEMTRACE_BUFFER", "8m").run();
+    let trace = ran.trace();
+    let marks: Vec<String> = trace.of(EventName::Mark).into_iter().map(|row| row.name.clone()).collect();
+    assert_eq!(marks, (0..=40_000).map(|step| format!("step:{step}")).collect::<Vec<_>>());
+}
+
 /// Runs `memtrace live --detail` with these arguments. Returns its status, stdout and stderr.
 fn ask_for_detail(arguments: &[&str]) -> (Option<i32>, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_memtrace"))

@@ -206,6 +206,17 @@ fn exit_of_every_kind_leaves_a_complete_trace_and_the_same_status() {
 }
 
 #[test]
+fn exit_of_the_main_thread_ends_a_program_whose_name_is_cut_inside_a_character() {
+    runtime();
+    let ends = compiled("processes/ends.c", "ääääääääx", &[RUNTIME]);
+    // A process that does not end is killed.
+    let command = ["--signal=KILL", "60", ends.to_str().unwrap(), "pthread_exit"];
+    let ran = Traced::new(Path::new("timeout"), &command).run();
+    assert_eq!((ran.status(), ran.stdout().as_str()), (0, "to stdout\n"), "{}", ran.stderr());
+    assert_eq!(ran.trace().allocations(), 3);
+}
+
+#[test]
 fn exec_ends_the_trace() {
     let ends = program("processes/ends");
     for how in ["exec", "execle", "execlp", "execv", "execvp", "execve", "execvpe", "fexecve"] {

@@ -15,7 +15,7 @@ use memtrace_trace::Meta;
 use memtrace_trace::csv::RowReader;
 use memtrace_trace::{EventName, Row};
 
-use crate::common::parts::parts_program;
+use crate::common::parts::{parts_program, parts_program_with};
 use crate::common::running::Running;
 use crate::common::{self, Traced, TracedRun};
 
@@ -170,8 +170,14 @@ fn rotate_writes_parts_that_replay_alone_and_read_as_one() {
 
 #[test]
 fn compress_packs_finished_parts_and_they_read_the_same() {
-    for (how, ending) in [("gz", ".csv.gz"), ("zst", ".csv.zst")] {
-        let traced = traced("exit", "4000").env("MEMTRACE_ROTATE", "128k").env("MEMTRACE_COMPRESS", how);
+    let parts_without_links = parts_program_with("parts-no-links", &["-DNO_HARD_LINKS"]);
+    for (program, how, ending) in [
+        (parts_program("parts"), "gz", ".csv.gz"),
+        (parts_program("parts"), "zst", ".csv.zst"),
+        (parts_without_links, "zst", ".csv.zst"),
+    ] {
+        let traced = Traced::new(&program, &["exit", "4000"]);
+        let traced = traced.env("MEMTRACE_ROTATE", "128k").env("MEMTRACE_COMPRESS", how);
         let ran = traced.run();
         assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
         let files = ran.files();

@@ -31,11 +31,11 @@ pub struct Block {
 /// An op that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpEnd {
-    /// The bytes that it allocated, less the bytes that it freed.
+    /// The bytes that the thread allocated minus the bytes that it freed during the op.
     pub bytes: i64,
-    /// The duration in ns.
+    /// The duration of the op in ns.
     pub duration_ns: u64,
-    /// The text id of its overload; 0 if it has none.
+    /// The text id of the op's overload; 0 if unknown.
     pub overload: TextId,
 }
 
@@ -130,14 +130,7 @@ pub enum Payload {
         name: TextId,
     },
     /// An op ended: an outermost op or, with `MEMTRACE_OPS=all` or `io`, also a nested op.
-    Op {
-        /// The bytes that the thread allocated minus the bytes that it freed during the op.
-        bytes: i64,
-        /// The duration of the op in ns.
-        duration_ns: u64,
-        /// The text id of the op's overload; 0 if unknown.
-        overload: TextId,
-    },
+    Op(OpEnd),
     /// The use of a block became known.
     Tag {
         /// The address of the block.
@@ -328,7 +321,7 @@ impl Payload {
             Payload::RangeBegin { .. } => Kind::RangeBegin,
             Payload::RangeEnd { .. } => Kind::RangeEnd,
             Payload::Mark { .. } => Kind::Mark,
-            Payload::Op { .. } => Kind::Op,
+            Payload::Op(_) => Kind::Op,
             Payload::Tag { .. } => Kind::Tag,
             Payload::Io { .. } => Kind::Io,
             Payload::Sample { .. } => Kind::Sample,
@@ -395,7 +388,7 @@ impl Payload {
                 Event { extra: i64::from(name), reserved: u64::from(class), ..event }
             }
             Payload::RangeEnd { name } | Payload::Mark { name } => Event { extra: i64::from(name), ..event },
-            Payload::Op { bytes, duration_ns, overload } => {
+            Payload::Op(OpEnd { bytes, duration_ns, overload }) => {
                 Event { size: bytes, extra: duration_ns as i64, reserved: u64::from(overload), ..event }
             }
             Payload::Tag { address, category, module, name, form, claim } => Event {
@@ -512,8 +505,7 @@ impl Event {
         (self.kind == Kind::Block as u8).then(|| (self.header(), self.block()))
     }
 
-    /// Unpacks an op: the header, and the bytes, duration in ns and overload of [`Payload::Op`]. Returns
-    /// `None` for other events. Ops are as frequent as reports, and this function spares the writer thread a
+    /// Unpacks the end of an op. Returns `None` for other events. Ops are as frequent as reports, and this function spares the writer thread a
     /// [`Payload`].
     #[inline(always)]
     #[must_use]
@@ -548,10 +540,7 @@ impl Event {
             }
             Kind::RangeEnd => Payload::RangeEnd { name: self.extra as TextId },
             Kind::Mark => Payload::Mark { name: self.extra as TextId },
-            Kind::Op => {
-                let OpEnd { bytes, duration_ns, overload } = self.op();
-                Payload::Op { bytes, duration_ns, overload }
-            }
+            Kind::Op => Payload::Op(self.op()),
             Kind::Tag => Payload::Tag {
                 address: self.addr,
                 category: u64::try_from(self.size).ok().and_then(Category::from_id).unwrap_or_default(),
@@ -720,7 +709,7 @@ mod tests {
             Payload::Mark { name: 3 },
             Payload::DefineText { id: 4, length: 70 },
             Payload::DefineContext { id: 5, context },
-            Payload::Op { bytes: -6, duration_ns: 7, overload: 8 },
+            Payload::Op(OpEnd { bytes: -6, duration_ns: 7, overload: 8 }),
             Payload::Lost { events: 9 },
             Payload::FreeCompleted { address: 10 },
             Payload::DefineStack { id: 11, frame: Frame { parent: 12, text: 13, kind: FrameKind::Python } },

@@ -99,10 +99,23 @@ impl HostFiles {
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
     }
 
-    /// Returns the cgroup whose limit applies to a process, or `None` if no cgroup counts its memory.
+    /// Returns the cgroup that counts the kills of a process ([`Cgroup::find`]), or `None` if no cgroup counts its
+    /// memory.
     #[must_use]
     pub fn cgroup(&self, pid: &str) -> Option<Cgroup> {
         Cgroup::find(&self.proc, &self.cgroups, pid)
+    }
+
+    /// Returns the values of [`Api::Cgroup`](crate::Api::Cgroup) for this process: the memory of the cgroup that is
+    /// closest to its limit, and the kills in [`HostFiles::cgroup`].
+    #[must_use]
+    pub fn cgroup_values(&self) -> Option<HostValues> {
+        let [current, limit, file, swap, _] = self.fullest_cgroup()?.values();
+        Some([current, limit, file, swap, self.cgroup("self").and_then(|group| group.kills())])
+    }
+
+    fn fullest_cgroup(&self) -> Option<Cgroup> {
+        Cgroup::fullest(&self.proc, &self.cgroups, "self")
     }
 
     /// Returns the proportional and the resident bytes of a process, from `smaps_rollup`.
@@ -133,7 +146,7 @@ impl HostFiles {
     #[must_use]
     pub fn others(&self, own: &[u32], most: usize) -> Vec<u32> {
         let is_other = |pid: &u32| *pid != std::process::id() && !own.contains(pid);
-        match self.cgroup("self").filter(|group| group.limit().is_some()) {
+        match self.fullest_cgroup().filter(|group| group.limit().is_some()) {
             Some(group) => group.processes().filter(is_other).take(most).collect(),
             None => {
                 let entries = fs::read_dir(&self.proc).into_iter().flatten().flatten();

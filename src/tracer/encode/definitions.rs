@@ -19,7 +19,7 @@ fn entry<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Opti
     table.get_mut(index)
 }
 
-/// The name of a range or mark.
+/// The name of a range.
 #[derive(Clone, Copy)]
 pub(crate) struct RangeName {
     /// The text id of the name.

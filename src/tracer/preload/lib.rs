@@ -3,8 +3,9 @@
 //! A hook passes its arguments on unchanged, returns the real function's result, and records the call as an
 //! event. [`memtrace_record`] writes the events to the trace. The modules, from the lowest layer up:
 //!
+//! - [`guard`]: the guard around memtrace's code
 //! - [`ffi`]: symbols, loaded libraries, and the foreign functions that memtrace calls
-//! - [`runtime`]: the session, the thread state, the guard around memtrace's code, the log
+//! - [`runtime`]: the session, the thread state, the log
 //! - [`attribution`]: the owner of an allocation
 //! - [`python`]: the part that runs inside Python
 //! - [`hooks`]: the functions that replace the real ones
@@ -16,6 +17,7 @@
 mod attribution;
 mod capabilities;
 mod ffi;
+mod guard;
 mod hooks;
 mod lifecycle;
 mod process_info;

@@ -12,7 +12,7 @@ pub use memtrace_trace::context::{Context, ContextId, Frame, StackId, TextId};
 use memtrace_trace::context::{MAX_CONTEXTS, MAX_TEXT_BYTES};
 use memtrace_trace::event::bytes::text_events_len;
 pub use memtrace_trace::stacks::FrameKind;
-use memtrace_trace::text::MAX_TEXT;
+use memtrace_trace::text::{MAX_TEXT, cut};
 use rustc_hash::FxHashMap;
 
 use crate::fork_lock::ForkLock;
@@ -111,7 +111,7 @@ impl Tables {
         if text.is_empty() {
             return (0, false);
         }
-        let text = cut(text);
+        let text = cut(text, MAX_TEXT);
         if let Some(id) = self.texts.get(text) {
             return (*id, false);
         }
@@ -207,14 +207,6 @@ impl Tables {
 
 fn refuse() {
     REFUSED.fetch_add(1, Ordering::Relaxed);
-}
-
-fn cut(text: &str) -> &str {
-    let mut end = text.len().min(MAX_TEXT);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 /// The tables of this process, created at the first use.

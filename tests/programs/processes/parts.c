@@ -13,6 +13,16 @@
 
 enum { KEPT = 24, KINDS = 3 };
 
+#ifdef NO_HARD_LINKS
+#include <errno.h>
+/* Refuses hard links, as some file systems do. */
+int linkat(int from, const char *old, int to, const char *new, int flags) {
+    (void)from, (void)old, (void)to, (void)new, (void)flags;
+    errno = EPERM;
+    return -1;
+}
+#endif
+
 /* The function that torch's CPU allocator calls. */
 _Bool _ZN3c1022memoryProfilingEnabledEv(void) __attribute__((weak));
 void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void *, int64_t, size_t, size_t, uint16_t);

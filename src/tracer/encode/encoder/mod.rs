@@ -16,7 +16,7 @@ mod tags;
 mod virtual_memory;
 
 use memtrace_trace::end_row::Anomalies;
-use memtrace_trace::event::{OpEnd, UNREPORTED_TOTAL};
+use memtrace_trace::event::UNREPORTED_TOTAL;
 use memtrace_trace::ledger::{Accounted, Rest};
 use memtrace_trace::memory::{MemoryKind, Totals};
 use memtrace_trace::rounding::Rounding;
@@ -150,12 +150,8 @@ impl Encoder {
             Payload::RangeEnd { name } => {
                 self.named(EventName::RangeEnd, tid, header, RangeName { name, class: 0 }, sink)
             }
-            Payload::Mark { name } => {
-                self.named(EventName::Mark, tid, header, RangeName { name, class: 0 }, sink)
-            }
-            Payload::Op { bytes, duration_ns, overload } => {
-                self.op(tid, header, &OpEnd { bytes, duration_ns, overload }, sink)
-            }
+            Payload::Mark { name } => self.mark(tid, header, name, sink),
+            Payload::Op(op) => self.op(tid, header, &op, sink),
             Payload::Tag { address, category, module, name, form, claim } => {
                 self.tag(tid, header, address, Use { category, module, name, form, claim }, sink)
             }

@@ -1,9 +1,12 @@
 //! Fills in the fields of rows, and numbers the rows.
 
-use memtrace_trace::context::Context;
+use std::borrow::Cow;
+
+use memtrace_trace::context::{Context, TextId};
 use memtrace_trace::form::Form;
 use memtrace_trace::host::{self, HostValues};
 use memtrace_trace::memory::Totals;
+use memtrace_trace::ranges::STEP;
 use memtrace_trace::sample::Sample;
 use memtrace_trace::text::NONE;
 use memtrace_trace::{Api, Event, EventName, Header, Row};
@@ -102,7 +105,23 @@ impl Encoder {
         self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
     }
 
-    /// Writes the row of a range or mark.
+    /// Writes the row of a mark. The mark that begins a step gets the number of the step.
+    pub(crate) fn mark<S: RowSink>(
+        &mut self,
+        tid: u32,
+        header: &Header,
+        name: TextId,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        let base = self.base(tid, &Header { device: Event::HOST, ..*header });
+        let name = match self.definitions.text(name) {
+            STEP => Cow::Owned(format!("{STEP}{}", header.step)),
+            name => Cow::Borrowed(name),
+        };
+        self.emit(&Row { event: EventName::Mark, source: LIBRARY, name: &name, ..base }, sink)
+    }
+
+    /// Writes the row of a range.
     pub(crate) fn named<S: RowSink>(
         &mut self,
         event: EventName,

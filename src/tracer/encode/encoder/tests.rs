@@ -34,6 +34,18 @@ impl RowSink for Pools {
     }
 }
 
+/// A sink that keeps the names of rows.
+#[derive(Default)]
+struct Names(Vec<String>);
+
+impl RowSink for Names {
+    type Error = std::convert::Infallible;
+    fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error> {
+        self.0.push(row.name.to_owned());
+        Ok(())
+    }
+}
+
 fn encoder() -> Encoder {
     Encoder::new(0, 0, 1, Rounding::default(), true)
 }
@@ -104,6 +116,19 @@ fn a_block_in_a_segment_of_a_private_pool_has_this_pool_even_if_its_report_has_n
     }
     let Pools(pools) = pools;
     assert_eq!(pools, [3, 3, 0, 0, 0]);
+}
+
+#[test]
+fn the_mark_of_a_step_has_its_number_and_other_marks_have_their_text() {
+    let mut encoder = encoder();
+    encoder.definitions_mut().define_text(1, memtrace_trace::ranges::STEP);
+    encoder.definitions_mut().define_text(2, "step:x");
+    let mut names = Names::default();
+    for (name, step) in [(1, 70_000), (1, -1), (2, 3), (0, 3)] {
+        let mark = Payload::Mark { name }.pack(Header { step, ..header(Api::Memtrace, Event::HOST, 0) });
+        encoder.encode(1, &mark, &mut names).unwrap();
+    }
+    assert_eq!(names.0, ["step:70000", "step:-1", "step:x", NONE]);
 }
 
 #[test]

@@ -4,13 +4,13 @@
 //! noted. The end row lists the lines, so that a report can say that the program may run otherwise on a real
 //! GPU.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use crate::attribution::python_frames;
-use crate::ffi::phantom;
+use crate::ffi::{phantom, torch};
 
 /// The maximum number of lines that are noted.
 const MOST_LINES: usize = 16;
@@ -57,8 +57,15 @@ pub(crate) fn op_ended() {
 #[cold]
 fn note() -> bool {
     let Some((file, number)) = python_frames::innermost_line() else { return true };
+    static TORCH: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let torch = TORCH.get_or_init(torch::folder).as_deref();
     // PyTorch's own checks of values pass on the simulated GPU.
-    file.contains("/torch/") || add(file, number)
+    is_of_torch(&file, torch) || add(file, number)
+}
+
+/// Returns true if a file belongs to PyTorch, whose library is loaded from the folder `torch`.
+fn is_of_torch(file: &str, torch: Option<&Path>) -> bool {
+    file.contains("-packages/torch/") || torch.is_some_and(|torch| Path::new(file).starts_with(torch))
 }
 
 /// Adds a line to the list. Returns false if another thread holds the list.
@@ -175,6 +182,22 @@ mod tests {
         assert_eq!(end_words(), "acted_at=acted.py:1");
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(end_words(), "acted_at=acted.py:1");
+    }
+
+    #[test]
+    fn a_file_of_the_loaded_torch_is_left_out_and_one_in_a_folder_called_torch_is_not() {
+        let torch = Some(Path::new("/home/a/pytorch/torch"));
+        for file in
+            ["/x/site-packages/torch/nn/a.py", "/x/dist-packages/torch/a.py", "/home/a/pytorch/torch/a.py"]
+        {
+            assert!(is_of_torch(file, torch), "{file}");
+        }
+        for file in
+            ["/home/a/torch/train.py", "/x/site-packages/whisper/torch/a.py", "/home/a/pytorch/torch.py"]
+        {
+            assert!(!is_of_torch(file, torch), "{file}");
+        }
+        assert!(!is_of_torch("/home/a/pytorch/torch/a.py", None));
     }
 
     #[test]

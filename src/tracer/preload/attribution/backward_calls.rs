@@ -8,7 +8,9 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memtrace_record::intern::TextId;
-use rustc_hash::{FxBuildHasher, FxHashMap};
+use rustc_hash::FxHashMap;
+
+use crate::runtime::thread::running_ops::BackwardCalls;
 
 /// The number of latest calls whose paths are kept.
 const KEPT: usize = 1 << 17;
@@ -47,22 +49,7 @@ fn entry_of(call: u32) -> Option<(TextId, u32)> {
     (call != 0 && age < KEPT).then_some((entry as u32, (entry >> 32) as u32))
 }
 
-/// Tracks the module calls to which the backward functions of a thread belong.
-pub(crate) struct BackwardCalls {
-    /// The number of the module call to which the last backward function belonged; 0 before the first one.
-    last: u32,
-    /// The value of [`OUTERMOST`] when the last new call was entered.
-    outermost: u64,
-    /// For each module path, the number of the call whose backward ran last.
-    open: FxHashMap<TextId, u32>,
-}
-
 impl BackwardCalls {
-    /// Returns the state of a thread on which no backward function has run.
-    pub(crate) const fn new() -> BackwardCalls {
-        BackwardCalls { last: 0, outermost: 0, open: FxHashMap::with_hasher(FxBuildHasher) }
-    }
-
     /// Records that a backward function of the module call `call` begins; `call` is 0 if the function belongs
     /// to no module. If the backward of another call of the same module starts here, returns the module's
     /// path.

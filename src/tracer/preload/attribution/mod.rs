@@ -1,10 +1,15 @@
-//! The owner of an allocation: ranges and phases, ops, autograd's sequence numbers, private pools, requested
-//! sizes.
+//! The owner of an allocation, and what torch's allocator does not report about a block.
 //!
-//! From the bottom up: [`steps`], [`phases`] and [`updates`] belong to the process; [`range_rows`] records
-//! the rows of ranges and marks; [`shared_ranges`] holds the ranges that any thread may end; [`op_context`]
-//! resolves the innermost op; [`context`] combines all of this into the context of an event; [`ranges`],
-//! [`module_ranges`] and [`op_stack`] change that context.
+//! | subject | modules |
+//! | --- | --- |
+//! | the context of an event | [`context`] combines the thread's ranges, the phase of the process and the innermost op ([`op_context`]) |
+//! | what changes the context | [`ranges`] of the program, [`shared_ranges`] that any thread may end, [`module_ranges`] and [`op_stack`]; [`range_rows`] records their rows |
+//! | steps and phases of the process | [`steps`], with [`updates`] by code other than torch's optimizers; [`phases`] |
+//! | backward functions | their forward op [`autograd_seq`], the call of their module [`backward_calls`], the end of a pass [`backward_passes`] |
+//! | a block of torch's allocator | its requested size [`requested_sizes`] or [`pinned_sizes`], its tensor [`tensor_forms`], its pool [`private_pools`], its use in a CUDA graph [`graph_captures`], the moment when a block that streams use becomes free [`deferred_frees`] |
+//! | libraries | [`communicators`] of NCCL, [`fsdp`] |
+//! | the lines of the program | [`python_frames`], also of the first use of a device [`first_uses`], and of reads of made-up values [`acted_reads`] |
+//! | what is recorded | the steps with [`detail`]; for the search for holders, whether memory grows ([`growth`]) and the step of each block ([`block_ages`]) |
 
 pub(crate) mod acted_reads;
 pub(crate) mod autograd_seq;

@@ -9,6 +9,7 @@ use memtrace_record::Recorder;
 use memtrace_record::clock::now_ns;
 use memtrace_record::intern::{Context, TextId};
 use memtrace_record::recorder::context_id;
+use memtrace_trace::event::OpEnd;
 use memtrace_trace::{Api, Header, Payload};
 
 use crate::attribution::{
@@ -245,11 +246,11 @@ fn record_row(state: &ThreadState, start_ns: u64, bytes_before: i64, ending: End
     let (context, step) = context::of_op(state);
     let (bytes, device) = context::reported(state);
     recorder.record(|clock_ns| {
-        Payload::Op {
+        let op = OpEnd {
             bytes: bytes - bytes_before,
             duration_ns: clock_ns.saturating_sub(start_ns),
             overload: ending.overload,
-        }
-        .pack(Header { clock_ns, api: Some(ending.api), device, context, step })
+        };
+        Payload::Op(op).pack(Header { clock_ns, api: Some(ending.api), device, context, step })
     });
 }

@@ -14,7 +14,7 @@ use memtrace_record::pinned_requests;
 
 use crate::ffi::symbols::find_in_loaded;
 use crate::ffi::vtables::{VtableCopy, replaced};
-use crate::runtime::guard::shielded;
+use crate::guard::shielded;
 use crate::runtime::thread;
 
 /// `at::HostAllocator* at::getHostAllocator(c10::DeviceType)`, in newer versions.

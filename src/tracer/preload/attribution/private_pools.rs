@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use crate::ffi::symbols::find_in_loaded;
 use crate::ffi::torch::current_stream;
 use crate::ffi::vtables;
+use crate::guard::shielded;
 use crate::runtime::fork::ForkSafe;
-use crate::runtime::guard::shielded;
 use crate::runtime::thread::{self, ThreadState};
 
 /// The vtable of torch's pluggable allocator. It is in one of [`LIBRARIES`], depending on the version.

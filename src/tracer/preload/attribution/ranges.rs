@@ -2,7 +2,7 @@
 
 use memtrace_record::Recorder;
 use memtrace_record::recorder::text_id;
-use memtrace_trace::ranges::{Meaning, meaning};
+use memtrace_trace::ranges::{Meaning, STEP, meaning};
 use memtrace_trace::{Api, Payload};
 
 use crate::attribution::{context, phases, range_rows, shared_ranges, steps};
@@ -141,7 +141,7 @@ pub(crate) fn mark_without_owner(api: Api, name: &str) {
 pub(crate) fn begin_step(number: i64) {
     steps::set(number);
     if let Some(recorder) = Recorder::active().filter(|_| !pause::is_paused()) {
-        let (text, (context, _)) = (text_id(&format!("step:{number}")), context::current());
+        let (text, (context, _)) = (text_id(STEP), context::current());
         range_rows::record(Api::Memtrace, recorder, || Payload::Mark { name: text }, context);
     }
 }

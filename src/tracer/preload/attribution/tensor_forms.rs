@@ -15,8 +15,8 @@ use memtrace_trace::text::UNKNOWN;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::attribution::{detail, requested_sizes};
+use crate::guard::shielded;
 use crate::runtime::fork::ForkSafe;
-use crate::runtime::guard::shielded;
 use crate::runtime::thread::known_forms::{FormKey, WITHOUT_SHAPE};
 use crate::runtime::thread::{self, ThreadState};
 

@@ -36,9 +36,9 @@ const DT_GNU_HASH: u64 = 0x6fff_fef5;
 const DT_VERSYM: u64 = 0x6fff_fff0;
 const DT_RELACOUNT: u64 = 0x6fff_fff9;
 
-/// The types of relocations for which the loader writes the address of a symbol (`R_X86_64_64`,
-/// `R_X86_64_GLOB_DAT`, `R_X86_64_JUMP_SLOT`).
-const ADDRESSES: [u64; 3] = [1, 6, 7];
+/// The types of relocations for which the loader writes the address of a symbol: `R_X86_64_64`, `_GLOB_DAT` and
+/// `_JUMP_SLOT`; on aarch64 `R_AARCH64_ABS64`, `_GLOB_DAT` and `_JUMP_SLOT`.
+const ADDRESSES: [u64; 3] = if cfg!(target_arch = "aarch64") { [257, 1025, 1026] } else { [1, 6, 7] };
 /// The accepted symbol types: no type, data, and function. An indirect function (`STT_GNU_IFUNC`) is
 /// excluded, because its symbol is a resolver, which must be called to get the address.
 const TYPES: [u8; 3] = [0, 1, 2];

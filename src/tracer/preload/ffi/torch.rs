@@ -1,16 +1,21 @@
 //! The torch functions that memtrace calls but does not hook, and the version of torch.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::ffi::loaded_libraries::loaded_libraries;
 use crate::ffi::symbols::{Home, Symbol};
 
-/// Returns torch's version from `torch/version.py`, which is next to the folder of torch's libraries:
-/// `2.11.0+cu130`. Returns `None` if torch is not loaded or the file cannot be read.
-pub(crate) fn version() -> Option<String> {
+/// Returns the folder of the Python package `torch`, which has a folder with torch's libraries. Returns `None` if
+/// torch is not loaded.
+pub(crate) fn folder() -> Option<PathBuf> {
     let c10 = loaded_libraries("libc10.so").into_iter().next()?;
-    let folder = Path::new(c10.to_str().ok()?).parent()?.parent()?.to_owned();
-    let text = std::fs::read_to_string(folder.join("version.py")).ok()?;
+    Some(Path::new(c10.to_str().ok()?).parent()?.parent()?.to_owned())
+}
+
+/// Returns torch's version from `torch/version.py`: `2.11.0+cu130`. Returns `None` if torch is not loaded or the
+/// file cannot be read.
+pub(crate) fn version() -> Option<String> {
+    let text = std::fs::read_to_string(folder()?.join("version.py")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("__version__ = "))?;
     Some(line.trim().trim_matches(['\'', '"']).to_owned())
 }

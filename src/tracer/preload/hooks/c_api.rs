@@ -10,7 +10,7 @@ use memtrace_record::Recorder;
 use memtrace_trace::Api;
 
 use crate::attribution::{detail, ranges};
-use crate::runtime::guard::shielded;
+use crate::guard::shielded;
 use crate::runtime::pause;
 use crate::runtime::session;
 use crate::runtime::thread::open_ranges::C_DOMAIN;

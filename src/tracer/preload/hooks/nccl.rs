@@ -11,8 +11,8 @@ use memtrace_trace::communicator::communicator_text;
 
 use crate::attribution::communicators::{self, Created, OpenCall};
 use crate::ffi::by_caller::hooks_by_caller;
+use crate::guard::shielded;
 use crate::hooks::reduced_buffers;
-use crate::runtime::guard::shielded;
 use crate::runtime::session;
 
 /// `ncclInternalError`: returned by a hook that finds no real function.

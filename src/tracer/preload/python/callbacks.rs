@@ -9,8 +9,8 @@ use memtrace_record::Recorder;
 
 use crate::attribution::{autograd_seq, backward_passes, growth};
 use crate::ffi::cpython::{Functions, Gil, Object, Owned, PendingCall, RawObject};
+use crate::guard::shielded;
 use crate::python::{hidden, own_threads};
-use crate::runtime::guard::shielded;
 use crate::runtime::thread;
 
 /// A function of the tracer, kept for as long as the process lives. The pointer is null until the tracer is

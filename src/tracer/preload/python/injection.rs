@@ -14,9 +14,9 @@ use memtrace_trace::config::{Level, Stacks};
 use crate::attribution::autograd_seq;
 use crate::ffi::cpython::collector;
 use crate::ffi::cpython::{Arguments, Functions, Gil, Method, Object, Owned, native_method};
+use crate::guard::shielded;
 use crate::python::hidden::hidden;
 use crate::python::{callbacks, errors, native, own_threads};
-use crate::runtime::guard::shielded;
 use crate::runtime::{log, session, state_version};
 
 /// A file of the tracer: the name of its module, the file name that tracebacks show, and its source text.

@@ -14,8 +14,8 @@ use rustc_hash::FxHashMap;
 
 use crate::attribution::{backward_passes, detail, module_ranges};
 use crate::ffi::cpython::{Arguments, RawObject};
+use crate::guard::shielded;
 use crate::python::vectorcall::{self, Around, TracerFunction, positional, usual};
-use crate::runtime::guard::shielded;
 use crate::runtime::thread;
 
 /// The path and the class of each module object, by the object's address. Only a thread that holds the GIL

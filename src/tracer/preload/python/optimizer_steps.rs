@@ -8,8 +8,8 @@ use std::ptr::null_mut;
 
 use crate::attribution::steps;
 use crate::ffi::cpython::{Arguments, RawObject};
+use crate::guard::shielded;
 use crate::python::vectorcall::{self, Around, TracerFunction, positional, usual};
-use crate::runtime::guard::shielded;
 
 /// The tracer's functions that run before and after a step. Their argument is the optimizer.
 static AROUND: Around = Around { before: TracerFunction::new(), after: TracerFunction::new() };

@@ -1,10 +1,9 @@
-//! Code that all hooks share: the session, the state of a thread, the guard around our code, and the log.
+//! Code that all hooks share: the session, the state of a thread, and the log.
 
 pub(crate) mod cache;
 pub(crate) mod command_line;
 pub(crate) mod fixed_text;
 pub(crate) mod fork;
-pub(crate) mod guard;
 pub(crate) mod launcher;
 pub(crate) mod log;
 pub(crate) mod pause;

@@ -326,14 +326,13 @@ impl PartCopy {
         copy.write_all(self.packer.packed())?;
         note_progress();
         copy.sync_all()?;
-        // A hard link fails if another file already has the name, so that no file is replaced.
-        fs::hard_link(&self.unfinished, &self.whole)?;
+        output::publish(&self.unfinished, &self.whole)?;
         fs::remove_file(&self.part)
     }
 }
 
 impl Drop for PartCopy {
-    /// Removes the unfinished file; the complete copy has another name.
+    /// Removes the unfinished file, if the copy is incomplete.
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.unfinished);
     }

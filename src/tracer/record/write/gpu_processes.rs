@@ -78,6 +78,8 @@ impl GpuProcesses {
             match self.known.get(&(device, pid)) {
                 Some(known) if !has_changed(known.bytes, bytes) => {}
                 Some(known) => changes.push(GpuProcess { bytes, ..known.clone() }),
+                // A mark without bytes means that the process has left the GPU.
+                None if bytes == Some(0) => {}
                 None => changes.push(GpuProcess { device, pid, bytes, ..GpuProcess::default() }),
             }
         }
@@ -116,6 +118,11 @@ mod tests {
         assert_eq!(changes(&[(8, Some(1))]), [(7, Some(0))]);
         assert_eq!(changes(&[(8, Some(1))]), []);
         assert_eq!(changes(&[(7, Some(5)), (8, Some(1))]), [(7, Some(5))], "the id is used again");
+        // The driver lists a process that has no memory.
+        let listed = |bytes| [(7, Some(bytes)), (8, Some(1)), (11, Some(0))];
+        assert_eq!(changes(&listed(0)), [(7, Some(0))]);
+        assert_eq!(changes(&listed(0)), []);
+        assert_eq!(changes(&listed(5)), [(7, Some(5))]);
         // The processes of another device stay.
         assert_eq!(processes.changes(1, &[]), []);
         // After the last mark, the processes are still followed.

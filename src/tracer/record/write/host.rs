@@ -24,13 +24,13 @@ use crate::intern;
 use crate::queue::event_queue::EventQueue;
 use crate::step::STEP;
 
-/// Quick samples may take one part in `SHARE` of the time that passes, in processor time of this thread. The
-/// shares of all kinds sum to 0.12%, except while memory is short ([`TIGHT_SHARE`]) and at new highs of
-/// resident memory ([`HIGH_SHARE`]). With the samples at the start ([`CREDIT`]), those of devices, and the
-/// reading of resident memory ([`POLL`]), the total is at most 0.2% in a run of some minutes without many new
-/// highs.
+/// Quick samples may take one part in `SHARE` of the elapsed time, in processor time of this thread. The shares
+/// of all kinds of samples sum to 0.12%, except while memory is short ([`TIGHT_SHARE`]) and at new highs of
+/// resident memory ([`HIGH_SHARE`]). The samples at the start ([`CREDIT`]), device samples, and the reads of
+/// resident memory ([`POLL`]) come on top. All together take at most 0.2% of a run that lasts some minutes and
+/// has few new highs.
 const SHARE: u32 = 2500;
-/// The same for lists of children, for lists of other processes, and for the children's proportional memory
+/// Same as [`SHARE`], for lists of children, for lists of other processes, and for the children's proportional memory
 /// (`CHILDREN_PSS_SHARE`).
 const CHILDREN_SHARE: u32 = 10_000;
 const CHILDREN_PSS_SHARE: u32 = 5000;
@@ -259,7 +259,7 @@ impl HostSampler {
         self.rss = rss;
         let values = [
             (Api::ProcStatus, self.files.status("self")),
-            (Api::Cgroup, self.files.cgroup("self").map(|group| group.values())),
+            (Api::Cgroup, self.files.cgroup_values()),
             (Api::Meminfo, self.files.machine()),
         ];
         self.is_tight = is_tight(values[1].1, values[2].1);

@@ -73,18 +73,17 @@ pub(crate) fn create_part(first: &Path, part: u32) -> io::Result<(File, PathBuf)
     })
 }
 
-/// Gives a part its final name, which must be free.
-pub(crate) fn publish_part(unfinished: &Path) -> io::Result<PathBuf> {
-    let path = files::finished_part(unfinished);
-    if fs::hard_link(unfinished, &path).is_ok() {
-        fs::remove_file(unfinished)?;
-    } else if path.exists() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, path.display().to_string()));
+/// Gives a finished file its final name `to`, which must be free. A hard link fails if another file has the
+/// name, so that no file is replaced.
+pub(super) fn publish(from: &Path, to: &Path) -> io::Result<()> {
+    if fs::hard_link(from, to).is_ok() {
+        fs::remove_file(from)
+    } else if to.symlink_metadata().is_ok() {
+        Err(io::Error::new(io::ErrorKind::AlreadyExists, to.display().to_string()))
     } else {
         // The file system has no hard links.
-        fs::rename(unfinished, &path)?;
+        fs::rename(from, to)
     }
-    Ok(path)
 }
 
 /// Creates the first of `name("")`, `name("-2")`, ... that does not exist. `name` returns `None` if the name
@@ -162,7 +161,9 @@ mod tests {
         for left in ["run.part2.csv", "run.part2.csv.zst", "run.part2.csv.unfinished", "run.part2.stacks"] {
             fs::write(at(left), "").unwrap();
             let part = create_part(&first, 2).unwrap().1;
-            assert_eq!(publish_part(&part).unwrap(), at("run.part2-2.csv"), "{left}");
+            let finished = files::finished_part(&part);
+            publish(&part, &finished).unwrap();
+            assert!(finished == at("run.part2-2.csv") && !part.exists(), "{left}");
             fs::remove_file(at("run.part2-2.csv")).unwrap();
             fs::remove_file(at(left)).unwrap();
         }

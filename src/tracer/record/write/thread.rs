@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::RecvTimeoutError;
+use memtrace_util::process::Process;
 
 use crate::control::{Command, Control};
 
@@ -36,24 +37,21 @@ pub(crate) fn start_thread<T: Send + 'static>(
 /// other threads continue; the process ends with the last of these threads, and the writer thread must not
 /// keep the process alive.
 pub(crate) fn is_alone() -> bool {
-    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return false };
-    // The state of the main thread is the field after the name, and the name may contain any character.
-    let main_has_ended = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z'));
-    main_has_ended && std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 2)
+    Process::own().is_some_and(is_last_thread_of)
+}
+
+/// Returns true if a process has only this thread and its main thread, which has ended.
+fn is_last_thread_of(process: Process) -> bool {
+    process.has_main_ended && process.threads == 2
 }
 
 /// Ends the process with the exit status of its main thread, if that status is not 0 and this is the last
 /// thread. The kernel gives a process the status of its last thread. Without memtrace, the last thread would
 /// be the main thread, for example in a child that `clone` started and that ends by the system call `exit`.
 pub(crate) fn end_like_main_thread() {
-    if !is_alone() {
-        return;
-    }
-    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return };
-    // The last field is the wait status of the main thread, which proc_pid_stat(5) calls exit_code.
-    let status = stat.trim_end().rsplit(' ').next().and_then(|status| status.parse::<libc::c_int>().ok());
-    if let Some(status) = status.filter(|status| libc::WIFEXITED(*status) && libc::WEXITSTATUS(*status) != 0)
-    {
+    let Some(process) = Process::own().filter(|process| is_last_thread_of(*process)) else { return };
+    let status = process.main_status;
+    if libc::WIFEXITED(status) && libc::WEXITSTATUS(status) != 0 {
         // SAFETY: the call ends the process, in which no thread is left that could have work to do.
         unsafe { libc::syscall(libc::SYS_exit_group, libc::WEXITSTATUS(status)) };
     }

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, Sender};
 use memtrace_encode::Encoder;
-use memtrace_trace::Meta;
 use memtrace_trace::config::Level;
 use memtrace_trace::end_row::{Ending, refused_names_word};
 use memtrace_trace::host::{self, HostFiles};
 use memtrace_trace::journal::Written;
 use memtrace_trace::keep::Keep;
+use memtrace_trace::{Meta, files};
 
 use super::compress::Compressor;
 use super::definitions_file::DefinitionsFile;
@@ -420,7 +420,9 @@ impl Writer {
         };
         self.encoder.open_part(now, json, &mut rows)?;
         let csv_len = rows.flush()?;
-        let path = output::publish_part(&path)?;
+        let unfinished = path;
+        let path = files::finished_part(&unfinished);
+        output::publish(&unfinished, &path)?;
         let written = Written { csv_len, names_len, reported_lost: self.encoder.reported_lost() };
         self.merge.release(self.queue, written, number);
         let part = Part::new(rows, path, csv_len, self.encoder.rows());

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
 
 use super::{Gil, Object, Owned, RawObject};
-use crate::runtime::guard::shielded;
+use crate::guard::shielded;
 
 /// `PyCFunctionFast`, the C type of a native function. The parameters are `self`, the arguments, and the
 /// number of arguments.

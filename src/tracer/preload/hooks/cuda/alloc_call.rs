@@ -16,12 +16,12 @@ use crate::attribution::{
     communicators, context, first_uses, pinned_sizes, private_pools, requested_sizes, tensor_forms,
 };
 use crate::ffi::callers::{Library, library_at};
-use crate::ffi::cuda::is_captured;
+use crate::ffi::cuda::{current_device, current_driver_device, is_captured};
 use crate::ffi::cuda_types::{AllocNodeParams, SUCCESS};
 use crate::ffi::phantom;
 use crate::ffi::torch::current_stream;
+use crate::guard::{Outermost, shielded};
 use crate::hooks::torch::allocator::record_out_of_memory;
-use crate::runtime::guard::{Outermost, shielded};
 use crate::runtime::{session, thread};
 
 /// The out-parameter through which a call returns an address or a handle.
@@ -47,9 +47,85 @@ pub(super) struct Call {
     pub(super) api: Api,
     /// The return address of the call.
     pub(super) caller: *const c_void,
-    /// A function that returns the current device of the calling thread, in the runtime or in the driver.
-    pub(super) device: fn() -> i8,
+    /// True for a call of the driver, false for one of the runtime.
+    is_driver: bool,
 }
+
+impl Call {
+    /// Describes a call of the runtime.
+    pub(super) fn runtime(kind: CallKind, api: Api, caller: *const c_void) -> Call {
+        Call { kind, api, caller, is_driver: false }
+    }
+
+    /// Describes a call of the driver.
+    pub(super) fn driver(kind: CallKind, api: Api, caller: *const c_void) -> Call {
+        Call { kind, api, caller, is_driver: true }
+    }
+
+    /// Returns false if the settings turn off the record of calls of the driver, and this is one.
+    fn is_recorded(self) -> bool {
+        !self.is_driver || session::session().is_some_and(|session| session.settings.driver)
+    }
+
+    /// Returns the runtime's current device, or the device of the driver's current context.
+    fn device(self) -> i8 {
+        if self.is_driver { current_driver_device() } else { current_device() }
+    }
+}
+
+/// Defines the bodies of hooks that allocate memory, of the `runtime` or of the `driver`.
+///
+/// A line gives the body, the static of the real function, the kind and the API of the call, its arguments, the
+/// number of bytes that it requests, and the result of a call that succeeded. The last two may read the caller's
+/// pointers.
+macro_rules! alloc_hooks {
+    ($library:ident $($body:ident = $real:ident, $kind:ident, $api:ident $arguments:tt requests $requested:expr => |$bytes:ident| $allocated:expr;)*) => { $(
+        $crate::hooks::cuda::alloc_call::hook_body! { $library $body, $real $arguments |run, caller| {
+            let $bytes: usize = $requested;
+            let call = Call::$library(CallKind::$kind, Api::$api, caller);
+            $crate::hooks::cuda::alloc_call::record_alloc(call, $bytes, run, || $allocated)
+        } }
+    )* };
+}
+
+/// Defines the bodies of hooks that free memory. A line is the same as in [`alloc_hooks`], but ends with the
+/// address and the number of bytes that are freed; 0 means the whole allocation.
+macro_rules! free_hooks {
+    ($library:ident $($body:ident = $real:ident, $kind:ident, $api:ident $arguments:tt frees $address:ident, $bytes:expr;)*) => { $(
+        $crate::hooks::cuda::alloc_call::hook_body! { $library $body, $real $arguments |run, caller| {
+            let call = Call::$library(CallKind::$kind, Api::$api, caller);
+            $crate::hooks::cuda::alloc_call::record_free(call, $address as u64, $bytes, run)
+        } }
+    )* };
+}
+
+/// Defines the body of a hook, which records the call that `$run` makes. A hook of the driver has a body for each
+/// way in which a program gets the function.
+macro_rules! hook_body {
+    (runtime $body:ident, $real:ident ($($arg:ident: $type:ty),*) |$run:ident, $caller:ident| $record:expr) => {
+        unsafe extern "C" fn $body($($arg: $type,)* $caller: *const c_void) -> c_int {
+            let Some(real) = $real.get() else { return NOT_INITIALIZED };
+            // SAFETY: the arguments are passed on unchanged, and are valid by CUDA's contract. The result of the
+            // call is read only after the call succeeded.
+            unsafe {
+                let $run = || real($($arg),*);
+                $record
+            }
+        }
+    };
+    (driver $body:ident, $real:ident ($($arg:ident: $type:ty),*) |$run:ident, $caller:ident| $record:expr) => {
+        unsafe extern "C" fn $body<const WAY: usize>($($arg: $type,)* $caller: *const c_void) -> c_int {
+            let Some(real) = $real.get(WAY) else { return NOT_INITIALIZED };
+            // SAFETY: as for the runtime.
+            unsafe {
+                let $run = || real($($arg),*);
+                $record
+            }
+        }
+    };
+}
+
+pub(super) use {alloc_hooks, free_hooks, hook_body};
 
 /// The result of a successful allocation.
 #[derive(Clone, Copy, Default)]
@@ -70,16 +146,34 @@ impl Allocated {
         Allocated { address: address.map_or(0, |address| address as u64), bytes, ..Allocated::default() }
     }
 
-    /// Same as [`new`](Allocated::new), for an allocation on `stream`. If a graph captures the call, the call
+    /// Returns an allocation of `bytes` bytes at the address that a call wrote to `out`, on the thread's device.
+    ///
+    /// # Safety
+    /// The call that was given `out` succeeded.
+    pub(super) unsafe fn at(out: Out, bytes: usize) -> Allocated {
+        // SAFETY: by the contract.
+        Allocated::new(unsafe { written(out) }, bytes)
+    }
+
+    /// Same as [`at`](Allocated::at), for an allocation on `stream`. If a graph captures the call, the call
     /// returns an address but counts as 0 bytes, because the graph allocates the memory at its launch. Device
     /// samples include the memory of graphs.
     ///
     /// # Safety
-    /// `stream` is null or a live stream.
-    pub(super) unsafe fn on(stream: *mut c_void, address: Option<*mut c_void>, bytes: usize) -> Allocated {
+    /// The call that was given `out` succeeded. `stream` is null or a live stream.
+    pub(super) unsafe fn on(stream: *mut c_void, out: Out, bytes: usize) -> Allocated {
         // SAFETY: by the contract.
-        let is_captured = unsafe { is_captured(stream) };
-        Allocated::new(address, if is_captured { 0 } else { bytes })
+        unsafe { Allocated::at(out, if is_captured(stream) { 0 } else { bytes }) }
+    }
+
+    /// Same as [`at`](Allocated::at), for an allocation of `height` rows. The call wrote the distance between two
+    /// rows to `pitch`.
+    ///
+    /// # Safety
+    /// The call that was given `out` and `pitch` succeeded.
+    pub(super) unsafe fn rows(out: Out, pitch: *const usize, width: usize, height: usize) -> Allocated {
+        // SAFETY: by the contract.
+        unsafe { Allocated::at(out, written(pitch).unwrap_or(width).saturating_mul(height)) }
     }
 }
 
@@ -92,6 +186,9 @@ pub(super) fn record_alloc(
     run: impl FnOnce() -> c_int,
     allocated: impl FnOnce() -> Allocated,
 ) -> c_int {
+    if !call.is_recorded() {
+        return run();
+    }
     let Some(_outermost) = Outermost::enter() else { return run() };
     let _device_call = (call.kind == CallKind::DeviceAlloc).then(DeviceCall::begin);
     let recorder = Recorder::active();
@@ -111,7 +208,7 @@ pub(super) fn record_alloc(
         let device = match allocated.device {
             Some(device) => device,
             None if call.kind == CallKind::HostAlloc => Event::HOST,
-            None => (call.device)(),
+            None => call.device(),
         };
         if device != Event::HOST && call.kind == CallKind::DeviceAlloc && status == SUCCESS {
             first_uses::note(device);
@@ -168,7 +265,7 @@ fn record_past_oom(recorder: &'static Recorder, header: Header, bytes: usize, po
 /// allocation.
 pub(super) fn record_free(call: Call, address: u64, bytes: usize, run: impl FnOnce() -> c_int) -> c_int {
     // Programs initialize the runtime with `cudaFree(0)`, which frees nothing.
-    if address == 0 {
+    if address == 0 || !call.is_recorded() {
         return run();
     }
     let Some(_outermost) = Outermost::enter() else { return run() };
@@ -266,7 +363,7 @@ pub(super) unsafe fn allocated_node(node: *const AllocNodeParams) -> Allocated {
 ///
 /// # Safety
 /// The call that was given `out` succeeded.
-pub(super) unsafe fn written<T: Copy>(out: *const T) -> Option<T> {
+unsafe fn written<T: Copy>(out: *const T) -> Option<T> {
     // SAFETY: a successful call has written to `out`. CUDA rejects a null pointer, so the check is only a
     // precaution.
     (!out.is_null()).then(|| unsafe { *out })

@@ -10,6 +10,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::ffi::symbols::{RealFn, function};
 
+/// An address or a handle of the driver. cuda.h declares some of these as integers and others as pointers,
+/// but all are one word long.
+pub(super) type Word = *mut c_void;
+
 /// The maximum number of addresses of one function that get a stand-in: the address from `dlsym`, two
 /// addresses from `cuGetProcAddress` (one per kind of default stream), and one spare.
 const WAYS: usize = 4;
@@ -76,6 +80,8 @@ macro_rules! driver_hooks {
             static $real: DriverFn<unsafe extern "C" fn($($type),*) -> std::ffi::c_int> =
                 // SAFETY: the signature is the one in cuda.h.
                 unsafe { DriverFn::new($crate::ffi::symbols::c_name(concat!(stringify!($name), "\0"))) };
+
+            const _: () = assert!($crate::hooks::cuda::stand_in::is_next_register($register, &[$(size_of::<$type>()),*]));
 
             #[unsafe(no_mangle)]
             #[unsafe(naked)]

@@ -13,7 +13,7 @@ use super::driver_fn::DriverFn;
 use super::stand_in::StandIn;
 use crate::ffi::cuda_types::{NOT_INITIALIZED, SUCCESS};
 use crate::ffi::symbols::RealFn;
-use crate::runtime::guard::shielded;
+use crate::guard::shielded;
 use crate::runtime::session;
 
 /// The out-parameter through which a call returns the address of a function.

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use super::stand_in::caller_hooks;
 use crate::attribution::deferred_frees;
 use crate::ffi::cuda_types::{NOT_INITIALIZED, SUCCESS};
-use crate::runtime::guard::shielded;
+use crate::guard::shielded;
 
 caller_hooks! {
     cudaEventRecord(event: *mut c_void, stream: *mut c_void) caller "rdx" => record, CUDA_EVENT_RECORD;

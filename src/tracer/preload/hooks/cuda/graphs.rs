@@ -10,7 +10,7 @@ use memtrace_record::device_calls::{self, DeviceCall};
 use super::stand_in::caller_hooks;
 use crate::attribution::graph_captures;
 use crate::ffi::cuda_types::{NOT_INITIALIZED, SUCCESS};
-use crate::runtime::guard::shielded;
+use crate::guard::shielded;
 use crate::runtime::session;
 
 caller_hooks! {

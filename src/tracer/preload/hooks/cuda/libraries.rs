@@ -6,8 +6,8 @@ use std::ffi::{c_int, c_void};
 use memtrace_trace::{Category, Claim};
 
 use crate::ffi::by_caller::hooks_by_caller;
+use crate::guard::shielded;
 use crate::python::tags::{self, Tag};
-use crate::runtime::guard::shielded;
 use crate::runtime::{fixed_text::FixedText, session, thread};
 
 /// `CUBLAS_STATUS_NOT_INITIALIZED`: returned by a hook that finds no real function.

@@ -22,6 +22,8 @@ macro_rules! caller_hooks {
                 // SAFETY: the signature is the one in cuda_runtime_api.h.
                 unsafe { $crate::ffi::symbols::RealFn::new($crate::ffi::symbols::c_name(concat!(stringify!($name), "\0")), "libcudart.so") };
 
+            const _: () = assert!($crate::hooks::cuda::stand_in::is_next_register($register, &[$(size_of::<$type>()),*]));
+
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             unsafe extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
@@ -45,6 +47,28 @@ macro_rules! caller_hooks {
 }
 
 pub(super) use caller_hooks;
+
+/// Returns true if the ABI of x86-64 passes one more argument in `register`, after arguments of these sizes in
+/// bytes. None of them is a floating-point number. A type of more than 16 bytes is passed in memory. After six
+/// words, no register is left, and the hook may use `rax`.
+pub(super) const fn is_next_register(register: &str, sizes: &[usize]) -> bool {
+    let (mut words, mut at) = (0, 0);
+    while at < sizes.len() {
+        words += if sizes[at] > 16 { 0 } else { sizes[at].div_ceil(8) };
+        at += 1;
+    }
+    let number = match register.as_bytes() {
+        [b'r', b'd', b'i'] => 0,
+        [b'r', b's', b'i'] => 1,
+        [b'r', b'd', b'x'] => 2,
+        [b'r', b'c', b'x'] => 3,
+        [b'r', b'8'] => 4,
+        [b'r', b'9'] => 5,
+        [b'r', b'a', b'x'] => 6,
+        _ => return false,
+    };
+    words == number
+}
 
 /// The code of a hook: jumps to the body with the return address as one more argument.
 ///
@@ -75,3 +99,21 @@ macro_rules! jump_with_caller {
 }
 
 pub(super) use jump_with_caller;
+
+#[cfg(test)]
+mod tests {
+    use super::is_next_register;
+
+    #[test]
+    fn the_register_of_the_caller_follows_those_of_the_arguments() {
+        let (int, word, pair, structure) = (4, 8, 16, 24);
+        assert!(is_next_register("rdi", &[]) && is_next_register("rdx", &[word, int]));
+        assert!(is_next_register("rcx", &[word, pair]) && is_next_register("rsi", &[word, structure]));
+        assert!(is_next_register("r9", &[word; 5]) && is_next_register("rax", &[word; 6]));
+        for (register, sizes) in
+            [("rdx", &[word][..]), ("rsi", &[word, int]), ("r9", &[word; 6]), ("rbx", &[])]
+        {
+            assert!(!is_next_register(register, sizes), "{register}");
+        }
+    }
+}

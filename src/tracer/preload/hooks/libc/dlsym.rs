@@ -11,8 +11,8 @@ use std::ptr::null_mut;
 
 use crate::ffi::by_caller::is_hook_of_nothing;
 use crate::ffi::symbols;
+use crate::guard::shielded;
 use crate::hooks::cuda;
-use crate::runtime::guard::shielded;
 
 // A build with AddressSanitizer (scripts/asan) has no hook of `dlsym`, because the sanitizer's runtime looks
 // functions up before instrumented code can run.

@@ -10,7 +10,7 @@ use memtrace_record::Recorder;
 
 use super::foreign_program::{FoundPath, is_program, with_fitting_environment};
 use crate::ffi::symbols::RealFn;
-use crate::runtime::guard::shielded;
+use crate::guard::shielded;
 
 /// The type of `char *const argv[]` and of an environment.
 pub(super) type Strings = *const *const c_char;

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use crate::ffi::symbols::RealFn;
-use crate::runtime::guard::shielded;
+use crate::guard::shielded;
 use crate::runtime::session;
 
 type Exit = unsafe extern "C" fn(c_int) -> !;

@@ -70,12 +70,13 @@ unsafe fn without_preload<R>(environment: Strings, exec: impl FnOnce(Strings) ->
         // SAFETY: as above.
         let text = unsafe { CStr::from_ptr(*variable) }.to_bytes();
         list[length] = *variable;
+        let mut is_kept = true;
         if let Some(libraries) = text.strip_prefix(b"LD_PRELOAD=") {
             let Some(kept) = without_ours(libraries, &mut preload) else { return exec(environment) };
             list[length] = preload.as_ptr().cast();
-            length -= usize::from(kept == 0);
+            is_kept = kept > 0;
         }
-        length += 1;
+        length += usize::from(is_kept);
         // SAFETY: the entry was not the null that ends the array.
         next = unsafe { next.add(1) };
     }
@@ -166,7 +167,12 @@ mod tests {
     /// value of `LD_PRELOAD`, or `None` if the variable was removed, and whether the other two are passed on
     /// in order.
     fn left_of(value: &CStr) -> (Option<String>, bool) {
-        let variables = [c"A=1".as_ptr(), value.as_ptr(), c"B=LD_PRELOAD=x".as_ptr(), std::ptr::null()];
+        left_of_all([c"A=1", value, c"B=LD_PRELOAD=x"])
+    }
+
+    fn left_of_all(variables: [&CStr; 3]) -> (Option<String>, bool) {
+        let [first, second, third] = variables.map(CStr::as_ptr);
+        let variables = [first, second, third, std::ptr::null()];
         let read = |list: Strings| {
             // SAFETY: the list has our own strings, and ends with null.
             let text = |at: usize| unsafe {
@@ -193,5 +199,6 @@ mod tests {
             left_of(&long.unwrap()).0.unwrap().starts_with("/a/libmemtrace.so:/x"),
             "too long: unchanged"
         );
+        assert_eq!(left_of_all([c"LD_PRELOAD=/a/libmemtrace.so", c"A=1", c"B=LD_PRELOAD=x"]), (None, true));
     }
 }

@@ -10,7 +10,7 @@ use memtrace_trace::Api;
 use super::names::{self, Attributes};
 use super::shared::{self, DEFAULT_DOMAIN, NO_TRACKING};
 use crate::attribution::ranges;
-use crate::runtime::guard::shielded;
+use crate::guard::shielded;
 
 /// A function pointer in one of NVTX's tables.
 pub(super) type Slot = *mut c_void;

@@ -11,7 +11,7 @@ use super::callbacks::{self, SLOTS, Slot};
 use super::legacy;
 use crate::ffi::symbols::{find_in, function};
 use crate::ffi::{callers, loaded_libraries};
-use crate::runtime::guard::shielded;
+use crate::guard::shielded;
 use crate::runtime::session;
 
 const VARIABLE: &str = "NVTX_INJECTION64_PATH";

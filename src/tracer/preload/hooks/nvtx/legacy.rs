@@ -13,7 +13,7 @@ use super::names::{self, Attributes};
 use super::shared::{self, DEFAULT_DOMAIN, NO_TRACKING};
 use crate::attribution::ranges;
 use crate::ffi::symbols::{RealFn, c_name};
-use crate::runtime::guard::shielded;
+use crate::guard::shielded;
 use crate::runtime::session;
 
 /// True if the legacy library has loaded the injection.

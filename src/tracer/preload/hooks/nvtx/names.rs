@@ -8,8 +8,8 @@ use memtrace_trace::ranges::{LIBRARY, LIBRARY_DOMAINS};
 use memtrace_trace::text::MAX_TEXT;
 use rustc_hash::FxHashMap;
 
+use crate::guard::shielded;
 use crate::runtime::fork::ForkSafe;
-use crate::runtime::guard::shielded;
 
 // `nvtxEventAttributes_t` has this size in versions 1 to 3 of NVTX.
 const _: () = assert!(size_of::<Attributes>() == 48);

@@ -4,8 +4,8 @@ use std::ffi::c_int;
 
 use super::names::{Attributes, message_of};
 use crate::attribution::ranges;
+use crate::guard::shielded;
 use crate::runtime::fork::ForkSafe;
-use crate::runtime::guard::shielded;
 
 /// The domain of calls without a domain argument. Calls with a domain argument refer to this domain by a null
 /// handle.

@@ -21,9 +21,9 @@ use crate::ffi::cuda::current_device;
 use crate::ffi::phantom;
 use crate::ffi::symbols::RealFn;
 use crate::ffi::torch::{self, current_stream};
+use crate::guard::shielded;
 use crate::hooks::torch::op_callbacks;
 use crate::python::{callbacks, injection};
-use crate::runtime::guard::shielded;
 use crate::runtime::session;
 use crate::runtime::thread::{self, ThreadState};
 

@@ -13,8 +13,8 @@ use crate::attribution::op_stack::{self, Ending};
 use crate::attribution::{acted_reads, autograd_seq, detail};
 use crate::ffi::cuda_types::NOT_INITIALIZED;
 use crate::ffi::symbols::{Home, RealFn, Symbol};
+use crate::guard::shielded;
 use crate::python::{injection, op_io};
-use crate::runtime::guard::shielded;
 use crate::runtime::session;
 use crate::runtime::thread::running_ops::{NameOf, Scope};
 

@@ -102,7 +102,8 @@ pub(crate) struct Around {
     pub(crate) call: u32,
 }
 
-/// The ranges of a thread and the context that results from them.
+/// The ranges of a thread and the context that results from them. When the thread ends,
+/// [`ranges`](crate::attribution::ranges) closes them.
 pub(crate) struct OpenRanges {
     pub(crate) open: RefCell<Vec<OpenRange>>,
     /// The context that results from the open ranges and the phase. It excludes the running op.

@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_char, c_void};
 
 use memtrace_record::intern::{Context, ContextId, Frame, StackId, TextId};
 use memtrace_trace::Category;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use crate::attribution::backward_calls::BackwardCalls;
 use crate::runtime::cache::Cache;
 
 /// The kind of code that a callback reports, as in `at::RecordScope`.
@@ -127,6 +127,17 @@ impl RunningOp {
     }
 }
 
+/// The module calls to which the backward functions of a thread belong; see
+/// [`backward_calls`](crate::attribution::backward_calls).
+pub(crate) struct BackwardCalls {
+    /// The number of the module call to which the last backward function belonged; 0 before the first one.
+    pub(crate) last: u32,
+    /// The number of outermost calls when the last new call was entered.
+    pub(crate) outermost: u64,
+    /// For each module path, the number of the call whose backward ran last.
+    pub(crate) open: FxHashMap<TextId, u32>,
+}
+
 /// The running ops of a thread, with caches of names, stacks and contexts.
 pub(crate) struct RunningOps {
     pub(crate) running: Vec<RunningOp>,
@@ -152,7 +163,7 @@ impl RunningOps {
             running: Vec::new(),
             near: 0,
             sharded: [0; 2],
-            calls: BackwardCalls::new(),
+            calls: BackwardCalls { last: 0, outermost: 0, open: FxHashMap::with_hasher(FxBuildHasher) },
             names: Cache::new(),
             stacks: Cache::new(),
             python: 0,

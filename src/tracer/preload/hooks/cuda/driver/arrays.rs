@@ -4,10 +4,11 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use memtrace_trace::Api;
 
-use super::call::{Word, call, record_alloc, record_free, simple_free};
 use crate::ffi::cuda_types::{Array3DDescriptor, ArrayDescriptor, ArrayFormat, NOT_INITIALIZED};
-use crate::hooks::cuda::alloc_call::{Allocated, CallKind, Out, mipmapped_elements, written};
-use crate::hooks::cuda::driver_fn::{DriverFn, driver_hooks};
+use crate::hooks::cuda::alloc_call::{
+    Allocated, Call, CallKind, Out, alloc_hooks, free_hooks, mipmapped_elements,
+};
+use crate::hooks::cuda::driver_fn::{DriverFn, Word, driver_hooks};
 
 driver_hooks! {
     cuArrayCreate_v2 as b"cuArrayCreate" from 3020 (array: Out, shape: *const ArrayDescriptor) caller "rdx" => array_create, ARRAY_CREATE;
@@ -17,9 +18,15 @@ driver_hooks! {
     cuMipmappedArrayDestroy as b"cuMipmappedArrayDestroy" from 5000 (array: Word) caller "rsi" => mipmapped_array_destroy, MIPMAPPED_ARRAY_DESTROY;
 }
 
-simple_free! {
-    array_destroy = ARRAY_DESTROY, DeviceFree, CuArrayDestroy() 0;
-    mipmapped_array_destroy = MIPMAPPED_ARRAY_DESTROY, DeviceFree, CuMipmappedArrayDestroy() 0;
+alloc_hooks! { driver
+    array_create = ARRAY_CREATE, DeviceAlloc, CuArrayCreate(array: Out, shape: *const ArrayDescriptor) requests array_bytes(shape) => |bytes| Allocated::at(array, bytes);
+    array_3d_create = ARRAY_3D_CREATE, DeviceAlloc, CuArray3DCreate(array: Out, shape: *const Array3DDescriptor) requests array_3d_bytes(shape, 1) => |bytes| Allocated::at(array, bytes);
+    mipmapped_array_create = MIPMAPPED_ARRAY_CREATE, DeviceAlloc, CuMipmappedArrayCreate(array: Out, shape: *const Array3DDescriptor, levels: c_uint) requests array_3d_bytes(shape, levels) => |bytes| Allocated::at(array, bytes);
+}
+
+free_hooks! { driver
+    array_destroy = ARRAY_DESTROY, DeviceFree, CuArrayDestroy(array: Word) frees array, 0;
+    mipmapped_array_destroy = MIPMAPPED_ARRAY_DESTROY, DeviceFree, CuMipmappedArrayDestroy(array: Word) frees array, 0;
 }
 
 /// Returns the size in bytes of `elements` elements, without the padding of the driver's layout; 0 for an
@@ -67,59 +74,4 @@ unsafe fn array_3d_bytes(array: *const Array3DDescriptor, levels: c_uint) -> usi
         ([(*array).Width, (*array).Height, (*array).Depth], format, (*array).NumChannels)
     };
     element_bytes(mipmapped_elements(extent, levels), format, channels)
-}
-
-unsafe extern "C" fn array_create<const WAY: usize>(
-    array: Out,
-    shape: *const ArrayDescriptor,
-    caller: *const c_void,
-) -> c_int {
-    let Some(real) = ARRAY_CREATE.get(WAY) else { return NOT_INITIALIZED };
-    // SAFETY: this is the caller's own pointer.
-    let bytes = unsafe { array_bytes(shape) };
-    record_alloc(
-        call(CallKind::DeviceAlloc, Api::CuArrayCreate, caller),
-        bytes,
-        // SAFETY: the caller's arguments are passed on unchanged.
-        || unsafe { real(array, shape) },
-        // SAFETY: this runs only after the call succeeded.
-        || Allocated::new(unsafe { written(array) }, bytes),
-    )
-}
-
-unsafe extern "C" fn array_3d_create<const WAY: usize>(
-    array: Out,
-    shape: *const Array3DDescriptor,
-    caller: *const c_void,
-) -> c_int {
-    let Some(real) = ARRAY_3D_CREATE.get(WAY) else { return NOT_INITIALIZED };
-    // SAFETY: this is the caller's own pointer.
-    let bytes = unsafe { array_3d_bytes(shape, 1) };
-    record_alloc(
-        call(CallKind::DeviceAlloc, Api::CuArray3DCreate, caller),
-        bytes,
-        // SAFETY: the caller's arguments are passed on unchanged.
-        || unsafe { real(array, shape) },
-        // SAFETY: this runs only after the call succeeded.
-        || Allocated::new(unsafe { written(array) }, bytes),
-    )
-}
-
-unsafe extern "C" fn mipmapped_array_create<const WAY: usize>(
-    array: Out,
-    shape: *const Array3DDescriptor,
-    levels: c_uint,
-    caller: *const c_void,
-) -> c_int {
-    let Some(real) = MIPMAPPED_ARRAY_CREATE.get(WAY) else { return NOT_INITIALIZED };
-    // SAFETY: this is the caller's own pointer.
-    let bytes = unsafe { array_3d_bytes(shape, levels) };
-    record_alloc(
-        call(CallKind::DeviceAlloc, Api::CuMipmappedArrayCreate, caller),
-        bytes,
-        // SAFETY: the caller's arguments are passed on unchanged.
-        || unsafe { real(array, shape, levels) },
-        // SAFETY: this runs only after the call succeeded.
-        || Allocated::new(unsafe { written(array) }, bytes),
-    )
 }

@@ -2,10 +2,9 @@
 //! cuDNN, NCCL), programs without a runtime (Triton, CuPy) and expandable segments make such calls.
 //!
 //! Driver calls that the runtime makes inside one of its own calls are not recorded, because the runtime's
-//! hook records the outer call; see [`crate::runtime::guard`].
+//! hook records the outer call; see [`crate::guard`].
 
 mod arrays;
-mod call;
 mod graph_nodes;
 mod imported;
 mod linear;

@@ -5,8 +5,8 @@ use std::ffi::{c_int, c_void};
 use crate::attribution::first_uses;
 use crate::ffi::cuda::current_device;
 use crate::ffi::cuda_types::{NOT_INITIALIZED, SUCCESS};
+use crate::guard::{Outermost, shielded};
 use crate::hooks::cuda::stand_in::caller_hooks;
-use crate::runtime::guard::{Outermost, shielded};
 
 caller_hooks! {
     cudaSetDevice(device: c_int) caller "rsi" => set_device, CUDA_SET_DEVICE;

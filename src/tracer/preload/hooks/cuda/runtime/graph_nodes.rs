@@ -5,9 +5,10 @@ use std::ffi::{c_int, c_void};
 
 use memtrace_trace::Api;
 
-use super::call::call;
 use crate::ffi::cuda_types::{AllocNodeParams, NOT_INITIALIZED};
-use crate::hooks::cuda::alloc_call::{CallKind, Out, allocated_node, node_bytes, record_alloc, record_free};
+use crate::hooks::cuda::alloc_call::{
+    Call, CallKind, Out, alloc_hooks, allocated_node, free_hooks, node_bytes,
+};
 use crate::hooks::cuda::stand_in::caller_hooks;
 
 caller_hooks! {
@@ -15,36 +16,10 @@ caller_hooks! {
     cudaGraphAddMemFreeNode(out: Out, graph: *mut c_void, after: *const c_void, count: usize, ptr: *mut c_void) caller "r9" => free_node, CUDA_FREE_NODE;
 }
 
-unsafe extern "C" fn alloc_node(
-    out: Out,
-    graph: *mut c_void,
-    after: *const c_void,
-    count: usize,
-    node: *mut AllocNodeParams,
-    caller: *const c_void,
-) -> c_int {
-    let Some(real) = CUDA_ALLOC_NODE.get() else { return NOT_INITIALIZED };
-    record_alloc(
-        call(CallKind::DeviceAlloc, Api::CudaGraphAddMemAllocNode, caller),
-        // SAFETY: this is the caller's own pointer.
-        unsafe { node_bytes(node) },
-        // SAFETY: the caller's arguments are passed on unchanged.
-        || unsafe { real(out, graph, after, count, node) },
-        // SAFETY: this runs only after the call succeeded.
-        || unsafe { allocated_node(node) },
-    )
+alloc_hooks! { runtime
+    alloc_node = CUDA_ALLOC_NODE, DeviceAlloc, CudaGraphAddMemAllocNode(out: Out, graph: *mut c_void, after: *const c_void, count: usize, node: *mut AllocNodeParams) requests node_bytes(node) => |bytes| allocated_node(node);
 }
 
-unsafe extern "C" fn free_node(
-    out: Out,
-    graph: *mut c_void,
-    after: *const c_void,
-    count: usize,
-    ptr: *mut c_void,
-    caller: *const c_void,
-) -> c_int {
-    let Some(real) = CUDA_FREE_NODE.get() else { return NOT_INITIALIZED };
-    let call = call(CallKind::DeviceFree, Api::CudaGraphAddMemFreeNode, caller);
-    // SAFETY: the caller's arguments are passed on unchanged.
-    record_free(call, ptr as u64, 0, || unsafe { real(out, graph, after, count, ptr) })
+free_hooks! { runtime
+    free_node = CUDA_FREE_NODE, DeviceFree, CudaGraphAddMemFreeNode(out: Out, graph: *mut c_void, after: *const c_void, count: usize, ptr: *mut c_void) frees ptr, 0;
 }

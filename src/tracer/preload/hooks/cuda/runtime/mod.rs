@@ -1,7 +1,6 @@
 //! Hooks of the CUDA runtime's calls that allocate or free memory, or may create a context.
 
 mod arrays;
-mod call;
 mod first_use;
 mod graph_nodes;
 mod imported;
