@@ -15,7 +15,7 @@ use memtrace_trace::rounding::Rounding;
 use rustix::fs::FlockOperation;
 
 use crate::journal::{is_running, meta_of, run_of, trace_of, u64_at};
-use crate::named::{is_own, open_own};
+use crate::named::{is_own, open_own, open_trace};
 use crate::repair::FileRows;
 
 /// Writes the missing meta rows of the traces at `path`, a file or a folder. A process that was killed early
@@ -121,7 +121,7 @@ fn read_header(journal: &Path) -> Option<(File, Vec<u8>)> {
 /// Returns true if a trace has a header and a complete meta row.
 fn has_meta_row(trace: &Path) -> bool {
     let mut start = Vec::new();
-    let Ok(file) = File::open(trace) else { return false };
+    let Ok(file) = open_trace(trace) else { return false };
     // The first MiB holds the header and the longest meta row. A compressed trace is complete, because it was
     // closed in order.
     let is_plain = trace.extension().is_some_and(|extension| extension == "csv");

@@ -6,12 +6,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use memtrace_trace::files;
 use memtrace_trace::journal::{HEADER_BYTES, JournalName, MAGIC, Run, names_path};
 use memtrace_trace::private_file;
+use rustix::fs::OFlags;
 
 use crate::journal::{is_running, run_of, trace_of};
 
@@ -118,6 +119,17 @@ impl Found {
             removed => removed,
         }
     }
+}
+
+/// Opens a trace for reading, of any user and through a link, too. Never blocks, because another user may have
+/// replaced the trace that a journal names by a FIFO.
+///
+/// # Errors
+/// Returns an error if the file cannot be opened or is not a regular file.
+pub(crate) fn open_trace(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
 }
 
 /// Opens a regular file of this user and returns it with its length. Returns `None` for any other file, and
