@@ -138,6 +138,14 @@ unsafe fn entries(header: usize) -> Vec<Entry> {
     all
 }
 
+/// Returns the size of a fat binary, as the 16 bytes of its header state it.
+fn binary_size(header: &[u8]) -> Option<usize> {
+    let number = |at: usize, length: usize| header.get(at..at + length);
+    let own = u16::from_le_bytes(number(6, 2)?.try_into().ok()?);
+    let entries = u64::from_le_bytes(number(8, 8)?.try_into().ok()?);
+    usize::try_from(entries).ok()?.checked_add(own.into())
+}
+
 /// Returns the address of the header to which a `__fatBinC_Wrapper_t` points, or 0.
 ///
 /// # Safety
@@ -212,6 +220,25 @@ pub(crate) unsafe fn image_parameters(image: usize) -> KernelParameters {
         }
         all
     }
+}
+
+/// Returns the parameters of the kernels in a file that a program loads: a cubin, a fat binary or PTX. Returns
+/// `None` if the file is cut, and no kernels if its format is unknown.
+pub(crate) fn file_parameters(file: &[u8]) -> Option<KernelParameters> {
+    let magic = file.first_chunk::<4>()?;
+    if magic == cubin::ELF_MAGIC {
+        let part = |at: usize, length: usize| Some(file.get(at..at.checked_add(length)?)?.to_vec());
+        let length = cubin::elf_length(file.first_chunk()?, part)?;
+        return (length <= file.len()).then(|| cubin::of_cubin(file));
+    }
+    if u32::from_le_bytes(*magic) == BINARY_MAGIC {
+        binary_size(file).filter(|&size| size <= file.len())?;
+        let address = file.as_ptr() as usize;
+        // SAFETY: the whole binary is in the file, and its parameters are copied before the file is dropped.
+        return Some(unsafe { image_parameters(address) });
+    }
+    let is_text = magic.iter().all(|&byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
+    Some(if is_text { parameters_in(PTX, file) } else { KernelParameters::new() })
 }
 
 /// Returns the offset from the library's base and the length of the section with fat binaries (`.nv_fatbin`) of

@@ -1,12 +1,15 @@
 //! Modules, libraries and links. From code that is compiled at run time (NVRTC, Triton), only the parameters
 //! of the kernels are read.
 
-use std::ffi::c_int;
+use std::ffi::{OsStr, c_int};
+use std::os::unix::ffi::OsStrExt;
 
 use cudarc::driver::sys::CUlaunchConfig;
 
 use crate::core::call_table::{answers, by_contract};
-use crate::core::ffi::{Dim3, Handle, INVALID_VALUE, In, OK, Out, Status, Text, Word, opaque_handle};
+use crate::core::ffi::{
+    Dim3, FILE_NOT_FOUND, Handle, INVALID_IMAGE, INVALID_VALUE, In, OK, Out, Status, Text, Word, opaque_handle,
+};
 use crate::cuda::reach::Launch;
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::cubin::KernelParameters;
@@ -39,11 +42,11 @@ unsafe fn load(out: Out<Handle<Module>>, image: usize) -> Status {
 
 /// Loads an image from a file.
 fn load_file(out: Out<Handle<Module>>, path: &Text) -> Status {
-    let mut image = std::fs::read(path.str()).unwrap_or_default();
-    // Zeros are appended, because a text must end with one.
-    image.extend_from_slice(&[0; 64]);
-    // SAFETY: the bytes of a file that a program loads as code, followed by zeros.
-    unsafe { load(out, image.as_ptr() as usize) }
+    let Ok(image) = std::fs::read(OsStr::from_bytes(path.bytes())) else { return FILE_NOT_FOUND };
+    match fatbin::file_parameters(&image) {
+        Some(kernels) => out.give(Handle::new(Module { kernels })),
+        None => INVALID_IMAGE,
+    }
 }
 
 /// Writes a new handle for the kernel with this name. A name that the module does not contain gets a handle,
