@@ -43,6 +43,8 @@ fn alloc_some(out: Out<usize>, size: usize, purpose: BlockPurpose) -> Status {
 /// Frees a block of any device: a plain one, one from a memory pool, or one that a graph left allocated.
 pub(crate) fn free(address: usize) -> Status {
     if address == 0 {
+        // Programs create the context with `cudaFree(0)`.
+        current().share().enter();
         return OK;
     }
     let Some(device) = vram::share_of(address).and_then(|index| host_state().devices.get(index)) else {

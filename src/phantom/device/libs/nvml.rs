@@ -269,7 +269,9 @@ answers! {
         let Some(name) = process::name_of(pid) else { return NOT_FOUND };
         by_contract!(write_text(&name, out, capacity))
     }
-    Real fn nvmlDeviceGetCount(out: Out<u32>) { out.give(host_state().spec.count) }
+    Real fn nvmlDeviceGetCount(out: Out<u32>) {
+        if check_initialized() == OK { out.give(host_state().spec.count) } else { UNINITIALIZED }
+    }
     Real fn nvmlDeviceGetCount_v2(out: Out<u32>) {
         if check_initialized() == OK { out.give(host_state().spec.count) } else { UNINITIALIZED }
     }
