@@ -149,6 +149,8 @@ fn instantiate(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) -> Sta
 fn destroy(graph: Handle<Graph>) -> Status {
     if let Some(graph) = graph.get() {
         drop(std::mem::take(&mut *lock(&graph.memory)));
+        // A kernel node keeps its parameters.
+        drop(std::mem::take(&mut *lock(&graph.effects)));
         drop(lock(&graph.instance).take());
     }
     OK

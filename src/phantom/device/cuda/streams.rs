@@ -133,6 +133,13 @@ pub(crate) fn synchronize(stream: &'static Stream) {
     device_of(stream).synchronize_pool();
 }
 
+/// Waits for a stream, and no longer includes it in waits for its device.
+fn destroy(handle: StreamHandle) -> Status {
+    synchronize(handle.stream());
+    lock(&CREATED).retain(|created| created.address() != handle.address());
+    OK
+}
+
 /// Waits for all streams of a device.
 pub(crate) fn synchronize_device(device: &'static Device) {
     device.stream.work().complete();
@@ -185,10 +192,7 @@ answers! {
     Real fn cudaStreamCreateWithPriority(out: Out<Handle<Stream>>, flags: u32, priority: c_int) {
         create(out, flags, priority)
     }
-    Real fn cudaStreamDestroy(handle: StreamHandle) {
-        synchronize(handle.stream());
-        OK
-    }
+    Real fn cudaStreamDestroy(handle: StreamHandle) { destroy(handle) }
     Real fn cudaStreamGetPriority(handle: StreamHandle, out: Out<c_int>) {
         out.give(handle.stream().priority)
     }
@@ -204,10 +208,7 @@ answers! {
     Real fn cuStreamCreateWithPriority(out: Out<Handle<Stream>>, flags: u32, priority: c_int) {
         create(out, flags, priority)
     }
-    Real fn cuStreamDestroy_v2(handle: StreamHandle) {
-        synchronize(handle.stream());
-        OK
-    }
+    Real fn cuStreamDestroy_v2(handle: StreamHandle) { destroy(handle) }
     Real fn cuStreamGetPriority(handle: StreamHandle, out: Out<c_int>) { out.give(handle.stream().priority) }
     Real fn cuStreamGetFlags(handle: StreamHandle, out: Out<u32>) { out.give(handle.stream().flags) }
     Real fn cuStreamGetId(handle: StreamHandle, out: Out<u64>) { out.give(handle.stream().id) }
