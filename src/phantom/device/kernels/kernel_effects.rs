@@ -17,8 +17,8 @@
 //! becomes unknown.
 
 use std::cell::Cell;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use crate::core::device::Device;
 use crate::core::ffi::{In, read};
@@ -39,7 +39,9 @@ const SLOTS: usize = 1 << 16;
 /// A hash table with linear probing, from the host address of a kernel to its effect. Entries are never
 /// removed, so a launch can look up its kernel without a lock.
 static KERNELS: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
-static EFFECTS: [OnceLock<KernelEffect>; SLOTS] = [const { OnceLock::new() }; SLOTS];
+/// The effect of the kernel in each slot, a leaked object. It is null if the effect is not known, because a kernel
+/// of a library that was loaded later has the address.
+static EFFECTS: [AtomicPtr<KernelEffect>; SLOTS] = [const { AtomicPtr::new(null_mut()) }; SLOTS];
 
 /// Returns the slots in which a kernel may be, in search order.
 fn slots(kernel: usize) -> impl Iterator<Item = usize> {
@@ -47,30 +49,44 @@ fn slots(kernel: usize) -> impl Iterator<Item = usize> {
     (0..64).map(move |step| (first + step) % SLOTS)
 }
 
-/// Registers a kernel if its effect is known.
+/// Registers a kernel if its effect is known. Replaces the effect of a kernel that had the same address in an
+/// unloaded library.
 pub(crate) fn register(kernel: usize, name: &[u8]) {
-    let Some(effect) = KernelEffect::from_name(name) else { return };
-    for slot in slots(kernel) {
-        match KERNELS[slot].compare_exchange(0, kernel, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                let _ = EFFECTS[slot].set(effect);
-                return;
-            }
-            Err(there) if there == kernel => return,
-            Err(_) => {}
-        }
+    let effect = KernelEffect::from_name(name);
+    let slot = if effect.is_some() { take_slot(kernel) } else { slot_of(kernel) };
+    if let Some(slot) = slot.filter(|&slot| effect_at(slot) != effect) {
+        let effect = effect.map_or(null_mut(), |effect| Box::into_raw(Box::new(effect)));
+        EFFECTS[slot].store(effect, Ordering::Release);
     }
 }
 
-fn effect_of(kernel: usize) -> Option<KernelEffect> {
+/// Returns the slot of a kernel, which it takes if it has none. Returns `None` if all its slots are taken.
+fn take_slot(kernel: usize) -> Option<usize> {
+    slots(kernel).find(|&slot| {
+        let taken = KERNELS[slot].compare_exchange(0, kernel, Ordering::AcqRel, Ordering::Acquire);
+        taken.is_ok() || taken == Err(kernel)
+    })
+}
+
+/// Returns the slot of a kernel, or `None` if it has none.
+fn slot_of(kernel: usize) -> Option<usize> {
     for slot in slots(kernel) {
         match KERNELS[slot].load(Ordering::Acquire) {
             0 => return None,
-            there if there == kernel => return EFFECTS[slot].get().copied(),
+            there if there == kernel => return Some(slot),
             _ => {}
         }
     }
     None
+}
+
+fn effect_at(slot: usize) -> Option<KernelEffect> {
+    // SAFETY: null or the address of a leaked object.
+    unsafe { EFFECTS[slot].load(Ordering::Acquire).as_ref() }.copied()
+}
+
+fn effect_of(kernel: usize) -> Option<KernelEffect> {
+    effect_at(slot_of(kernel)?)
 }
 
 thread_local! {
@@ -372,5 +388,10 @@ mod tests {
         }
         assert_eq!(effect_of(0x1010), Some(KernelEffect::CountThrustUnique));
         assert_eq!(effect_of(0x900_0000), None);
+        // The library of the first kernel is unloaded, and another one has kernels at its addresses.
+        register(0x1010, b"_Z4waitv");
+        register(0x1020, b"plain_c");
+        let effects = [0x1010, 0x1020, 0x1030].map(effect_of);
+        assert_eq!(effects, [Some(KernelEffect::NoPointer), None, Some(KernelEffect::CountThrustUnique)]);
     }
 }
