@@ -16,7 +16,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::fate::{self, Fate};
 use crate::journal::Journal;
-use crate::named::{self, Found, Named, open_trace};
+use crate::named::{self, JournalLookup, OwnJournal, open_trace};
 
 /// The result of [`repair`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +125,7 @@ pub fn repair_beside(csv: &Path, part: &Path, fate: Option<Fate>) -> io::Result<
 struct Unfinished {
     journal_path: PathBuf,
     /// The journal file, which holds the lock while it is open.
-    found: Found,
+    found: OwnJournal,
     journal: Journal,
     meta: Meta,
     /// The part number of the trace.
@@ -140,11 +140,11 @@ impl Unfinished {
     fn find(csv: &Path) -> io::Result<Result<Unfinished, Repaired>> {
         let Some((journal_path, meta)) = journal_of(csv)? else { return Ok(Err(Repaired::Complete)) };
         let found = match named::find(&journal_path, csv)? {
-            Named::Found(found) => found,
+            JournalLookup::Found(found) => found,
             // Another command may have finished the trace and removed the journal.
-            Named::Gone if journal_of(csv)?.is_none() => return Ok(Err(Repaired::ByAnother)),
-            Named::Gone => return Ok(Err(Repaired::NoJournal)),
-            Named::Refused(why) => return Ok(Err(Repaired::Refused(why))),
+            JournalLookup::Gone if journal_of(csv)?.is_none() => return Ok(Err(Repaired::ByAnother)),
+            JournalLookup::Gone => return Ok(Err(Repaired::NoJournal)),
+            JournalLookup::Refused(why) => return Ok(Err(Repaired::Refused(why))),
         };
         flock(&found.file, FlockOperation::LockExclusive)?;
         if journal_of(csv)?.is_none() {

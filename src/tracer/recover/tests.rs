@@ -396,14 +396,8 @@ fn a_fifo_in_place_of_a_trace_is_refused_and_nobody_waits_for_it() {
     let journals = killed.folder.join("journals");
     fs::create_dir_all(&journals).unwrap();
     fs::copy(&killed.journal, journals.join(journal_name(NOBODY, 1))).unwrap();
-    rustix::fs::mknodat(
-        rustix::fs::CWD,
-        &killed.csv,
-        rustix::fs::FileType::Fifo,
-        rustix::fs::Mode::RWXU,
-        0,
-    )
-    .unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &killed.csv, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
     let swept = crate::sweep(std::slice::from_ref(&journals), None);
     assert_eq!((swept.removed.len(), swept.left.len()), (0, 1), "{swept:?}");
     assert!(repair(&killed.csv, None).is_err());
