@@ -15,6 +15,7 @@ use std::ffi::{CStr, c_char};
 use std::os::unix::fs::FileExt;
 use std::sync::{LazyLock, Mutex};
 
+use crate::core::bytes::contains;
 use crate::core::ffi::Handle;
 use crate::core::host_state::host_state;
 use crate::core::lock::lock;
@@ -267,10 +268,8 @@ pub(crate) unsafe fn cubins_in(start: usize, length: usize, architecture: u32) -
                 at += 8;
                 continue;
             }
-            let size = (read::<u32>(at + 4) >> 16) as usize + read::<usize>(at + 8);
-            if size > start + length - at {
-                break;
-            }
+            let size = binary_size(std::slice::from_raw_parts(at as *const u8, 16));
+            let Some(size) = size.filter(|&size| size <= start + length - at) else { break };
             let code = entries(at).into_iter();
             let code = code.filter(|entry| entry.kind == CUBIN && entry.architecture == architecture);
             all.extend(code.filter_map(|entry| entry.decompressed()));
@@ -295,7 +294,7 @@ pub(crate) unsafe fn register(wrapper: usize) -> Handle<FatBinary> {
 
 /// Registers a kernel of a binary, by the address of its host stub.
 pub(crate) fn register_kernel(binary: Handle<FatBinary>, kernel: usize, name: &[u8]) {
-    if !name.windows(11).any(|part| part == b"EmptyKernel") {
+    if !contains(name, b"EmptyKernel") {
         return;
     }
     if let Some(binary) = binary.get() {

@@ -30,6 +30,7 @@ use crate::cuda::copy::{Known, answer_flags, device_of, forget, read_known, writ
 use crate::cuda::reach::{Launch, forget_everything};
 use crate::cuda::streams;
 use crate::kernels::elementwise::{self, ElementwiseLaunch, UNKNOWN_ADDRESS, small_size};
+use crate::kernels::offset_calculator::{REDUCE_CONFIGURATION, REDUCE_OP, stride_at};
 use crate::kernels::recognize::{KernelEffect, NonzeroInput, ReductionKind};
 use crate::kernels::reduce::{self, DataType, ncclMax, ncclMin, ncclSum};
 use crate::kernels::{index, signature, strided};
@@ -302,8 +303,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
 /// # Safety
 /// `operation` is the address of the kernel's only argument, PyTorch's `ReduceOp` (ATen's Reduce.cuh). The
 /// struct has the operation and its identity, then the configuration. Two offset calculators follow, for the
-/// input and for the output (each with its dimensions, 25 sizes of 12 bytes, and strides), then the two
-/// addresses.
+/// input and for the output, then the two addresses.
 unsafe fn reduce_to_one(
     device: &Device,
     kind: ReductionKind,
@@ -324,7 +324,7 @@ unsafe fn reduce_to_one(
     let number = |offset: usize| unsafe { read::<u32>(operation + offset) }.unwrap_or(0) as usize;
     // SAFETY: as above.
     let address = |offset: usize| unsafe { read::<usize>(operation + offset) };
-    let pointers = (configuration + 972usize).next_multiple_of(8);
+    let pointers = (configuration + REDUCE_OP).next_multiple_of(8);
     let (Some(from), Some(to)) = (address(pointers), address(pointers + 8)) else {
         return false;
     };
@@ -333,7 +333,8 @@ unsafe fn reduce_to_one(
         return false;
     }
     // The stride is in bytes.
-    let (dimensions, stride) = (number(configuration + 64), number(configuration + 64 + 4 + 300));
+    let calculator = configuration + REDUCE_CONFIGURATION;
+    let (dimensions, stride) = (number(calculator), number(calculator + stride_at(0, 0, 1)));
     let result_width = match kind {
         ReductionKind::All | ReductionKind::Any => 1,
         _ => width,
