@@ -41,16 +41,14 @@ fn path() -> Option<&'static Path> {
 /// Returns the table of the machine, or `None` if the process has its cards for itself.
 pub(crate) fn table() -> Option<Table<'static>> {
     static TABLE: OnceLock<Option<Table<'static>>> = OnceLock::new();
-    *TABLE.get_or_init(|| {
-        match files::open_or_create(path()?, &request()) {
-            Ok(file) => map(file),
-            Err(error) => {
-                eprintln!(
-                    "memtrace: the processes of this run do not share the simulated GPU, and nvidia-smi does not \
-                     show them: cannot open the table in /dev/shm: {error}"
-                );
-                None
-            }
+    *TABLE.get_or_init(|| match files::open_or_create(path()?, &request()) {
+        Ok(file) => map(file),
+        Err(error) => {
+            eprintln!(
+                "memtrace: the processes of this run do not share the simulated GPU, and nvidia-smi does not \
+                 show them: cannot open the table in /dev/shm: {error}"
+            );
+            None
         }
     })
 }
