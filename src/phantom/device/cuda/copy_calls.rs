@@ -176,41 +176,26 @@ answers! {
         by_contract!(hold_addresses(from, size));
         captures::queue_effect(stream, |_| OK)
     }
-    Real fn cudaMemset(to: Word, value: u32, size: usize) { by_contract!(fill(to, &low_byte(value), size)) }
-    Real fn cudaMemsetAsync(to: Word, value: u32, size: usize, stream: StreamHandle) {
-        by_contract!(queue_fill(to, low_byte(value), size, stream))
-    }
-    Real fn cuMemcpy(to: Word, from: Word, size: usize) { synchronous(by_contract!(copy(to, from, size))) }
-    Real fn cuMemcpyAsync(to: Word, from: Word, size: usize, stream: StreamHandle) {
-        by_contract!(queue_copy(to, from, size, stream))
-    }
-    Real fn cuMemcpyHtoD_v2(to: Word, from: Word, size: usize) {
-        synchronous(by_contract!(copy(to, from, size)))
-    }
-    Real fn cuMemcpyDtoH_v2(to: Word, from: Word, size: usize) {
-        synchronous(by_contract!(copy(to, from, size)))
-    }
-    Real fn cuMemcpyDtoD_v2(to: Word, from: Word, size: usize) { by_contract!(copy(to, from, size)) }
-    Real fn cuMemcpyHtoDAsync_v2(to: Word, from: Word, size: usize, stream: StreamHandle) {
-        by_contract!(queue_copy(to, from, size, stream))
-    }
-    Real fn cuMemcpyDtoHAsync_v2(to: Word, from: Word, size: usize, stream: StreamHandle) {
-        by_contract!(queue_copy(to, from, size, stream))
-    }
-    Real fn cuMemcpyDtoDAsync_v2(to: Word, from: Word, size: usize, stream: StreamHandle) {
-        by_contract!(queue_copy(to, from, size, stream))
-    }
-    Real fn cuMemsetD8_v2(to: Word, value: u32, size: usize) {
+    Real fn {cudaMemset, cuMemsetD8_v2}(to: Word, value: u32, size: usize) {
         by_contract!(fill(to, &low_byte(value), size))
     }
+    Real fn {cudaMemsetAsync, cuMemsetD8Async}(to: Word, value: u32, size: usize, stream: StreamHandle) {
+        by_contract!(queue_fill(to, low_byte(value), size, stream))
+    }
+    Real fn {cuMemcpy, cuMemcpyHtoD_v2, cuMemcpyDtoH_v2}(to: Word, from: Word, size: usize) {
+        synchronous(by_contract!(copy(to, from, size)))
+    }
+    Real fn {cuMemcpyAsync, cuMemcpyHtoDAsync_v2, cuMemcpyDtoHAsync_v2, cuMemcpyDtoDAsync_v2}(
+        to: Word, from: Word, size: usize, stream: StreamHandle,
+    ) {
+        by_contract!(queue_copy(to, from, size, stream))
+    }
+    Real fn cuMemcpyDtoD_v2(to: Word, from: Word, size: usize) { by_contract!(copy(to, from, size)) }
     Real fn cuMemsetD16_v2(to: Word, value: u32, count: usize) {
         by_contract!(fill(to, &low_half(value), count.saturating_mul(2)))
     }
     Real fn cuMemsetD32_v2(to: Word, value: u32, count: usize) {
         by_contract!(fill(to, &value.to_le_bytes(), count.saturating_mul(4)))
-    }
-    Real fn cuMemsetD8Async(to: Word, value: u32, size: usize, stream: StreamHandle) {
-        by_contract!(queue_fill(to, low_byte(value), size, stream))
     }
     Real fn cuMemsetD16Async(to: Word, value: u32, count: usize, stream: StreamHandle) {
         by_contract!(queue_fill(to, low_half(value), count, stream))
@@ -218,10 +203,9 @@ answers! {
     Real fn cuMemsetD32Async(to: Word, value: u32, count: usize, stream: StreamHandle) {
         by_contract!(queue_fill(to, value.to_le_bytes(), count, stream))
     }
-    Real fn cuStreamWriteValue32(stream: StreamHandle, to: Word, value: u32, _flags: Word) {
-        by_contract!(queue_fill(to, value.to_le_bytes(), 1, stream))
-    }
-    Real fn cuStreamWriteValue32_v2(stream: StreamHandle, to: Word, value: u32, _flags: Word) {
+    Real fn {cuStreamWriteValue32, cuStreamWriteValue32_v2}(
+        stream: StreamHandle, to: Word, value: u32, _flags: Word,
+    ) {
         by_contract!(queue_fill(to, value.to_le_bytes(), 1, stream))
     }
 }

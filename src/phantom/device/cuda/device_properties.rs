@@ -292,7 +292,7 @@ answers! {
     Success fn cudaSetDeviceFlags(_flags: u32) { OK }
     Real fn cudaGetDeviceFlags(out: Out<u32>) { out.give(0) }
     Real fn cudaDriverGetVersion(out: Out<c_int>) { out.give(driver_version()) }
-    Success fn cudaDeviceReset() { OK }
+    Success fn {cudaDeviceReset, cudaCtxResetPersistingL2Cache, cudaProfilerStart, cudaProfilerStop}() { OK }
     Real fn cudaGetLastError() { last_error(true) }
     Real fn cudaPeekAtLastError() { last_error(false) }
     Real fn cudaDeviceGetAttribute(out: Out<c_int>, number: c_int, index: c_int) {
@@ -338,9 +338,6 @@ answers! {
     Success fn cudaDeviceSetLimit(_limit: c_int, _value: usize) { OK }
     Real fn cudaDeviceGetCacheConfig(out: Out<c_int>) { out.give(0) }
     Success fn cudaDeviceSetCacheConfig(_mode: c_int) { OK }
-    Success fn cudaCtxResetPersistingL2Cache() { OK }
-    Success fn cudaProfilerStart() { OK }
-    Success fn cudaProfilerStop() { OK }
     Real fn cudaChooseDevice(out: Out<c_int>, _properties: Word) { if host_state().devices.is_empty() {
         INVALID_VALUE } else { out.give(0) }
     }

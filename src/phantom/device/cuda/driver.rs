@@ -192,8 +192,7 @@ answers! {
     Real fn cuDeviceTotalMem_v2(out: Out<usize>, index: c_int) {
         give(out, index, |_| host_state().spec.memory as usize)
     }
-    Real fn cuDeviceGetUuid(out: Out<[u8; 16]>, index: c_int) { give(out, index, uuid) }
-    Real fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, index: c_int) { give(out, index, uuid) }
+    Real fn {cuDeviceGetUuid, cuDeviceGetUuid_v2}(out: Out<[u8; 16]>, index: c_int) { give(out, index, uuid) }
     Real fn cuDeviceGetPCIBusId(out: Out<c_char>, capacity: c_int, index: c_int) {
         by_contract!(out.text(&bus_id(index.max(0) as usize), capacity.max(0) as usize));
         check_index(index)
@@ -219,8 +218,7 @@ answers! {
         }
         give(out, index, context_handle)
     }
-    Success fn cuDevicePrimaryCtxRelease_v2(_index: c_int) { OK }
-    Success fn cuDevicePrimaryCtxReset_v2(_index: c_int) { OK }
+    Success fn {cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxReset_v2}(_index: c_int) { OK }
     Success fn cuDevicePrimaryCtxSetFlags_v2(_index: c_int, _flags: u32) { OK }
     Real fn cuCtxCreate_v2(out: Out<usize>, _flags: u32, index: c_int) {
         match set_current(index) {
@@ -231,10 +229,8 @@ answers! {
     Success fn cuCtxDestroy_v2(_context: Word) { OK }
     Real fn cuCtxGetCurrent(out: Out<usize>) { out.give(context_handle(current_index() as usize)) }
     Real fn cuCtxSetCurrent(context: Word) { make_current(context) }
-    Real fn cuCtxPushCurrent_v2(context: Word) { push_current(context) }
-    Real fn cuCtxPopCurrent_v2(out: Out<usize>) { pop_current(out) }
-    Real fn cuCtxPushCurrent(context: Word) { push_current(context) }
-    Real fn cuCtxPopCurrent(out: Out<usize>) { pop_current(out) }
+    Real fn {cuCtxPushCurrent_v2, cuCtxPushCurrent}(context: Word) { push_current(context) }
+    Real fn {cuCtxPopCurrent_v2, cuCtxPopCurrent}(out: Out<usize>) { pop_current(out) }
     Real fn cuCtxGetDevice(out: Out<c_int>) { out.give(current_index()) }
     Real fn cuCtxGetFlags(out: Out<u32>) { out.give(0) }
     Real fn cuCtxGetId(context: Word, out: Out<u64>) { out.give(context as u64) }
@@ -249,9 +245,7 @@ answers! {
     Success fn cuCtxSetLimit(_limit: c_int, _value: usize) { OK }
     Real fn cuCtxGetCacheConfig(out: Out<c_int>) { out.give(0) }
     Success fn cuCtxSetCacheConfig(_mode: c_int) { OK }
-    Success fn cuCtxResetPersistingL2Cache() { OK }
-    Success fn cuProfilerStart() { OK }
-    Success fn cuProfilerStop() { OK }
+    Success fn {cuCtxResetPersistingL2Cache, cuProfilerStart, cuProfilerStop}() { OK }
     /// The driver calls the callback with each of its errors. The simulated driver logs none.
     Success fn cuLogsRegisterCallback(_callback: Word, _user: Word, handle: Out<usize>) {
         handle.put(opaque_handle());

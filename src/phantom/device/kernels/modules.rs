@@ -8,7 +8,8 @@ use cudarc::driver::sys::CUlaunchConfig;
 
 use crate::core::call_table::{answers, by_contract};
 use crate::core::ffi::{
-    Dim3, FILE_NOT_FOUND, Handle, INVALID_IMAGE, INVALID_VALUE, In, OK, Out, Status, Text, Word, opaque_handle,
+    Dim3, FILE_NOT_FOUND, Handle, INVALID_IMAGE, INVALID_VALUE, In, OK, Out, Status, Text, Word,
+    opaque_handle,
 };
 use crate::cuda::reach::Launch;
 use crate::cuda::streams::StreamHandle;
@@ -138,13 +139,12 @@ fn tensor_map(address: usize) -> [u64; 16] {
 
 answers! {
     Success fn cuModuleLoad(out: Out<Handle<Module>>, path: Text) { load_file(out, &path) }
-    Success fn cuModuleLoadData(out: Out<Handle<Module>>, image: Word) { by_contract!(load(out, image)) }
+    Success fn {cuModuleLoadData, cuModuleLoadFatBinary}(out: Out<Handle<Module>>, image: Word) {
+        by_contract!(load(out, image))
+    }
     Success fn cuModuleLoadDataEx(
         out: Out<Handle<Module>>, image: Word, _count: u32, _options: Word, _values: Word,
     ) {
-        by_contract!(load(out, image))
-    }
-    Success fn cuModuleLoadFatBinary(out: Out<Handle<Module>>, image: Word) {
         by_contract!(load(out, image))
     }
     Success fn cuModuleUnload(_module: Word) { OK }
@@ -232,10 +232,9 @@ answers! {
     Success fn cuLinkDestroy(_state: Word) { OK }
     /// A tensor map has 128 bytes that only kernels read. Here it contains the address of the memory to
     /// which the kernel may write.
-    Success fn cuTensorMapEncodeTiled(map: Out<[u64; 16]>, _type: c_int, _rank: u32, address: Word) {
-        map.give(tensor_map(address))
-    }
-    Success fn cuTensorMapEncodeIm2col(map: Out<[u64; 16]>, _type: c_int, _rank: u32, address: Word) {
+    Success fn {cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col}(
+        map: Out<[u64; 16]>, _type: c_int, _rank: u32, address: Word,
+    ) {
         map.give(tensor_map(address))
     }
     Success fn cuTensorMapReplaceAddress(map: Out<[u64; 16]>, address: Word) { map.give(tensor_map(address)) }
