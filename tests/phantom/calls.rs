@@ -196,3 +196,8 @@ fn phantom_requests_that_are_refused_take_no_memory_from_other_processes_meanwhi
     lines.sort_unstable();
     assert_eq!(lines, ["large: failed 0 granted 0", "small: failed 0 refused 0"]);
 }
+
+#[test]
+fn phantom_graphs_and_streams_that_are_destroyed_take_no_memory_and_no_time() {
+    assert_eq!(told("destroyed", "t4", &[]), "graphs gone\nstreams gone\nfailed 0\n");
+}
