@@ -171,3 +171,33 @@ fn phantom_sizes_that_no_memory_has_and_memory_that_is_not_pinned_are_refused() 
     let expected = "pinned: same 1\nrange: start 1 size 1\nfailures 0\n";
     assert_eq!(told("oversized", "t4", &[]), expected);
 }
+
+#[test]
+fn phantom_refuses_the_arguments_that_cuda_refuses() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("module");
+    let expected = "active: 0 0 then 1 1\n\
+                    712 is CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED: part or all of the requested memory range is \
+                    already mapped\n\
+                    713 is CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED: pointer does not correspond to a registered \
+                    memory region\n";
+    for (card, shared) in
+        [("2xt4", "64 64"), ("2xp100", "64 48"), ("2xgtx1080", "96 48"), ("2xorin", "164 163")]
+    {
+        let lines = told("arguments", card, &[file.to_str().unwrap()]);
+        assert_eq!(lines, format!("{expected}shared {shared}\nfailures 0\n"), "{card}");
+    }
+}
+
+#[test]
+fn phantom_requests_that_are_refused_take_no_memory_from_other_processes_meanwhile() {
+    let lines = told("contention", "t4", &[]);
+    let mut lines: Vec<_> = lines.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["large: failed 0 granted 0", "small: failed 0 refused 0"]);
+}
+
+#[test]
+fn phantom_graphs_and_streams_that_are_destroyed_take_no_memory_and_no_time() {
+    assert_eq!(told("destroyed", "t4", &[]), "graphs gone\nstreams gone\nfailed 0\n");
+}

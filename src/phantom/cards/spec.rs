@@ -231,17 +231,12 @@ impl Spec {
 
     /// Parses `h100-80g` or `8xh100-80g`.
     fn preset(word: &str) -> Result<Self, SpecError> {
-        if let Some(card) = Card::find(word) {
-            return Ok(Self::from_card(card));
-        }
-        let unknown = || SpecError::UnknownCard(word.to_owned());
-        let (count, id) = word.split_once(['x', 'X']).ok_or_else(unknown)?;
-        if count.is_empty() || !count.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(unknown());
-        }
+        let (count, id) = Self::split_count(word);
         let card = Card::find(id).ok_or_else(|| SpecError::UnknownCard(id.to_owned()))?;
         let mut spec = Self::from_card(card);
-        spec.set("count", count)?;
+        if let Some(count) = count {
+            spec.set("count", &count.to_string())?;
+        }
         Ok(spec)
     }
 

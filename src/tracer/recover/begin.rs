@@ -1,7 +1,7 @@
 //! Starts the traces of processes that were killed before they wrote a meta row, which the journal also
 //! contains.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf, absolute};
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf, absolute};
 use memtrace_encode::Encoder;
 use memtrace_trace::csv::{RowReader, RowWriter};
 use memtrace_trace::files;
-use memtrace_trace::journal::{HEADER_BYTES, JournalName, MAGIC, Run, folders, layout, mount_namespace};
+use memtrace_trace::journal::{JournalName, Run, folders, mount_namespace};
 use memtrace_trace::private_file;
 use memtrace_trace::rounding::Rounding;
 use rustix::fs::FlockOperation;
 
-use crate::journal::{is_running, meta_of, run_of, trace_of, u64_at};
-use crate::named::{is_own, open_own};
+use crate::journal::{Header, is_running};
+use crate::named::{is_own, open_own, open_trace};
 use crate::repair::FileRows;
 
 /// Writes the missing meta rows of the traces at `path`, a file or a folder. A process that was killed early
@@ -45,24 +45,24 @@ pub fn begin(path: &Path) -> io::Result<u64> {
 /// Writes the header and the meta row of the trace that a journal names. Does so only if the trace has no
 /// meta row, and is `wanted` or in the folder `wanted`. Returns true if it wrote the rows.
 fn begin_from(journal: &Path, wanted: &Path) -> io::Result<bool> {
-    let Some((file, header)) = read_header(journal) else { return Ok(false) };
-    let never_wrote = u64_at(&header, layout::CHECKPOINTS) == 0;
-    let (Some(trace), Some(json)) = (trace_of(&header).and_then(at_its_place), meta_of(&header)) else {
+    let Ok(Some((file, _))) = open_own(journal) else { return Ok(false) };
+    let Ok(Some(header)) = Header::read(&file) else { return Ok(false) };
+    let (Some(trace), Some(json)) = (header.trace().and_then(at_its_place), header.meta()) else {
         return Ok(false);
     };
-    if !never_wrote
+    if header.checkpoints() > 0
         || !trace.starts_with(wanted)
         || has_meta_row(&trace)
-        || is_running(&file, &run_of(&header))
+        || is_running(&file, &header.run())
     {
         return Ok(false);
     }
     // In another mount namespace, the path of the trace refers to another file.
-    let namespace = u64_at(&header, layout::MOUNT_NAMESPACE);
+    let namespace = header.mount_namespace();
     if namespace != 0 && namespace != mount_namespace() {
         return Ok(false);
     }
-    let bytes = first_rows(&header, json)?;
+    let bytes = first_rows(&header.run(), json)?;
     let row = RowReader::new(&trace, bytes.as_slice());
     if !row.is_ok_and(|row| Path::new(&row.meta().journal) == journal) {
         return Ok(false);
@@ -92,8 +92,8 @@ fn write_first_rows(trace: &Path, bytes: &[u8]) -> io::Result<bool> {
 }
 
 /// Returns the CSV header and the meta row.
-fn first_rows(header: &[u8], json: &str) -> io::Result<Vec<u8>> {
-    let Run { start_ns, rank, pid, .. } = run_of(header);
+fn first_rows(run: &Run, json: &str) -> io::Result<Vec<u8>> {
+    let &Run { start_ns, rank, pid, .. } = run;
     let mut encoder = Encoder::new(start_ns, rank as i32, pid, Rounding::default(), false);
     let mut rows = FileRows { writer: RowWriter::new(Vec::new()), rows: 0 };
     encoder.meta(json, &mut rows)?;
@@ -109,19 +109,10 @@ fn at_its_place(path: &Path) -> Option<PathBuf> {
     Some(fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()).join(name))
 }
 
-/// Opens a journal of this user and reads its header. Returns `None` if the file is not a journal of this
-/// version.
-fn read_header(journal: &Path) -> Option<(File, Vec<u8>)> {
-    let (file, _) = open_own(journal).ok()??;
-    let mut header = Vec::new();
-    (&file).take(HEADER_BYTES as u64).read_to_end(&mut header).ok()?;
-    header.starts_with(&MAGIC).then_some((file, header))
-}
-
 /// Returns true if a trace has a header and a complete meta row.
 fn has_meta_row(trace: &Path) -> bool {
     let mut start = Vec::new();
-    let Ok(file) = File::open(trace) else { return false };
+    let Ok(file) = open_trace(trace) else { return false };
     // The first MiB holds the header and the longest meta row. A compressed trace is complete, because it was
     // closed in order.
     let is_plain = trace.extension().is_some_and(|extension| extension == "csv");

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::{self, Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -56,7 +57,7 @@ struct Lane {
 }
 
 /// Reads a `u64` at an offset; returns 0 past the end.
-pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).map_or(0, |value| u64::from_le_bytes(value.try_into().unwrap_or_default()))
 }
 
@@ -65,8 +66,61 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |value| u32::from_le_bytes(value.try_into().unwrap_or_default()))
 }
 
+/// The header of a journal.
+pub(crate) struct Header(Vec<u8>);
+
+impl Header {
+    /// Reads the header of a journal. Returns `None` if the file is not a journal of this version.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be read.
+    pub(crate) fn read(mut journal: &File) -> io::Result<Option<Header>> {
+        let mut header = Vec::new();
+        journal.rewind()?;
+        journal.take(HEADER_BYTES as u64).read_to_end(&mut header)?;
+        Ok(header.starts_with(&MAGIC).then_some(Header(header)))
+    }
+
+    /// Returns the identity and the settings of the process.
+    pub(crate) fn run(&self) -> Run {
+        run_of(&self.0)
+    }
+
+    /// Returns the number of checkpoints so far.
+    pub(crate) fn checkpoints(&self) -> u64 {
+        u64_at(&self.0, layout::CHECKPOINTS)
+    }
+
+    /// Returns the number of the part that the process wrote at the last checkpoint.
+    pub(crate) fn part(&self) -> u64 {
+        u64_at(&self.0, layout::PART + 8 * (self.checkpoints() & 1) as usize)
+    }
+
+    /// Returns the mount namespace in which the path of the trace holds; 0 if it is not known.
+    pub(crate) fn mount_namespace(&self) -> u64 {
+        u64_at(&self.0, layout::MOUNT_NAMESPACE)
+    }
+
+    /// Returns the path of the trace, or `None` if the process has not named it yet.
+    pub(crate) fn trace(&self) -> Option<&Path> {
+        let length = usize::try_from(u64_at(&self.0, layout::TRACE_LEN)).ok()?;
+        let path = self.0.get(layout::TRACE..layout::TRACE.checked_add(length)?)?;
+        (!path.is_empty()).then(|| Path::new(OsStr::from_bytes(path)))
+    }
+
+    /// Returns the JSON of the meta row: the second, more complete one if the process wrote it.
+    pub(crate) fn meta(&self) -> Option<&str> {
+        [1, 0].into_iter().find_map(|place| {
+            let length = usize::try_from(u64_at(&self.0, layout::META_LEN + 8 * place)).ok()?;
+            let start = layout::META + MAX_META * place;
+            let json = self.0.get(start..start + length.min(MAX_META)).filter(|json| !json.is_empty())?;
+            std::str::from_utf8(json).ok()
+        })
+    }
+}
+
 /// Returns the process that a header describes.
-pub(crate) fn run_of(header: &[u8]) -> Run {
+fn run_of(header: &[u8]) -> Run {
     Run {
         pid: u32_at(header, layout::PID),
         rank: u32_at(header, layout::RANK),
@@ -75,23 +129,6 @@ pub(crate) fn run_of(header: &[u8]) -> Run {
         power2_divisions: u64_at(header, layout::POWER2_DIVISIONS),
         rules: u64_at(header, layout::RULES),
     }
-}
-
-/// Returns the path of the trace in a header, or `None` if the process has not named it yet.
-pub(crate) fn trace_of(header: &[u8]) -> Option<&Path> {
-    let length = usize::try_from(u64_at(header, layout::TRACE_LEN)).ok()?;
-    let path = header.get(layout::TRACE..layout::TRACE.checked_add(length)?)?;
-    (!path.is_empty()).then(|| Path::new(OsStr::from_bytes(path)))
-}
-
-/// Returns the JSON of the meta row in a header: the second, more complete one if the process wrote it.
-pub(crate) fn meta_of(header: &[u8]) -> Option<&str> {
-    [1, 0].into_iter().find_map(|place| {
-        let length = usize::try_from(u64_at(header, layout::META_LEN + 8 * place)).ok()?;
-        let start = layout::META + MAX_META * place;
-        let json = header.get(start..start + length.min(MAX_META)).filter(|json| !json.is_empty())?;
-        std::str::from_utf8(json).ok()
-    })
 }
 
 /// Returns the `key=value` words for the end row that a header contains. Control characters are removed,
@@ -257,13 +294,15 @@ fn merged(lanes: &[Lane]) -> Vec<(u32, Event)> {
 
 #[cfg(test)]
 mod tests {
-    use memtrace_trace::{Api, Header, Payload};
+    use memtrace_trace::{Api, Payload};
 
     use super::*;
 
     #[test]
     fn the_events_of_many_lanes_with_one_clock_follow_the_lanes() {
-        let mark = |clock_ns, name| Payload::Mark { name }.pack(Header::new(clock_ns, Api::Memtrace, 0));
+        let mark = |clock_ns, name| {
+            Payload::Mark { name }.pack(memtrace_trace::Header::new(clock_ns, Api::Memtrace, 0))
+        };
         // More lanes than `first_of_tied` compares. Each has two events at the same time, and one later.
         let lanes: Vec<Lane> = (0..50_000)
             .map(|tid| Lane {

@@ -6,30 +6,31 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use memtrace_trace::files;
-use memtrace_trace::journal::{HEADER_BYTES, JournalName, MAGIC, Run, names_path};
+use memtrace_trace::journal::{JournalName, Run, names_path};
 use memtrace_trace::private_file;
+use rustix::fs::OFlags;
 
-use crate::journal::{is_running, run_of, trace_of};
+use crate::journal::{Header, is_running};
 
 /// The maximum size of a journal or a definitions file: twice the largest `MEMTRACE_BUFFER`.
 const MOST_BYTES: u64 = 8 << 30;
 
 /// The result of [`find`].
-pub(crate) enum Named {
+pub(crate) enum JournalLookup {
     /// No file has this name.
     Gone,
     /// The file is not a journal of this trace. The text is the reason.
     Refused(&'static str),
     /// The journal of this trace.
-    Found(Found),
+    Found(OwnJournal),
 }
 
 /// A journal of this user that names this trace.
-pub(crate) struct Found {
+pub(crate) struct OwnJournal {
     path: PathBuf,
     /// The open file.
     pub(crate) file: File,
@@ -44,37 +45,35 @@ pub(crate) struct Found {
 ///
 /// # Errors
 /// Returns an error if a journal of this user cannot be read.
-pub(crate) fn find(path: &Path, csv: &Path) -> io::Result<Named> {
+pub(crate) fn find(path: &Path, csv: &Path) -> io::Result<JournalLookup> {
     let kind = path.file_name().and_then(JournalName::parse);
     if !path.is_absolute() || !matches!(kind, Some(JournalName::Journal(_))) {
-        return Ok(Named::Refused("the file does not have the name of a journal"));
+        return Ok(JournalLookup::Refused("the file does not have the name of a journal"));
     }
     let (file, length) = match open_own(path) {
         Ok(Some(found)) => found,
-        Ok(None) => return Ok(Named::Refused("it is not a file of this user")),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Named::Gone),
+        Ok(None) => return Ok(JournalLookup::Refused("it is not a file of this user")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(JournalLookup::Gone),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            return Ok(Named::Refused("it belongs to another user"));
+            return Ok(JournalLookup::Refused("it belongs to another user"));
         }
         Err(error) => return Err(error),
     };
-    let mut header = Vec::new();
-    (&file).take(HEADER_BYTES as u64).read_to_end(&mut header)?;
-    if !header.starts_with(&MAGIC) {
-        return Ok(Named::Refused("the file is not a journal of this version"));
-    }
-    let first = trace_of(&header).unwrap_or(Path::new(""));
+    let Some(header) = Header::read(&file)? else {
+        return Ok(JournalLookup::Refused("the file is not a journal of this version"));
+    };
+    let first = header.trace().unwrap_or(Path::new(""));
     // The journal contains the name of the first part.
     let (theirs, ours) = (files::first_stem(first), files::first_stem(csv));
     if theirs.file_name().is_none() || theirs.file_name() != ours.file_name() {
-        return Ok(Named::Refused("it is the journal of another trace"));
+        return Ok(JournalLookup::Refused("it is the journal of another trace"));
     }
     let folder = |stem: &Path| folder_of(stem).canonicalize().ok();
     let is_own = first.is_absolute() && folder(&theirs).is_some_and(|theirs| Some(theirs) == folder(&ours));
-    Ok(Named::Found(Found { path: path.to_owned(), file, length, run: run_of(&header), is_own }))
+    Ok(JournalLookup::Found(OwnJournal { path: path.to_owned(), file, length, run: header.run(), is_own }))
 }
 
-impl Found {
+impl OwnJournal {
     /// Returns true if the process of the journal still runs.
     pub(crate) fn is_running(&self) -> bool {
         is_running(&self.file, &self.run)
@@ -118,6 +117,17 @@ impl Found {
             removed => removed,
         }
     }
+}
+
+/// Opens a trace for reading, of any user and through a link, too. Never blocks, because another user may have
+/// replaced the trace that a journal names by a FIFO.
+///
+/// # Errors
+/// Returns an error if the file cannot be opened or is not a regular file.
+pub(crate) fn open_trace(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
 }
 
 /// Opens a regular file of this user and returns it with its length. Returns `None` for any other file, and

@@ -5,20 +5,18 @@
 //! restarts.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, Metadata, OpenOptions};
-use std::io::{self, Read, Seek};
+use std::fs::{self, Metadata, OpenOptions};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use memtrace_trace::files;
-use memtrace_trace::journal::{
-    HEADER_BYTES, JournalName, MAGIC, layout, mount_namespace, names_path, process_start,
-};
+use memtrace_trace::journal::{JournalName, mount_namespace, names_path, process_start};
 use memtrace_trace::private_file;
 
-use crate::journal::{is_locked, is_running, run_of, trace_of, u64_at};
+use crate::journal::{Header, is_locked, is_running};
 use crate::repair::ends_with_end_row;
 
 /// A recorder needs less than this time to start. Until then, a journal may have no trace name, and a
@@ -124,31 +122,24 @@ fn is_older(data: &Metadata, age: Duration) -> bool {
     data.modified().ok().and_then(|time| time.elapsed().ok()).is_some_and(|elapsed| elapsed > age)
 }
 
-fn header_of(mut file: &File) -> io::Result<Vec<u8>> {
-    let mut header = Vec::new();
-    file.rewind()?;
-    file.take(HEADER_BYTES as u64).read_to_end(&mut header)?;
-    Ok(header)
-}
-
 fn state(path: &Path, pid: u32, data: &Metadata) -> JournalState {
     let Ok(file) = private_file::reopen(path, OpenOptions::new().read(true)) else {
         return JournalState::InUse;
     };
-    let Ok(header) = header_of(&file) else { return JournalState::InUse };
-    if !header.starts_with(&MAGIC) {
+    let Ok(header) = Header::read(&file) else { return JournalState::InUse };
+    let Some(header) = header else {
         // The process was killed before it wrote the header, or is about to write the header.
         let is_starting = !is_older(data, START) || process_start(pid).is_some() || is_locked(&file);
         return if is_starting { JournalState::InUse } else { JournalState::Orphan };
-    }
-    if is_running(&file, &run_of(&header)) {
+    };
+    if is_running(&file, &header.run()) {
         return JournalState::InUse;
     }
     // The process may have changed the header before it ended.
-    let Ok(header) = header_of(&file) else { return JournalState::InUse };
-    match trace_of(&header).map(Path::to_owned) {
+    let Ok(Some(header)) = Header::read(&file) else { return JournalState::InUse };
+    match header.trace().map(Path::to_owned) {
         Some(first) => {
-            let is_same_view = u64_at(&header, layout::MOUNT_NAMESPACE) == mount_namespace();
+            let is_same_view = header.mount_namespace() == mount_namespace();
             let keep = if is_same_view { MOVED } else { OUT_OF_SIGHT };
             match look_for(&first) {
                 Sight::There if is_complete(&first, &header) => JournalState::Orphan,
@@ -165,9 +156,8 @@ fn state(path: &Path, pid: u32, data: &Metadata) -> JournalState {
 /// Returns true if the trace that starts with `first` has its end row. This happens if a repair was killed
 /// before it removed the journal. If an earlier trace left a part of the same number, both must have their end
 /// row.
-fn is_complete(first: &Path, header: &[u8]) -> bool {
-    let checkpoint = (u64_at(header, layout::CHECKPOINTS) & 1) as usize;
-    let last = files::parts_numbered(first, u64_at(header, layout::PART + 8 * checkpoint));
+fn is_complete(first: &Path, header: &Header) -> bool {
+    let last = files::parts_numbered(first, header.part());
     !last.is_empty() && last.iter().all(|part| ends_with_end_row(part).unwrap_or(false))
 }
 
@@ -202,7 +192,8 @@ fn look_for(first: &Path) -> Sight {
 mod tests {
     use super::*;
     use crate::testing::{Checkpoints, Left, journal};
-    use memtrace_trace::journal::{Run, journal_name};
+    use memtrace_trace::journal::{Run, journal_name, layout};
+    use std::fs::File;
     use std::time::SystemTime;
 
     /// No process has this id, because it exceeds the kernel's limit.

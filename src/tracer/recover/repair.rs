@@ -16,7 +16,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::fate::{self, Fate};
 use crate::journal::Journal;
-use crate::named::{self, Found, Named};
+use crate::named::{self, JournalLookup, OwnJournal, open_trace};
 
 /// The result of [`repair`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +125,7 @@ pub fn repair_beside(csv: &Path, part: &Path, fate: Option<Fate>) -> io::Result<
 struct Unfinished {
     journal_path: PathBuf,
     /// The journal file, which holds the lock while it is open.
-    found: Found,
+    found: OwnJournal,
     journal: Journal,
     meta: Meta,
     /// The part number of the trace.
@@ -140,11 +140,11 @@ impl Unfinished {
     fn find(csv: &Path) -> io::Result<Result<Unfinished, Repaired>> {
         let Some((journal_path, meta)) = journal_of(csv)? else { return Ok(Err(Repaired::Complete)) };
         let found = match named::find(&journal_path, csv)? {
-            Named::Found(found) => found,
+            JournalLookup::Found(found) => found,
             // Another command may have finished the trace and removed the journal.
-            Named::Gone if journal_of(csv)?.is_none() => return Ok(Err(Repaired::ByAnother)),
-            Named::Gone => return Ok(Err(Repaired::NoJournal)),
-            Named::Refused(why) => return Ok(Err(Repaired::Refused(why))),
+            JournalLookup::Gone if journal_of(csv)?.is_none() => return Ok(Err(Repaired::ByAnother)),
+            JournalLookup::Gone => return Ok(Err(Repaired::NoJournal)),
+            JournalLookup::Refused(why) => return Ok(Err(Repaired::Refused(why))),
         };
         flock(&found.file, FlockOperation::LockExclusive)?;
         if journal_of(csv)?.is_none() {
@@ -205,7 +205,7 @@ impl Unfinished {
         let mut encoder = self.journal.encoder();
         encoder.set_tags(self.meta.modules);
         self.journal.define(&self.found.names(), &mut encoder);
-        let prefix = File::open(csv)?.take(whole);
+        let prefix = open_trace(csv)?.take(whole);
         let mut reader = RowReader::new(csv, prefix).map_err(io::Error::other)?;
         let mut last = 0;
         while let Some(row) = reader.next_row().map_err(io::Error::other)? {
@@ -256,7 +256,7 @@ fn remove_unfinished(csv: &Path) {
 /// Returns the journal that an incomplete trace names, and its meta row. Returns `None` if the trace is
 /// complete or names no journal.
 fn journal_of(csv: &Path) -> io::Result<Option<(PathBuf, Meta)>> {
-    let reader = RowReader::open(csv).map_err(io::Error::other)?;
+    let reader = RowReader::new(csv, open_trace(csv)?).map_err(io::Error::other)?;
     let journal = PathBuf::from(&reader.meta().journal);
     if journal.as_os_str().is_empty() || ends_with_end_row(csv)? {
         return Ok(None);
@@ -269,7 +269,7 @@ fn journal_of(csv: &Path) -> io::Result<Option<(PathBuf, Meta)>> {
 /// # Errors
 /// Returns an error if the file cannot be read.
 pub fn whole_lines(path: &Path, most: u64) -> io::Result<u64> {
-    let mut file = File::open(path)?;
+    let mut file = open_trace(path)?;
     let end = file.metadata()?.len().min(most);
     let start = end.saturating_sub(1 << 20);
     file.seek(SeekFrom::Start(start))?;
@@ -280,14 +280,14 @@ pub fn whole_lines(path: &Path, most: u64) -> io::Result<u64> {
 
 /// Returns the length of the header and the meta row of a trace that contains both.
 fn meta_row_end(csv: &Path) -> io::Result<u64> {
-    let mut lines = BufReader::new(File::open(csv)?);
+    let mut lines = BufReader::new(open_trace(csv)?);
     let mut line = Vec::new();
     Ok((lines.read_until(b'\n', &mut line)? + lines.read_until(b'\n', &mut line)?) as u64)
 }
 
 /// Returns true if the last line of a trace is a complete `end` row.
 pub(crate) fn ends_with_end_row(csv: &Path) -> io::Result<bool> {
-    Ok(last_line(&mut File::open(csv)?)?.is_some_and(|line| is_end_row(&line)))
+    Ok(last_line(&mut open_trace(csv)?)?.is_some_and(|line| is_end_row(&line)))
 }
 
 /// Writes rows and counts them.
@@ -307,7 +307,10 @@ impl<W: Write> RowSink for FileRows<W> {
 /// Cuts the stacks file after its last complete line, and returns the number of stacks in it.
 fn cut_stacks(csv: &Path) -> io::Result<usize> {
     let path = files::written_stacks(csv);
-    let Ok(text) = fs::read(&path) else { return Ok(0) };
+    let mut text = Vec::new();
+    if open_trace(&path).and_then(|mut file| file.read_to_end(&mut text)).is_err() {
+        return Ok(0);
+    }
     let (count, whole) = stacks::complete(&text);
     private_file::reopen(&path, OpenOptions::new().write(true))?.set_len(whole as u64)?;
     Ok(count)

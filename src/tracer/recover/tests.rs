@@ -388,3 +388,19 @@ fn begin_and_repair_by_many_at_once_make_one_complete_trace() {
     assert_eq!(begun, 1);
     assert!(matches!(repair(&killed.csv, None), Ok(Repaired::Finished { rest: Rest { lost: 3, .. }, .. })));
 }
+
+#[test]
+fn a_fifo_in_place_of_a_trace_is_refused_and_nobody_waits_for_it() {
+    let killed = Killed::new("fifo");
+    let killed = killed.with_journal(&Checkpoints { count: 1, ..Checkpoints::default() }, [0, 0], Vec::new());
+    let journals = killed.folder.join("journals");
+    fs::create_dir_all(&journals).unwrap();
+    fs::copy(&killed.journal, journals.join(journal_name(NOBODY, 1))).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &killed.csv, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
+    let swept = crate::sweep(std::slice::from_ref(&journals), None);
+    assert_eq!((swept.removed.len(), swept.left.len()), (0, 1), "{swept:?}");
+    assert!(repair(&killed.csv, None).is_err());
+    killed.write_journal(&Checkpoints::default(), [0, 0], Vec::new());
+    assert!(begin(&killed.folder).is_err());
+}

@@ -104,36 +104,61 @@ impl CallEntry {
 }
 
 /// Defines exported C functions and the `TABLE` that lists them. An entry is an [`AnswerKind`], a signature
-/// and a body; without `->` the function returns a [`Status`](crate::core::ffi::Status). The safety contract of
-/// each function is the one that NVIDIA's header gives the function of this name.
+/// and a body; without `->` the function returns a [`Status`](crate::core::ffi::Status). Functions with one signature
+/// and one body share an entry: `fn {cudaFree, cuMemFree_v2}(address: Word) { .. }`. The safety contract of each
+/// function is the one that NVIDIA's header gives the function of this name.
 macro_rules! answers {
     ($(
         $(#[$doc:meta])*
-        $kind:ident fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $return:ty)? $body:block
+        $kind:ident fn $($one:ident)? $({$($name:ident),+ $(,)?})? ($($arguments:tt)*) $(-> $return:ty)? $body:block
     )*) => {
         #[expect(non_upper_case_globals, reason = "named as the functions that they describe")]
         mod entries {
-            use $crate::core::call_table::{AnswerKind, CallEntry};
-            $(pub(super) static $name: CallEntry =
-                CallEntry::new(stringify!($name), AnswerKind::$kind, super::$name as *const ());)*
+            use $crate::core::call_table::{AnswerKind, CallEntry, call_entries};
+            $(call_entries!($kind $($one)? $($($name)+)?);)*
         }
 
         /// The exported functions of this file.
-        pub(crate) static TABLE: &[&$crate::core::call_table::CallEntry] = &[$(&entries::$name),*];
+        pub(crate) static TABLE: &[&$crate::core::call_table::CallEntry] =
+            &[$($(&entries::$one,)? $($(&entries::$name,)+)?)*];
 
-        $(
-            $(#[$doc])*
-            // SAFETY: no other definition of this name is linked into the library. The function intentionally
-            // replaces the function of this name in NVIDIA's libraries.
-            #[unsafe(no_mangle)]
-            unsafe extern "C" fn $name(
-                $($arg: $type),*
-            ) -> $crate::core::call_table::returned!($($return)?) {
-                entries::$name.count_call();
-                $crate::core::call_table::refuse_by_rule!($name $($return)?);
-                $body
-            }
-        )*
+        $($crate::core::call_table::exported_functions! {
+            [$($one)? $($($name)+)?] ($($arguments)*) [$($return)?] $body {$(#[$doc])*}
+        })*
+    };
+}
+
+/// Defines the entries of functions.
+macro_rules! call_entries {
+    ($kind:ident $($name:ident)+) => {
+        $(pub(super) static $name: CallEntry =
+            CallEntry::new(stringify!($name), AnswerKind::$kind, super::$name as *const ());)+
+    };
+}
+
+/// Defines exported functions with the same arguments, type and body.
+macro_rules! exported_functions {
+    ([$($name:ident)+] $arguments:tt $return:tt $body:block $docs:tt) => {
+        $($crate::core::call_table::exported_function! { $name $arguments $return $body $docs })+
+    };
+}
+
+/// Defines one exported function.
+macro_rules! exported_function {
+    (
+        $name:ident ($($arg:ident: $type:ty),* $(,)?) [$($return:ty)?] $body:block {$(#[$doc:meta])*}
+    ) => {
+        $(#[$doc])*
+        // SAFETY: no other definition of this name is linked into the library. The function intentionally
+        // replaces the function of this name in NVIDIA's libraries.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            $($arg: $type),*
+        ) -> $crate::core::call_table::returned!($($return)?) {
+            entries::$name.count_call();
+            $crate::core::call_table::refuse_by_rule!($name $($return)?);
+            $body
+        }
     };
 }
 
@@ -199,4 +224,7 @@ macro_rules! constant_answers {
     };
 }
 
-pub(crate) use {answers, by_contract, constant_answers, refuse_by_rule, returned};
+pub(crate) use {
+    answers, by_contract, call_entries, constant_answers, exported_function, exported_functions,
+    refuse_by_rule, returned,
+};

@@ -38,6 +38,12 @@ pub(crate) const INVALID_HANDLE: Status = cudaError::cudaErrorInvalidResourceHan
 pub(crate) const NOT_FOUND: Status = cudaError::cudaErrorSymbolNotFound as Status;
 /// Queued work is not done. This is not an error, so the runtime does not keep it for `cudaGetLastError`.
 pub(crate) const NOT_READY: Status = cudaError::cudaErrorNotReady as Status;
+/// The code in a file or in memory is incomplete.
+pub(crate) const INVALID_IMAGE: Status = cudaError::cudaErrorInvalidKernelImage as Status;
+/// The file cannot be read.
+pub(crate) const FILE_NOT_FOUND: Status = cudaError::cudaErrorFileNotFound as Status;
+/// The rows of a copy are longer than the distance between two rows.
+pub(crate) const INVALID_PITCH: Status = cudaError::cudaErrorInvalidPitchValue as Status;
 /// A kernel ran for too long.
 pub(crate) const LAUNCH_TIMEOUT: Status = cudaError::cudaErrorLaunchTimeout as Status;
 /// The range is already registered as pinned host memory.

@@ -2,6 +2,10 @@
 //!
 //! Without the table (no shared memory, or all slots taken) the process has its cards for itself.
 
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -23,27 +27,33 @@ fn begin_machine() {
     }
 }
 
+fn request() -> String {
+    std::env::var(CARD_VARIABLE).unwrap_or_default()
+}
+
+/// Returns the path of the table's file, or `None` if the process belongs to no machine.
+fn path() -> Option<&'static Path> {
+    static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let path = || Some(files::path_of(&std::env::var(MACHINE_VARIABLE).ok()?, &request()));
+    PATH.get_or_init(path).as_deref()
+}
+
 /// Returns the table of the machine, or `None` if the process has its cards for itself.
 pub(crate) fn table() -> Option<Table<'static>> {
     static TABLE: OnceLock<Option<Table<'static>>> = OnceLock::new();
-    *TABLE.get_or_init(|| {
-        let request = std::env::var(CARD_VARIABLE).unwrap_or_default();
-        let id = std::env::var(MACHINE_VARIABLE).ok()?;
-        match files::open_or_create(&files::path_of(&id, &request), &request) {
-            Ok(file) => map(file),
-            Err(error) => {
-                eprintln!(
-                    "memtrace: the processes of this run do not share the simulated GPU, and nvidia-smi does not \
-                     show them: cannot open the table in /dev/shm: {error}"
-                );
-                None
-            }
+    *TABLE.get_or_init(|| match files::open_or_create(path()?, &request()) {
+        Ok(file) => map(file),
+        Err(error) => {
+            eprintln!(
+                "memtrace: the processes of this run do not share the simulated GPU, and nvidia-smi does not \
+                 show them: cannot open the table in /dev/shm: {error}"
+            );
+            None
         }
     })
 }
 
-fn map(file: std::fs::File) -> Option<Table<'static>> {
-    use std::os::fd::AsRawFd;
+fn map(file: File) -> Option<Table<'static>> {
     let length = WORDS * 8;
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
     // SAFETY: a new mapping of an open file.
@@ -59,7 +69,7 @@ fn map(file: std::fs::File) -> Option<Table<'static>> {
     Table::new(words)
 }
 
-/// Returns the slot of this process, which the first call takes. The child of a fork gets its own slot.
+/// Returns the slot of this process, which the first call takes. Returns `None` in the child of a fork.
 fn slot() -> Option<(Table<'static>, Slot)> {
     static OWN: OnceLock<(u32, Option<Slot>)> = OnceLock::new();
     let table = table()?;
@@ -80,6 +90,28 @@ fn claim(table: Table<'static>) -> Option<Slot> {
         );
     }
     slot
+}
+
+/// Waits until no other process has locked the card, and locks it until the returned file is dropped. The kernel
+/// unlocks it if the process is killed. Returns `None` if the file of the table cannot be opened or locked.
+///
+/// The file is opened for each lock, because the program may have closed all files that it does not know.
+fn lock_card(card: usize) -> Option<File> {
+    let file = File::options().read(true).write(true).open(path()?).ok()?;
+    // SAFETY: zero is a value of each field.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = libc::F_WRLCK as libc::c_short;
+    range.l_whence = libc::SEEK_SET as libc::c_short;
+    (range.l_start, range.l_len) = (card as libc::off_t, 1);
+    loop {
+        // SAFETY: an open file and a lock of one byte, which the call only reads.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLKW, &raw const range) } == 0 {
+            return Some(file);
+        }
+        if std::io::Error::last_os_error().kind() != ErrorKind::Interrupted {
+            return None;
+        }
+    }
 }
 
 /// This process's share of one card.
@@ -125,24 +157,21 @@ impl Share {
         }
     }
 
-    /// Stores the bytes that the process has allocated on the card, and returns true if their sum with the
-    /// other processes' bytes is at most `limit`. Otherwise stores `before`, the process's bytes before this
-    /// allocation, and returns false.
-    pub(crate) fn try_set(&self, bytes: u64, before: u64, limit: u64) -> bool {
+    /// Stores the bytes that the process has allocated on the card, and returns true, if their sum with the
+    /// other processes' bytes is at most `limit`. Otherwise stores nothing and returns false.
+    pub(crate) fn try_set(&self, bytes: u64, limit: u64) -> bool {
         self.enter();
         let limit = if limit == u64::MAX { limit } else { limit.saturating_sub(self.host()) };
         let Some((table, slot)) = slot() else { return bytes <= limit };
-        // The bytes are stored first and compared afterwards, so that at most one of two concurrent
-        // processes gets the last bytes.
-        table.set_allocated(slot, self.card, bytes);
+        // Only one process at a time compares and stores, so that at most one of two gets the last bytes.
+        let _locked = lock_card(self.card);
         let fits = || bytes.saturating_add(table.bytes_of_others(Some(slot), self.card)) <= limit;
-        if fits() {
-            return true;
-        }
-        table.clear_dead();
-        let fits = fits();
-        if !fits {
-            table.set_allocated(slot, self.card, before);
+        let fits = fits() || {
+            table.clear_dead();
+            fits()
+        };
+        if fits {
+            table.set_allocated(slot, self.card, bytes);
         }
         fits
     }

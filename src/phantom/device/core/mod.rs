@@ -11,11 +11,12 @@
 //! | the known content of device memory | [`values`], [`flag_links`], [`addresses`], [`address_tables`], [`running_ops`], [`loop_guard`] |
 //! | the loader | [`dlopen`], [`nvml_file`], [`loaded_library`], [`triton`] |
 //! | injected errors | [`faults`] |
-//! | mutexes | [`lock`] |
+//! | helpers | [`lock`], [`bytes`] |
 
 pub(crate) mod address_tables;
 pub(crate) mod addresses;
 pub(crate) mod async_pool;
+pub(crate) mod bytes;
 pub(crate) mod call_rules;
 pub(crate) mod call_table;
 pub(crate) mod capture;

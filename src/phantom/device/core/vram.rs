@@ -150,9 +150,8 @@ impl Vram {
         {
             return false;
         }
-        let fits = |limit| {
-            used <= limit && self.share.as_ref().is_none_or(|share| share.try_set(used, self.used, limit))
-        };
+        let fits =
+            |limit| used <= limit && self.share.as_ref().is_none_or(|share| share.try_set(used, limit));
         if !(fits(self.limit) || past_oom::grants(caller) && fits(u64::MAX)) {
             return false;
         }

@@ -156,9 +156,11 @@ fn exchange_mode(mode: InOut<c_int>) -> Status {
 }
 
 answers! {
-    Real fn cudaStreamIsCapturing(handle: StreamHandle, out: Out<c_int>) { is_capturing(handle, out) }
+    Real fn {cudaStreamIsCapturing, cuStreamIsCapturing}(handle: StreamHandle, out: Out<c_int>) {
+        is_capturing(handle, out)
+    }
     /// Programs for CUDA 13 call this name and pass the arguments of CUDA 13.
-    Real fn cudaStreamGetCaptureInfo(
+    Real fn {cudaStreamGetCaptureInfo, cuStreamGetCaptureInfo_v3}(
         handle: StreamHandle, status: Out<c_int>, id: Out<u64>, graph: Out<Handle<Graph>>,
         dependencies: Out<usize>, edges: Out<usize>, count: Out<usize>,
     ) {
@@ -166,7 +168,7 @@ answers! {
         info(handle, CaptureInfo { status, id, graph, dependencies, count })
     }
     /// Programs for CUDA 12 call this name and pass the arguments of CUDA 12.
-    Real fn cudaStreamGetCaptureInfo_v2(
+    Real fn {cudaStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2}(
         handle: StreamHandle, status: Out<c_int>, id: Out<u64>, graph: Out<Handle<Graph>>,
         dependencies: Out<usize>, count: Out<usize>,
     ) {
@@ -177,34 +179,18 @@ answers! {
     ) {
         check_active(handle)
     }
-    Real fn cudaStreamBeginCapture(handle: StreamHandle, mode: c_int) { begin(handle, None, mode) }
-    Real fn cudaStreamBeginCaptureToGraph(
+    Real fn {cudaStreamBeginCapture, cuStreamBeginCapture_v2}(handle: StreamHandle, mode: c_int) {
+        begin(handle, None, mode)
+    }
+    Real fn {cudaStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph}(
         handle: StreamHandle, graph: Handle<Graph>, _nodes: Word, _edges: Word, _count: usize, mode: c_int,
     ) {
         begin_to_graph(handle, graph, mode)
     }
-    Real fn cudaStreamEndCapture(handle: StreamHandle, out: Out<Handle<Graph>>) { end(handle, out) }
-    Real fn cudaThreadExchangeStreamCaptureMode(mode: InOut<c_int>) { exchange_mode(mode) }
-    Real fn cuStreamIsCapturing(handle: StreamHandle, out: Out<c_int>) { is_capturing(handle, out) }
-    Real fn cuStreamGetCaptureInfo_v2(
-        handle: StreamHandle, status: Out<c_int>, id: Out<u64>, graph: Out<Handle<Graph>>,
-        dependencies: Out<usize>, count: Out<usize>,
-    ) {
-        info(handle, CaptureInfo { status, id, graph, dependencies, count })
+    Real fn {cudaStreamEndCapture, cuStreamEndCapture}(handle: StreamHandle, out: Out<Handle<Graph>>) {
+        end(handle, out)
     }
-    Real fn cuStreamGetCaptureInfo_v3(
-        handle: StreamHandle, status: Out<c_int>, id: Out<u64>, graph: Out<Handle<Graph>>,
-        dependencies: Out<usize>, edges: Out<usize>, count: Out<usize>,
-    ) {
-        edges.put(0);
-        info(handle, CaptureInfo { status, id, graph, dependencies, count })
+    Real fn {cudaThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode}(mode: InOut<c_int>) {
+        exchange_mode(mode)
     }
-    Real fn cuStreamBeginCapture_v2(handle: StreamHandle, mode: c_int) { begin(handle, None, mode) }
-    Real fn cuStreamBeginCaptureToGraph(
-        handle: StreamHandle, graph: Handle<Graph>, _nodes: Word, _edges: Word, _count: usize, mode: c_int,
-    ) {
-        begin_to_graph(handle, graph, mode)
-    }
-    Real fn cuStreamEndCapture(handle: StreamHandle, out: Out<Handle<Graph>>) { end(handle, out) }
-    Real fn cuThreadExchangeStreamCaptureMode(mode: InOut<c_int>) { exchange_mode(mode) }
 }

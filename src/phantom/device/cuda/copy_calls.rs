@@ -2,8 +2,8 @@
 
 use crate::core::addresses;
 use crate::core::call_table::{answers, by_contract};
-use crate::core::ffi::{OK, Status, Word};
-use crate::core::host_state::current;
+use crate::core::ffi::{INVALID_PITCH, OK, Status, Word};
+use crate::core::host_state::{current, fail};
 use crate::core::values::SMALL;
 use crate::core::vram;
 use crate::cuda::copy::{copy, fill, forget, read_prefix};
@@ -38,6 +38,11 @@ unsafe fn copy_rows(to: Rows, from: Rows, width: usize, height: usize) -> Status
         }
     }
     OK
+}
+
+/// Returns success if rows of `width` bytes do not overlap in either pitch.
+fn check_pitches(to: Rows, from: Rows, width: usize) -> Status {
+    if width <= to.pitch.min(from.pitch) { OK } else { fail(INVALID_PITCH) }
 }
 
 /// Queues a copy in a stream, as by [`copy`]. A captured copy runs at the launch of the graph.
@@ -145,14 +150,20 @@ answers! {
         to: Word, to_pitch: usize, from: Word, pitch: usize, width: usize, height: usize, _kind: Word,
     ) {
         let (to, from) = (Rows { address: to, pitch: to_pitch }, Rows { address: from, pitch });
-        synchronous(by_contract!(copy_rows(to, from, width, height)))
+        match check_pitches(to, from, width) {
+            OK => synchronous(by_contract!(copy_rows(to, from, width, height))),
+            status => status,
+        }
     }
     Real fn cudaMemcpy2DAsync(
         to: Word, to_pitch: usize, from: Word, pitch: usize, width: usize, height: usize, _kind: Word,
         stream: StreamHandle,
     ) {
         let (to, from) = (Rows { address: to, pitch: to_pitch }, Rows { address: from, pitch });
-        by_contract!(queue_rows(to, from, width, height, stream))
+        match check_pitches(to, from, width) {
+            OK => by_contract!(queue_rows(to, from, width, height, stream)),
+            status => status,
+        }
     }
     /// Does not copy the data, because the kernels that read a symbol do not run. Remembers the device
     /// addresses in the copied bytes, because a later kernel may write to them.
@@ -165,41 +176,26 @@ answers! {
         by_contract!(hold_addresses(from, size));
         captures::queue_effect(stream, |_| OK)
     }
-    Real fn cudaMemset(to: Word, value: u32, size: usize) { by_contract!(fill(to, &low_byte(value), size)) }
-    Real fn cudaMemsetAsync(to: Word, value: u32, size: usize, stream: StreamHandle) {
-        by_contract!(queue_fill(to, low_byte(value), size, stream))
-    }
-    Real fn cuMemcpy(to: Word, from: Word, size: usize) { synchronous(by_contract!(copy(to, from, size))) }
-    Real fn cuMemcpyAsync(to: Word, from: Word, size: usize, stream: StreamHandle) {
-        by_contract!(queue_copy(to, from, size, stream))
-    }
-    Real fn cuMemcpyHtoD_v2(to: Word, from: Word, size: usize) {
-        synchronous(by_contract!(copy(to, from, size)))
-    }
-    Real fn cuMemcpyDtoH_v2(to: Word, from: Word, size: usize) {
-        synchronous(by_contract!(copy(to, from, size)))
-    }
-    Real fn cuMemcpyDtoD_v2(to: Word, from: Word, size: usize) { by_contract!(copy(to, from, size)) }
-    Real fn cuMemcpyHtoDAsync_v2(to: Word, from: Word, size: usize, stream: StreamHandle) {
-        by_contract!(queue_copy(to, from, size, stream))
-    }
-    Real fn cuMemcpyDtoHAsync_v2(to: Word, from: Word, size: usize, stream: StreamHandle) {
-        by_contract!(queue_copy(to, from, size, stream))
-    }
-    Real fn cuMemcpyDtoDAsync_v2(to: Word, from: Word, size: usize, stream: StreamHandle) {
-        by_contract!(queue_copy(to, from, size, stream))
-    }
-    Real fn cuMemsetD8_v2(to: Word, value: u32, size: usize) {
+    Real fn {cudaMemset, cuMemsetD8_v2}(to: Word, value: u32, size: usize) {
         by_contract!(fill(to, &low_byte(value), size))
     }
+    Real fn {cudaMemsetAsync, cuMemsetD8Async}(to: Word, value: u32, size: usize, stream: StreamHandle) {
+        by_contract!(queue_fill(to, low_byte(value), size, stream))
+    }
+    Real fn {cuMemcpy, cuMemcpyHtoD_v2, cuMemcpyDtoH_v2}(to: Word, from: Word, size: usize) {
+        synchronous(by_contract!(copy(to, from, size)))
+    }
+    Real fn {cuMemcpyAsync, cuMemcpyHtoDAsync_v2, cuMemcpyDtoHAsync_v2, cuMemcpyDtoDAsync_v2}(
+        to: Word, from: Word, size: usize, stream: StreamHandle,
+    ) {
+        by_contract!(queue_copy(to, from, size, stream))
+    }
+    Real fn cuMemcpyDtoD_v2(to: Word, from: Word, size: usize) { by_contract!(copy(to, from, size)) }
     Real fn cuMemsetD16_v2(to: Word, value: u32, count: usize) {
-        by_contract!(fill(to, &low_half(value), count * 2))
+        by_contract!(fill(to, &low_half(value), count.saturating_mul(2)))
     }
     Real fn cuMemsetD32_v2(to: Word, value: u32, count: usize) {
-        by_contract!(fill(to, &value.to_le_bytes(), count * 4))
-    }
-    Real fn cuMemsetD8Async(to: Word, value: u32, size: usize, stream: StreamHandle) {
-        by_contract!(queue_fill(to, low_byte(value), size, stream))
+        by_contract!(fill(to, &value.to_le_bytes(), count.saturating_mul(4)))
     }
     Real fn cuMemsetD16Async(to: Word, value: u32, count: usize, stream: StreamHandle) {
         by_contract!(queue_fill(to, low_half(value), count, stream))
@@ -207,10 +203,9 @@ answers! {
     Real fn cuMemsetD32Async(to: Word, value: u32, count: usize, stream: StreamHandle) {
         by_contract!(queue_fill(to, value.to_le_bytes(), count, stream))
     }
-    Real fn cuStreamWriteValue32(stream: StreamHandle, to: Word, value: u32, _flags: Word) {
-        by_contract!(queue_fill(to, value.to_le_bytes(), 1, stream))
-    }
-    Real fn cuStreamWriteValue32_v2(stream: StreamHandle, to: Word, value: u32, _flags: Word) {
+    Real fn {cuStreamWriteValue32, cuStreamWriteValue32_v2}(
+        stream: StreamHandle, to: Word, value: u32, _flags: Word,
+    ) {
         by_contract!(queue_fill(to, value.to_le_bytes(), 1, stream))
     }
 }

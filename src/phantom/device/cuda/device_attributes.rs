@@ -20,20 +20,39 @@ pub(crate) struct CapabilityLimits {
 /// Returns the limits of the simulated card. A capability newer than the table has the limits of
 /// the newest capability in it.
 pub(crate) fn capability_limits() -> CapabilityLimits {
-    let (shared_kib, threads_per_sm, blocks_per_sm) = match host_state().spec.cc {
-        (..=6, _) | (7, ..=4) => (96, 2048, 32),
-        (7, _) => (64, 1024, 16),
-        (8, 0) => (164, 2048, 32),
-        (8, 9) => (100, 1536, 24),
-        (8, _) => (100, 1536, 16),
-        (9..=11, _) => (228, 2048, 32),
-        _ => (100, 1536, 24),
-    };
+    let (shared_kib, threads_per_sm, blocks_per_sm) = limits_of(host_state().spec.cc);
+    let shared_per_sm = shared_kib << 10;
     CapabilityLimits {
-        shared_per_sm: shared_kib << 10,
-        shared_per_block_optin: (shared_kib << 10) - reserved_shared(),
+        shared_per_sm,
+        // Before Volta, a block cannot ask for more than any block gets.
+        shared_per_block_optin: match host_state().spec.cc.0 {
+            ..=6 => SHARED_PER_BLOCK,
+            _ => shared_per_sm - reserved_shared(),
+        },
         threads_per_sm,
         blocks_per_sm,
+    }
+}
+
+/// The shared memory that each block can have without asking for more, in bytes.
+const SHARED_PER_BLOCK: usize = 48 << 10;
+
+/// Returns the shared memory of a multiprocessor in KiB, and its maximum numbers of threads and of blocks.
+fn limits_of(capability: (u32, u32)) -> (usize, u32, u32) {
+    match capability {
+        (..=3, 7) => (112, 2048, 16),
+        (..=3, _) => (48, 2048, 16),
+        (5, 2) | (6, 1) | (7, ..=4) => (96, 2048, 32),
+        (..=6, _) => (64, 2048, 32),
+        (7, _) => (64, 1024, 16),
+        (8, 0) => (164, 2048, 32),
+        (8, 7) => (164, 1536, 16),
+        (8, 9) => (100, 1536, 24),
+        (8, _) => (100, 1536, 16),
+        (10, 7) => (328, 2048, 32),
+        (9..=10, _) => (228, 2048, 32),
+        (11, _) => (228, 1536, 24),
+        _ => (100, 1536, 24),
     }
 }
 
@@ -152,7 +171,7 @@ pub(crate) fn attribute(attribute: c_int, index: usize) -> c_int {
         CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z => 64,
         CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X | CU_DEVICE_ATTRIBUTE_MAX_PITCH => c_int::MAX,
         CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y | CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => 65_535,
-        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK => 48 << 10,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK => SHARED_PER_BLOCK as c_int,
         CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY
         | CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK
         | CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR => 64 << 10,
@@ -248,3 +267,38 @@ pub(crate) fn limit_value(limit: c_int) -> usize {
 
 /// The highest stream priority since Volta. The lowest is 0.
 pub(crate) const HIGHEST_PRIORITY: c_int = -5;
+
+#[cfg(test)]
+mod tests {
+    use memtrace_cards::CARDS;
+
+    use super::limits_of;
+
+    #[test]
+    fn each_capability_has_the_limits_of_the_programming_guide() {
+        let expected = [
+            ((3, 5), (48, 2048, 16)),
+            ((5, 0), (64, 2048, 32)),
+            ((5, 2), (96, 2048, 32)),
+            ((6, 0), (64, 2048, 32)),
+            ((6, 1), (96, 2048, 32)),
+            ((6, 2), (64, 2048, 32)),
+            ((7, 0), (96, 2048, 32)),
+            ((7, 5), (64, 1024, 16)),
+            ((8, 0), (164, 2048, 32)),
+            ((8, 6), (100, 1536, 16)),
+            ((8, 7), (164, 1536, 16)),
+            ((8, 9), (100, 1536, 24)),
+            ((9, 0), (228, 2048, 32)),
+            ((10, 0), (228, 2048, 32)),
+            ((10, 3), (228, 2048, 32)),
+            ((11, 0), (228, 1536, 24)),
+            ((12, 0), (100, 1536, 24)),
+            ((12, 1), (100, 1536, 24)),
+        ];
+        for (capability, limits) in expected {
+            assert_eq!(limits_of(capability), limits, "{capability:?}");
+        }
+        assert!(CARDS.iter().all(|card| expected.iter().any(|(capability, _)| *capability == card.cc)));
+    }
+}

@@ -38,6 +38,7 @@ use crate::cuda::device_attributes::{
     CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS, CU_DEVICE_ATTRIBUTE_WARP_SIZE, HIGHEST_PRIORITY,
     attribute, bus_id, index_of_bus_id, limit_value, uuid,
 };
+use crate::cuda::driver::give_for_peers;
 use crate::ops::record;
 
 /// The limit of every texture and surface dimension.
@@ -284,12 +285,14 @@ answers! {
         fail(NO_DEVICE) } else { set_current(index) }
     }
     Real fn cudaInitDevice(index: c_int, _device_flags: u32, _flags: u32) {
-        on_device(index, |_| OK).unwrap_or_else(|status| status)
+        let Some(device) = device(index) else { return fail(INVALID_DEVICE) };
+        device.share().enter();
+        OK
     }
     Success fn cudaSetDeviceFlags(_flags: u32) { OK }
     Real fn cudaGetDeviceFlags(out: Out<u32>) { out.give(0) }
     Real fn cudaDriverGetVersion(out: Out<c_int>) { out.give(driver_version()) }
-    Success fn cudaDeviceReset() { OK }
+    Success fn {cudaDeviceReset, cudaCtxResetPersistingL2Cache, cudaProfilerStart, cudaProfilerStop}() { OK }
     Real fn cudaGetLastError() { last_error(true) }
     Real fn cudaPeekAtLastError() { last_error(false) }
     Real fn cudaDeviceGetAttribute(out: Out<c_int>, number: c_int, index: c_int) {
@@ -304,12 +307,12 @@ answers! {
         give(out, index, properties_12)
     }
     Real fn cudaDeviceCanAccessPeer(out: Out<c_int>, from: c_int, to: c_int) {
-        out.give(c_int::from(from != to))
+        fail(give_for_peers(out, from, to, c_int::from(from != to)))
     }
     Success fn cudaDeviceEnablePeerAccess(_peer: c_int, _flags: u32) { OK }
     Success fn cudaDeviceDisablePeerAccess(_peer: c_int) { OK }
-    Real fn cudaDeviceGetP2PAttribute(out: Out<c_int>, _attribute: c_int, _from: c_int, _to: c_int) {
-        out.give(1)
+    Real fn cudaDeviceGetP2PAttribute(out: Out<c_int>, _attribute: c_int, from: c_int, to: c_int) {
+        fail(give_for_peers(out, from, to, 1))
     }
     Real fn cudaDeviceGetStreamPriorityRange(lowest: Out<c_int>, highest: Out<c_int>) {
         lowest.put(0);
@@ -335,9 +338,6 @@ answers! {
     Success fn cudaDeviceSetLimit(_limit: c_int, _value: usize) { OK }
     Real fn cudaDeviceGetCacheConfig(out: Out<c_int>) { out.give(0) }
     Success fn cudaDeviceSetCacheConfig(_mode: c_int) { OK }
-    Success fn cudaCtxResetPersistingL2Cache() { OK }
-    Success fn cudaProfilerStart() { OK }
-    Success fn cudaProfilerStop() { OK }
     Real fn cudaChooseDevice(out: Out<c_int>, _properties: Word) { if host_state().devices.is_empty() {
         INVALID_VALUE } else { out.give(0) }
     }

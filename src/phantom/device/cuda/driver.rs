@@ -10,7 +10,7 @@ use crate::core::call_rules::initialize;
 use crate::core::call_table::{answers, by_contract};
 use crate::core::device::{context_handle, device_of_context};
 use crate::core::driver_version::driver_version;
-use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, In, OK, Out, Status, Word, codes, opaque_handle};
+use crate::core::ffi::{INVALID_DEVICE, INVALID_VALUE, In, OK, Out, Status, Word, opaque_handle};
 use crate::core::host_state::{current_index, device, host_state, set_current};
 use crate::core::loaded_library::calling_library;
 use crate::core::lock::lock;
@@ -59,91 +59,64 @@ fn give<T>(out: Out<T>, index: c_int, value: impl FnOnce(usize) -> T) -> Status 
     }
 }
 
-codes!(cudaError_enum {
-    CUDA_SUCCESS,
-    CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_OUT_OF_MEMORY,
-    CUDA_ERROR_NOT_INITIALIZED,
-    CUDA_ERROR_NO_DEVICE,
-    CUDA_ERROR_INVALID_DEVICE,
-    CUDA_ERROR_INVALID_HANDLE,
-    CUDA_ERROR_NOT_FOUND,
-    CUDA_ERROR_NOT_READY,
-    CUDA_ERROR_LAUNCH_TIMEOUT,
-    CUDA_ERROR_NOT_SUPPORTED,
-    CUDA_ERROR_ILLEGAL_STATE,
-    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
-    CUDA_ERROR_STREAM_CAPTURE_MERGE,
-    CUDA_ERROR_STREAM_CAPTURE_UNMATCHED,
-    CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
-    CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
-    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
-    CUDA_ERROR_CAPTURED_EVENT,
-    CUDA_ERROR_ECC_UNCORRECTABLE,
-    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD,
-});
-
-fn error_text(status: Status) -> &'static CStr {
-    match status {
-        CUDA_SUCCESS => c"no error",
-        CUDA_ERROR_INVALID_VALUE => c"invalid argument",
-        CUDA_ERROR_OUT_OF_MEMORY => c"out of memory",
-        CUDA_ERROR_NOT_INITIALIZED => c"initialization error",
-        CUDA_ERROR_NO_DEVICE => c"no CUDA-capable device is detected",
-        CUDA_ERROR_INVALID_DEVICE => c"invalid device ordinal",
-        CUDA_ERROR_INVALID_HANDLE => c"invalid resource handle",
-        CUDA_ERROR_NOT_FOUND => c"named symbol not found",
-        CUDA_ERROR_NOT_READY => c"device not ready",
-        CUDA_ERROR_LAUNCH_TIMEOUT => c"the launch timed out and was terminated",
-        CUDA_ERROR_NOT_SUPPORTED => c"operation not supported",
-        CUDA_ERROR_ILLEGAL_STATE => c"the operation cannot be performed in the present state",
-        CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => c"operation not permitted when stream is capturing",
-        CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => c"operation failed due to a previous error during capture",
-        CUDA_ERROR_STREAM_CAPTURE_MERGE => c"operation would result in a merge of separate capture sequences",
-        CUDA_ERROR_STREAM_CAPTURE_UNMATCHED => c"capture was not ended in the same stream as it began",
-        CUDA_ERROR_STREAM_CAPTURE_UNJOINED => c"capturing stream has unjoined work",
-        CUDA_ERROR_STREAM_CAPTURE_ISOLATION => c"dependency created on uncaptured work in another stream",
-        CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => {
-            c"operation would make the legacy stream depend on a capturing blocking stream"
-        }
-        CUDA_ERROR_ECC_UNCORRECTABLE => c"uncorrectable ECC error encountered",
-        CUDA_ERROR_CAPTURED_EVENT => {
-            c"operation not permitted on an event last recorded in a capturing stream"
-        }
-        CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => {
-            c"attempt to terminate a thread-local capture sequence from another thread"
-        }
-        _ => c"unknown error",
-    }
+/// Writes a value about the access from one device to another.
+pub(crate) fn give_for_peers(out: Out<c_int>, from: c_int, to: c_int, value: c_int) -> Status {
+    if check_index(from) == OK { give(out, to, |_| value) } else { INVALID_DEVICE }
 }
 
-fn error_name(status: Status) -> &'static CStr {
-    match status {
-        CUDA_SUCCESS => c"CUDA_SUCCESS",
-        CUDA_ERROR_INVALID_VALUE => c"CUDA_ERROR_INVALID_VALUE",
-        CUDA_ERROR_OUT_OF_MEMORY => c"CUDA_ERROR_OUT_OF_MEMORY",
-        CUDA_ERROR_NOT_INITIALIZED => c"CUDA_ERROR_NOT_INITIALIZED",
-        CUDA_ERROR_NO_DEVICE => c"CUDA_ERROR_NO_DEVICE",
-        CUDA_ERROR_INVALID_DEVICE => c"CUDA_ERROR_INVALID_DEVICE",
-        CUDA_ERROR_INVALID_HANDLE => c"CUDA_ERROR_INVALID_HANDLE",
-        CUDA_ERROR_NOT_FOUND => c"CUDA_ERROR_NOT_FOUND",
-        CUDA_ERROR_NOT_READY => c"CUDA_ERROR_NOT_READY",
-        CUDA_ERROR_LAUNCH_TIMEOUT => c"CUDA_ERROR_LAUNCH_TIMEOUT",
-        CUDA_ERROR_NOT_SUPPORTED => c"CUDA_ERROR_NOT_SUPPORTED",
-        CUDA_ERROR_ILLEGAL_STATE => c"CUDA_ERROR_ILLEGAL_STATE",
-        CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
-        CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
-        CUDA_ERROR_STREAM_CAPTURE_MERGE => c"CUDA_ERROR_STREAM_CAPTURE_MERGE",
-        CUDA_ERROR_STREAM_CAPTURE_UNMATCHED => c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
-        CUDA_ERROR_STREAM_CAPTURE_UNJOINED => c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED",
-        CUDA_ERROR_STREAM_CAPTURE_ISOLATION => c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
-        CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
-        CUDA_ERROR_ECC_UNCORRECTABLE => c"CUDA_ERROR_ECC_UNCORRECTABLE",
-        CUDA_ERROR_CAPTURED_EVENT => c"CUDA_ERROR_CAPTURED_EVENT",
-        CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD => c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
-        _ => c"CUDA_ERROR_UNKNOWN",
-    }
+/// Defines the table of errors: the code, the name and the text of each.
+macro_rules! errors {
+    ($($name:ident => $text:literal,)*) => {
+        /// The errors that the simulated driver returns. Any other code has the last name and text.
+        const ERRORS: &[(Status, &CStr, &CStr)] = &[$((
+            cudaError_enum::$name as Status,
+            match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => c"",
+            },
+            $text,
+        )),*];
+    };
+}
+
+errors! {
+    CUDA_SUCCESS => c"no error",
+    CUDA_ERROR_INVALID_VALUE => c"invalid argument",
+    CUDA_ERROR_OUT_OF_MEMORY => c"out of memory",
+    CUDA_ERROR_NOT_INITIALIZED => c"initialization error",
+    CUDA_ERROR_NO_DEVICE => c"no CUDA-capable device is detected",
+    CUDA_ERROR_INVALID_DEVICE => c"invalid device ordinal",
+    CUDA_ERROR_INVALID_HANDLE => c"invalid resource handle",
+    CUDA_ERROR_NOT_FOUND => c"named symbol not found",
+    CUDA_ERROR_NOT_READY => c"device not ready",
+    CUDA_ERROR_LAUNCH_TIMEOUT => c"the launch timed out and was terminated",
+    CUDA_ERROR_NOT_SUPPORTED => c"operation not supported",
+    CUDA_ERROR_ILLEGAL_STATE => c"the operation cannot be performed in the present state",
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => c"operation not permitted when stream is capturing",
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => c"operation failed due to a previous error during capture",
+    CUDA_ERROR_STREAM_CAPTURE_MERGE => c"operation would result in a merge of separate capture sequences",
+    CUDA_ERROR_STREAM_CAPTURE_UNMATCHED => c"capture was not ended in the same stream as it began",
+    CUDA_ERROR_STREAM_CAPTURE_UNJOINED => c"capturing stream has unjoined work",
+    CUDA_ERROR_STREAM_CAPTURE_ISOLATION => c"dependency created on uncaptured work in another stream",
+    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT =>
+        c"operation would make the legacy stream depend on a capturing blocking stream",
+    CUDA_ERROR_CAPTURED_EVENT => c"operation not permitted on an event last recorded in a capturing stream",
+    CUDA_ERROR_ECC_UNCORRECTABLE => c"uncorrectable ECC error encountered",
+    CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD =>
+        c"attempt to terminate a thread-local capture sequence from another thread",
+    CUDA_ERROR_INVALID_IMAGE => c"device kernel image is invalid",
+    CUDA_ERROR_INVALID_CONTEXT => c"invalid device context",
+    CUDA_ERROR_FILE_NOT_FOUND => c"file not found",
+    CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED =>
+        c"part or all of the requested memory range is already mapped",
+    CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED => c"pointer does not correspond to a registered memory region",
+    CUDA_ERROR_UNKNOWN => c"unknown error",
+}
+
+/// Returns the name and the text of an error.
+fn error(status: Status) -> (&'static CStr, &'static CStr) {
+    let place = ERRORS.iter().position(|&(code, ..)| code == status).unwrap_or(ERRORS.len() - 1);
+    (ERRORS[place].1, ERRORS[place].2)
 }
 
 /// The table in which CUPTI 13.2 looks for a driver's own version of each of its functions. It uses its own for
@@ -204,9 +177,9 @@ answers! {
     Real fn cuInit(flags: u32) { if flags == 0 { initialize() } else { INVALID_VALUE } }
     Real fn cuDriverGetVersion(out: Out<c_int>) { out.give(driver_version()) }
     Real fn cuGetErrorString(status: Status, out: Out<*const c_char>) {
-        out.give(error_text(status).as_ptr())
+        out.give(error(status).1.as_ptr())
     }
-    Real fn cuGetErrorName(status: Status, out: Out<*const c_char>) { out.give(error_name(status).as_ptr()) }
+    Real fn cuGetErrorName(status: Status, out: Out<*const c_char>) { out.give(error(status).0.as_ptr()) }
     Real fn cuDeviceGet(out: Out<c_int>, index: c_int) { give(out, index, |_| index) }
     Real fn cuDeviceGetCount(out: Out<c_int>) { out.give(host_state().devices.len() as c_int) }
     Real fn cuDeviceGetName(out: Out<c_char>, capacity: c_int, index: c_int) {
@@ -216,20 +189,19 @@ answers! {
     Real fn cuDeviceGetAttribute(out: Out<c_int>, number: c_int, index: c_int) {
         give(out, index, |index| attribute(number, index))
     }
-    Real fn cuDeviceTotalMem_v2(out: Out<usize>, _index: c_int) {
-        out.give(host_state().spec.memory as usize)
+    Real fn cuDeviceTotalMem_v2(out: Out<usize>, index: c_int) {
+        give(out, index, |_| host_state().spec.memory as usize)
     }
-    Real fn cuDeviceGetUuid(out: Out<[u8; 16]>, index: c_int) { out.give(uuid(index.max(0) as usize)) }
-    Real fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, index: c_int) { out.give(uuid(index.max(0) as usize)) }
+    Real fn {cuDeviceGetUuid, cuDeviceGetUuid_v2}(out: Out<[u8; 16]>, index: c_int) { give(out, index, uuid) }
     Real fn cuDeviceGetPCIBusId(out: Out<c_char>, capacity: c_int, index: c_int) {
         by_contract!(out.text(&bus_id(index.max(0) as usize), capacity.max(0) as usize));
         check_index(index)
     }
     Real fn cuDeviceCanAccessPeer(out: Out<c_int>, from: c_int, to: c_int) {
-        out.give(c_int::from(from != to))
+        give_for_peers(out, from, to, c_int::from(from != to))
     }
-    Real fn cuDeviceGetP2PAttribute(out: Out<c_int>, _attribute: c_int, _from: c_int, _to: c_int) {
-        out.give(1)
+    Real fn cuDeviceGetP2PAttribute(out: Out<c_int>, _attribute: c_int, from: c_int, to: c_int) {
+        give_for_peers(out, from, to, 1)
     }
     Success fn cuCtxEnablePeerAccess(_peer: Word, _flags: u32) { OK }
     Success fn cuCtxDisablePeerAccess(_peer: Word) { OK }
@@ -246,8 +218,7 @@ answers! {
         }
         give(out, index, context_handle)
     }
-    Success fn cuDevicePrimaryCtxRelease_v2(_index: c_int) { OK }
-    Success fn cuDevicePrimaryCtxReset_v2(_index: c_int) { OK }
+    Success fn {cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxReset_v2}(_index: c_int) { OK }
     Success fn cuDevicePrimaryCtxSetFlags_v2(_index: c_int, _flags: u32) { OK }
     Real fn cuCtxCreate_v2(out: Out<usize>, _flags: u32, index: c_int) {
         match set_current(index) {
@@ -258,10 +229,8 @@ answers! {
     Success fn cuCtxDestroy_v2(_context: Word) { OK }
     Real fn cuCtxGetCurrent(out: Out<usize>) { out.give(context_handle(current_index() as usize)) }
     Real fn cuCtxSetCurrent(context: Word) { make_current(context) }
-    Real fn cuCtxPushCurrent_v2(context: Word) { push_current(context) }
-    Real fn cuCtxPopCurrent_v2(out: Out<usize>) { pop_current(out) }
-    Real fn cuCtxPushCurrent(context: Word) { push_current(context) }
-    Real fn cuCtxPopCurrent(out: Out<usize>) { pop_current(out) }
+    Real fn {cuCtxPushCurrent_v2, cuCtxPushCurrent}(context: Word) { push_current(context) }
+    Real fn {cuCtxPopCurrent_v2, cuCtxPopCurrent}(out: Out<usize>) { pop_current(out) }
     Real fn cuCtxGetDevice(out: Out<c_int>) { out.give(current_index()) }
     Real fn cuCtxGetFlags(out: Out<u32>) { out.give(0) }
     Real fn cuCtxGetId(context: Word, out: Out<u64>) { out.give(context as u64) }
@@ -276,9 +245,7 @@ answers! {
     Success fn cuCtxSetLimit(_limit: c_int, _value: usize) { OK }
     Real fn cuCtxGetCacheConfig(out: Out<c_int>) { out.give(0) }
     Success fn cuCtxSetCacheConfig(_mode: c_int) { OK }
-    Success fn cuCtxResetPersistingL2Cache() { OK }
-    Success fn cuProfilerStart() { OK }
-    Success fn cuProfilerStop() { OK }
+    Success fn {cuCtxResetPersistingL2Cache, cuProfilerStart, cuProfilerStop}() { OK }
     /// The driver calls the callback with each of its errors. The simulated driver logs none.
     Success fn cuLogsRegisterCallback(_callback: Word, _user: Word, handle: Out<usize>) {
         handle.put(opaque_handle());

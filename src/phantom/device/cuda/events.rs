@@ -256,38 +256,26 @@ fn elapsed(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) -> Status {
 
 answers! {
     Real fn cudaEventCreate(out: Out<Handle<Event>>) { create(out, 0) }
-    Real fn cudaEventCreateWithFlags(out: Out<Handle<Event>>, flags: u32) { create(out, flags) }
-    Real fn cudaEventDestroy(event: Handle<Event>) { destroy(event) }
-    Real fn cudaEventRecord(event: Handle<Event>, stream: StreamHandle) { record(event, stream, 0) }
-    Real fn cudaEventRecordWithFlags(event: Handle<Event>, stream: StreamHandle, flags: u32) {
+    Real fn {cudaEventCreateWithFlags, cuEventCreate}(out: Out<Handle<Event>>, flags: u32) {
+        create(out, flags)
+    }
+    Real fn {cudaEventDestroy, cuEventDestroy_v2}(event: Handle<Event>) { destroy(event) }
+    Real fn {cudaEventRecord, cuEventRecord}(event: Handle<Event>, stream: StreamHandle) {
+        record(event, stream, 0)
+    }
+    Real fn {cudaEventRecordWithFlags, cuEventRecordWithFlags}(
+        event: Handle<Event>, stream: StreamHandle, flags: u32,
+    ) {
         record(event, stream, flags)
     }
-    Real fn cudaEventQuery(event: Handle<Event>) { query(event) }
-    Real fn cudaEventSynchronize(event: Handle<Event>) { synchronize(event) }
-    Real fn cudaStreamWaitEvent(stream: StreamHandle, event: Handle<Event>, flags: u32) {
+    Real fn {cudaEventQuery, cuEventQuery}(event: Handle<Event>) { query(event) }
+    Real fn {cudaEventSynchronize, cuEventSynchronize}(event: Handle<Event>) { synchronize(event) }
+    Real fn {cudaStreamWaitEvent, cuStreamWaitEvent}(stream: StreamHandle, event: Handle<Event>, flags: u32) {
         wait(stream, event, flags)
     }
-    Guess fn cudaEventElapsedTime(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) {
-        elapsed(out, from, to)
-    }
-    Guess fn cudaEventElapsedTime_v2(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) {
-        elapsed(out, from, to)
-    }
-    Real fn cuEventCreate(out: Out<Handle<Event>>, flags: u32) { create(out, flags) }
-    Real fn cuEventDestroy_v2(event: Handle<Event>) { destroy(event) }
-    Real fn cuEventRecord(event: Handle<Event>, stream: StreamHandle) { record(event, stream, 0) }
-    Real fn cuEventRecordWithFlags(event: Handle<Event>, stream: StreamHandle, flags: u32) {
-        record(event, stream, flags)
-    }
-    Real fn cuEventQuery(event: Handle<Event>) { query(event) }
-    Real fn cuEventSynchronize(event: Handle<Event>) { synchronize(event) }
-    Real fn cuStreamWaitEvent(stream: StreamHandle, event: Handle<Event>, flags: u32) {
-        wait(stream, event, flags)
-    }
-    Guess fn cuEventElapsedTime_v2(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) {
-        elapsed(out, from, to)
-    }
-    Guess fn cuEventElapsedTime(out: Out<f32>, from: Handle<Event>, to: Handle<Event>) {
+    Guess fn {cudaEventElapsedTime, cudaEventElapsedTime_v2, cuEventElapsedTime_v2, cuEventElapsedTime}(
+        out: Out<f32>, from: Handle<Event>, to: Handle<Event>,
+    ) {
         elapsed(out, from, to)
     }
 }

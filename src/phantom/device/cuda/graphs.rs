@@ -149,6 +149,8 @@ fn instantiate(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) -> Sta
 fn destroy(graph: Handle<Graph>) -> Status {
     if let Some(graph) = graph.get() {
         drop(std::mem::take(&mut *lock(&graph.memory)));
+        // A kernel node keeps its parameters.
+        drop(std::mem::take(&mut *lock(&graph.effects)));
         drop(lock(&graph.instance).take());
     }
     OK
@@ -192,21 +194,26 @@ fn launch(graph: Handle<Graph>, stream: StreamHandle) -> Status {
 }
 
 answers! {
-    Real fn cudaGraphCreate(out: Out<Handle<Graph>>, _flags: u32) { out.give(Handle::new(Graph::default())) }
-    Real fn cudaGraphDestroy(graph: Handle<Graph>) { destroy(graph) }
-    Guess fn cudaGraphInstantiate(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) {
+    Real fn {cudaGraphCreate, cuGraphCreate}(out: Out<Handle<Graph>>, _flags: u32) {
+        out.give(Handle::new(Graph::default()))
+    }
+    Real fn {cudaGraphDestroy, cudaGraphExecDestroy, cuGraphDestroy, cuGraphExecDestroy}(
+        graph: Handle<Graph>,
+    ) {
+        destroy(graph)
+    }
+    Guess fn {cudaGraphInstantiate, cudaGraphInstantiateWithFlags, cuGraphInstantiateWithFlags}(
+        out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64,
+    ) {
         instantiate(out, graph, flags)
     }
-    Guess fn cudaGraphInstantiateWithFlags(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) {
-        instantiate(out, graph, flags)
+    Real fn {cudaGraphLaunch, cuGraphLaunch}(graph: Handle<Graph>, stream: StreamHandle) {
+        launch(graph, stream)
     }
-    Real fn cudaGraphExecDestroy(graph: Handle<Graph>) { destroy(graph) }
-    Real fn cudaGraphLaunch(graph: Handle<Graph>, stream: StreamHandle) { launch(graph, stream) }
     Success fn cudaGraphUpload(_graph: Word, _stream: Word) { OK }
-    Real fn cudaGraphGetNodes(graph: Handle<Graph>, list: Out<usize>, count: InOut<usize>) {
-        by_contract!(nodes(graph, list, count))
-    }
-    Real fn cudaGraphGetRootNodes(graph: Handle<Graph>, list: Out<usize>, count: InOut<usize>) {
+    Real fn {cudaGraphGetNodes, cudaGraphGetRootNodes, cuGraphGetNodes}(
+        graph: Handle<Graph>, list: Out<usize>, count: InOut<usize>,
+    ) {
         by_contract!(nodes(graph, list, count))
     }
     /// These are the arguments of CUDA 13. In CUDA 12, there is no `edges`, and `count` is the third and last
@@ -219,52 +226,28 @@ answers! {
         OK
     }
     Success fn cudaGraphDebugDotPrint(_graph: Word, _path: Word, _flags: u32) { OK }
-    Real fn cuGraphCreate(out: Out<Handle<Graph>>, _flags: u32) { out.give(Handle::new(Graph::default())) }
-    Real fn cuGraphDestroy(graph: Handle<Graph>) { destroy(graph) }
-    Guess fn cuGraphInstantiateWithFlags(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) {
-        instantiate(out, graph, flags)
-    }
-    Real fn cuGraphExecDestroy(graph: Handle<Graph>) { destroy(graph) }
-    Real fn cuGraphLaunch(graph: Handle<Graph>, stream: StreamHandle) { launch(graph, stream) }
-    Real fn cuGraphGetNodes(graph: Handle<Graph>, list: Out<usize>, count: InOut<usize>) {
-        by_contract!(nodes(graph, list, count))
-    }
-    Guess fn cudaGraphAddMemAllocNode(
+    Guess fn {cudaGraphAddMemAllocNode, cuGraphAddMemAllocNode}(
         out: Out<usize>, graph: Handle<Graph>, _after: Word, _count: usize,
         params: InOut<cudaMemAllocNodeParams>,
     ) {
         add_alloc_node(out, graph, params)
     }
-    Guess fn cuGraphAddMemAllocNode(
-        out: Out<usize>, graph: Handle<Graph>, _after: Word, _count: usize,
-        params: InOut<cudaMemAllocNodeParams>,
-    ) {
-        add_alloc_node(out, graph, params)
-    }
-    Guess fn cudaGraphAddMemFreeNode(
-        out: Out<usize>, graph: Handle<Graph>, _after: Word, _count: usize, address: Word,
-    ) {
-        add_free_node(out, graph, address)
-    }
-    Guess fn cuGraphAddMemFreeNode(
+    Guess fn {cudaGraphAddMemFreeNode, cuGraphAddMemFreeNode}(
         out: Out<usize>, graph: Handle<Graph>, _after: Word, _count: usize, address: Word,
     ) {
         add_free_node(out, graph, address)
     }
     /// The answer is not a guess, because it reports the bytes that launches took; only the bytes of each
     /// launch are guessed. The tracer's own samples call this function in every run.
-    Real fn cudaDeviceGetGraphMemAttribute(index: c_int, attribute: c_int, out: Out<u64>) {
+    Real fn {cudaDeviceGetGraphMemAttribute, cuDeviceGetGraphMemAttribute}(
+        index: c_int, attribute: c_int, out: Out<u64>,
+    ) {
         graph_memory::attribute(index, attribute, out)
     }
-    Real fn cuDeviceGetGraphMemAttribute(index: c_int, attribute: c_int, out: Out<u64>) {
-        graph_memory::attribute(index, attribute, out)
-    }
-    Real fn cudaDeviceSetGraphMemAttribute(index: c_int, attribute: c_int, _value: Word) {
+    Real fn {cudaDeviceSetGraphMemAttribute, cuDeviceSetGraphMemAttribute}(
+        index: c_int, attribute: c_int, _value: Word,
+    ) {
         graph_memory::reset_high_water_mark(index, attribute)
     }
-    Real fn cuDeviceSetGraphMemAttribute(index: c_int, attribute: c_int, _value: Word) {
-        graph_memory::reset_high_water_mark(index, attribute)
-    }
-    Real fn cudaDeviceGraphMemTrim(index: c_int) { graph_memory::trim(index) }
-    Real fn cuDeviceGraphMemTrim(index: c_int) { graph_memory::trim(index) }
+    Real fn {cudaDeviceGraphMemTrim, cuDeviceGraphMemTrim}(index: c_int) { graph_memory::trim(index) }
 }

@@ -53,7 +53,9 @@ fn attach(stream: StreamHandle) -> Status {
 }
 
 answers! {
-    Real fn cudaLaunchHostFunc(stream: StreamHandle, function: Option<HostFunction>, argument: Word) {
+    Real fn {cudaLaunchHostFunc, cuLaunchHostFunc}(
+        stream: StreamHandle, function: Option<HostFunction>, argument: Word,
+    ) {
         by_contract!(queue_host_function(stream, function, argument))
     }
     Real fn cudaStreamAddCallback(
@@ -61,13 +63,9 @@ answers! {
     ) {
         by_contract!(call_back(stream, callback, argument))
     }
-    Success fn cudaStreamAttachMemAsync(stream: StreamHandle, _address: Word, _size: usize, _flags: Word) {
-        attach(stream)
-    }
-    Real fn cuLaunchHostFunc(stream: StreamHandle, function: Option<HostFunction>, argument: Word) {
-        by_contract!(queue_host_function(stream, function, argument))
-    }
-    Success fn cuStreamAttachMemAsync(stream: StreamHandle, _address: Word, _size: usize, _flags: Word) {
+    Success fn {cudaStreamAttachMemAsync, cuStreamAttachMemAsync}(
+        stream: StreamHandle, _address: Word, _size: usize, _flags: Word,
+    ) {
         attach(stream)
     }
 }

@@ -122,17 +122,19 @@ fn open_event(out: Out<Handle<Event>>, handle: IpcHandle) -> Status {
 }
 
 answers! {
-    Real fn cudaIpcGetMemHandle(handle: Out<IpcHandle>, address: Word) { export_memory(handle, address) }
-    Real fn cudaIpcOpenMemHandle(out: Out<usize>, handle: IpcHandle, _flags: u32) { open_memory(out, handle) }
-    Real fn cudaIpcCloseMemHandle(address: Word) { close_memory(address) }
-    Real fn cudaIpcGetEventHandle(handle: Out<IpcHandle>, event: Word) { export_event(handle, event) }
-    Real fn cudaIpcOpenEventHandle(out: Out<Handle<Event>>, handle: IpcHandle) { open_event(out, handle) }
-    Real fn cuIpcGetMemHandle(handle: Out<IpcHandle>, address: Word) { export_memory(handle, address) }
-    Real fn cuIpcOpenMemHandle(out: Out<usize>, handle: IpcHandle, _flags: u32) { open_memory(out, handle) }
-    Real fn cuIpcOpenMemHandle_v2(out: Out<usize>, handle: IpcHandle, _flags: u32) {
+    Real fn {cudaIpcGetMemHandle, cuIpcGetMemHandle}(handle: Out<IpcHandle>, address: Word) {
+        export_memory(handle, address)
+    }
+    Real fn {cudaIpcOpenMemHandle, cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2}(
+        out: Out<usize>, handle: IpcHandle, _flags: u32,
+    ) {
         open_memory(out, handle)
     }
-    Real fn cuIpcCloseMemHandle(address: Word) { close_memory(address) }
-    Real fn cuIpcGetEventHandle(handle: Out<IpcHandle>, event: Word) { export_event(handle, event) }
-    Real fn cuIpcOpenEventHandle(out: Out<Handle<Event>>, handle: IpcHandle) { open_event(out, handle) }
+    Real fn {cudaIpcCloseMemHandle, cuIpcCloseMemHandle}(address: Word) { close_memory(address) }
+    Real fn {cudaIpcGetEventHandle, cuIpcGetEventHandle}(handle: Out<IpcHandle>, event: Word) {
+        export_event(handle, event)
+    }
+    Real fn {cudaIpcOpenEventHandle, cuIpcOpenEventHandle}(out: Out<Handle<Event>>, handle: IpcHandle) {
+        open_event(out, handle)
+    }
 }

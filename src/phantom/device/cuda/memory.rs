@@ -43,6 +43,8 @@ fn alloc_some(out: Out<usize>, size: usize, purpose: BlockPurpose) -> Status {
 /// Frees a block of any device: a plain one, one from a memory pool, or one that a graph left allocated.
 pub(crate) fn free(address: usize) -> Status {
     if address == 0 {
+        // Programs create the context with `cudaFree(0)`.
+        current().share().enter();
         return OK;
     }
     let Some(device) = vram::share_of(address).and_then(|index| host_state().devices.get(index)) else {
@@ -277,48 +279,49 @@ answers! {
     Real fn cudaMalloc(out: Out<usize>, size: usize) {
         alloc(out, size, BlockPurpose::Plain, Caller::of_malloc())
     }
-    Real fn cudaFree(address: Word) { free(address) }
-    Guess fn cudaMallocManaged(out: Out<usize>, size: usize, _flags: Word) {
+    Real fn {cudaFree, cuMemFree_v2}(address: Word) { free(address) }
+    Guess fn {cudaMallocManaged, cuMemAllocManaged}(out: Out<usize>, size: usize, _flags: Word) {
         alloc_some(out, size, BlockPurpose::Managed)
     }
     // `_place` is a device before CUDA 13 and a `cudaMemLocation` since. Both occupy one register, which this
     // call ignores.
-    Real fn cudaMemPrefetchAsync(address: Word, size: usize, _place: Word) { managed_range(address, size) }
-    Real fn cudaMemPrefetchAsync_v2(address: Word, size: usize, _place: Word) { managed_range(address, size) }
-    Real fn cudaMemAdvise(address: Word, size: usize, _advice: Word) { managed_range(address, size) }
-    Real fn cudaMemAdvise_v2(address: Word, size: usize, _advice: Word) { managed_range(address, size) }
+    Real fn {cudaMemPrefetchAsync, cudaMemPrefetchAsync_v2, cuMemPrefetchAsync, cuMemPrefetchAsync_v2}(
+        address: Word, size: usize, _place: Word,
+    ) {
+        managed_range(address, size)
+    }
+    Real fn {cudaMemAdvise, cudaMemAdvise_v2, cuMemAdvise, cuMemAdvise_v2}(
+        address: Word, size: usize, _advice: Word,
+    ) {
+        managed_range(address, size)
+    }
     Real fn cudaMallocPitch(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize) {
         alloc_pitched(out, pitch, width, height)
     }
-    Real fn cudaMallocHost(out: Out<usize>, size: usize) { alloc_host(out, size) }
-    Real fn cudaHostAlloc(out: Out<usize>, size: usize, _flags: Word) { alloc_host(out, size) }
-    Real fn cudaFreeHost(address: Word) { free_host(address) }
-    Real fn cudaHostRegister(address: Word, size: usize, _flags: Word) { register_host(address, size) }
-    Real fn cudaHostUnregister(address: Word) { unregister_host(address) }
-    Real fn cudaHostGetDevicePointer(out: Out<usize>, address: Word, _flags: Word) { host_pointer(out, address) }
-    Real fn cudaHostGetFlags(out: Out<u32>, address: Word) { host_flags(out, address) }
-    Real fn cudaMemGetInfo(free: Out<usize>, total: Out<usize>) { memory_info(free, total) }
-    Real fn cuMemAlloc_v2(out: Out<usize>, size: usize) { alloc_some(out, size, BlockPurpose::Plain) }
-    Real fn cuMemFree_v2(address: Word) { free(address) }
-    Guess fn cuMemAllocManaged(out: Out<usize>, size: usize, _flags: Word) {
-        alloc_some(out, size, BlockPurpose::Managed)
+    Real fn {cudaMallocHost, cuMemAllocHost_v2}(out: Out<usize>, size: usize) { alloc_host(out, size) }
+    Real fn {cudaHostAlloc, cuMemHostAlloc}(out: Out<usize>, size: usize, _flags: Word) {
+        alloc_host(out, size)
     }
-    Real fn cuMemPrefetchAsync(address: Word, size: usize, _place: Word) { managed_range(address, size) }
-    Real fn cuMemPrefetchAsync_v2(address: Word, size: usize, _place: Word) { managed_range(address, size) }
-    Real fn cuMemAdvise(address: Word, size: usize, _advice: Word) { managed_range(address, size) }
-    Real fn cuMemAdvise_v2(address: Word, size: usize, _advice: Word) { managed_range(address, size) }
+    Real fn {cudaFreeHost, cuMemFreeHost}(address: Word) { free_host(address) }
+    Real fn {cudaHostRegister, cuMemHostRegister_v2}(address: Word, size: usize, _flags: Word) {
+        register_host(address, size)
+    }
+    Real fn {cudaHostUnregister, cuMemHostUnregister}(address: Word) { unregister_host(address) }
+    Real fn {cudaHostGetDevicePointer, cuMemHostGetDevicePointer_v2}(
+        out: Out<usize>, address: Word, _flags: Word,
+    ) {
+        host_pointer(out, address)
+    }
+    Real fn cudaHostGetFlags(out: Out<u32>, address: Word) { host_flags(out, address) }
+    Real fn {cudaMemGetInfo, cuMemGetInfo_v2}(free: Out<usize>, total: Out<usize>) {
+        memory_info(free, total)
+    }
+    Real fn cuMemAlloc_v2(out: Out<usize>, size: usize) { alloc_some(out, size, BlockPurpose::Plain) }
     Real fn cuMemAllocPitch_v2(
         out: Out<usize>, pitch: Out<usize>, width: usize, height: usize, _element: Word,
     ) {
         alloc_pitched(out, pitch, width, height)
     }
-    Real fn cuMemAllocHost_v2(out: Out<usize>, size: usize) { alloc_host(out, size) }
-    Real fn cuMemHostAlloc(out: Out<usize>, size: usize, _flags: Word) { alloc_host(out, size) }
-    Real fn cuMemFreeHost(address: Word) { free_host(address) }
-    Real fn cuMemHostRegister_v2(address: Word, size: usize, _flags: Word) { register_host(address, size) }
-    Real fn cuMemHostUnregister(address: Word) { unregister_host(address) }
-    Real fn cuMemHostGetDevicePointer_v2(out: Out<usize>, address: Word, _flags: Word) { host_pointer(out, address) }
-    Real fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) { memory_info(free, total) }
     Real fn cuMemGetAddressRange_v2(base: Out<usize>, length: Out<usize>, address: Word) {
         address_range(base, length, address)
     }

@@ -142,45 +142,32 @@ fn trim(handle: usize, keep: usize) -> Status {
 }
 
 answers! {
-    Guess fn cudaMallocAsync(out: Out<usize>, size: usize, stream: StreamHandle) {
+    Guess fn {cudaMallocAsync, cuMemAllocAsync}(out: Out<usize>, size: usize, stream: StreamHandle) {
         alloc_async(out, size, current(), stream)
     }
-    Guess fn cudaMallocFromPoolAsync(out: Out<usize>, size: usize, pool: Word, stream: StreamHandle) {
+    Guess fn {cudaMallocFromPoolAsync, cuMemAllocFromPoolAsync}(
+        out: Out<usize>, size: usize, pool: Word, stream: StreamHandle,
+    ) {
         alloc_async(out, size, device_of_pool(pool), stream)
     }
-    Guess fn cudaFreeAsync(address: Word, stream: StreamHandle) { free_async(address, stream) }
-    Guess fn cuMemAllocAsync(out: Out<usize>, size: usize, stream: StreamHandle) {
-        alloc_async(out, size, current(), stream)
+    Guess fn {cudaFreeAsync, cuMemFreeAsync}(address: Word, stream: StreamHandle) {
+        free_async(address, stream)
     }
-    Guess fn cuMemAllocFromPoolAsync(out: Out<usize>, size: usize, pool: Word, stream: StreamHandle) {
-        alloc_async(out, size, device_of_pool(pool), stream)
-    }
-    Guess fn cuMemFreeAsync(address: Word, stream: StreamHandle) { free_async(address, stream) }
-    Real fn cudaDeviceGetDefaultMemPool(out: Out<usize>, index: c_int) { default_pool(out, index) }
-    Real fn cudaDeviceGetMemPool(out: Out<usize>, index: c_int) { default_pool(out, index) }
-    Success fn cudaDeviceSetMemPool(_index: c_int, _pool: Word) { OK }
-    Real fn cuDeviceGetDefaultMemPool(out: Out<usize>, index: c_int) { default_pool(out, index) }
-    Real fn cuDeviceGetMemPool(out: Out<usize>, index: c_int) { default_pool(out, index) }
-    Success fn cuDeviceSetMemPool(_index: c_int, _pool: Word) { OK }
+    Real fn {
+        cudaDeviceGetDefaultMemPool, cudaDeviceGetMemPool, cuDeviceGetDefaultMemPool, cuDeviceGetMemPool,
+    }(out: Out<usize>, index: c_int) { default_pool(out, index) }
+    Success fn {cudaDeviceSetMemPool, cuDeviceSetMemPool}(_index: c_int, _pool: Word) { OK }
     /// Allocations from a pool that the program created are counted in the default pool.
-    Guess fn cudaMemPoolCreate(out: Out<usize>, _properties: Word) { out.give(opaque_handle()) }
-    Guess fn cuMemPoolCreate(out: Out<usize>, _properties: Word) { out.give(opaque_handle()) }
-    Success fn cudaMemPoolDestroy(_pool: Word) { OK }
-    Success fn cuMemPoolDestroy(_pool: Word) { OK }
-    Real fn cudaMemPoolGetAttribute(pool: Word, attribute: c_int, out: Out<u64>) {
+    Guess fn {cudaMemPoolCreate, cuMemPoolCreate}(out: Out<usize>, _properties: Word) {
+        out.give(opaque_handle())
+    }
+    Success fn {cudaMemPoolDestroy, cuMemPoolDestroy}(_pool: Word) { OK }
+    Real fn {cudaMemPoolGetAttribute, cuMemPoolGetAttribute}(pool: Word, attribute: c_int, out: Out<u64>) {
         by_contract!(get_attribute(pool, attribute, out))
     }
-    Real fn cuMemPoolGetAttribute(pool: Word, attribute: c_int, out: Out<u64>) {
-        by_contract!(get_attribute(pool, attribute, out))
-    }
-    Real fn cudaMemPoolSetAttribute(pool: Word, attribute: c_int, value: In<u64>) {
+    Real fn {cudaMemPoolSetAttribute, cuMemPoolSetAttribute}(pool: Word, attribute: c_int, value: In<u64>) {
         by_contract!(set_attribute(pool, attribute, value))
     }
-    Real fn cuMemPoolSetAttribute(pool: Word, attribute: c_int, value: In<u64>) {
-        by_contract!(set_attribute(pool, attribute, value))
-    }
-    Real fn cudaMemPoolTrimTo(pool: Word, keep: usize) { trim(pool, keep) }
-    Real fn cuMemPoolTrimTo(pool: Word, keep: usize) { trim(pool, keep) }
-    Success fn cudaMemPoolSetAccess(_pool: Word, _list: Word, _count: usize) { OK }
-    Success fn cuMemPoolSetAccess(_pool: Word, _list: Word, _count: usize) { OK }
+    Real fn {cudaMemPoolTrimTo, cuMemPoolTrimTo}(pool: Word, keep: usize) { trim(pool, keep) }
+    Success fn {cudaMemPoolSetAccess, cuMemPoolSetAccess}(_pool: Word, _list: Word, _count: usize) { OK }
 }

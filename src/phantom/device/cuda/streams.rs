@@ -133,6 +133,13 @@ pub(crate) fn synchronize(stream: &'static Stream) {
     device_of(stream).synchronize_pool();
 }
 
+/// Waits for a stream, and no longer includes it in waits for its device.
+fn destroy(handle: StreamHandle) -> Status {
+    synchronize(handle.stream());
+    lock(&CREATED).retain(|created| created.address() != handle.address());
+    OK
+}
+
 /// Waits for all streams of a device.
 pub(crate) fn synchronize_device(device: &'static Device) {
     device.stream.work().complete();
@@ -181,40 +188,32 @@ fn query(handle: StreamHandle) -> Status {
 answers! {
     Real fn cudaDeviceSynchronize() { synchronize_current_device() }
     Real fn cudaStreamCreate(out: Out<Handle<Stream>>) { create(out, 0, 0) }
-    Real fn cudaStreamCreateWithFlags(out: Out<Handle<Stream>>, flags: u32) { create(out, flags, 0) }
-    Real fn cudaStreamCreateWithPriority(out: Out<Handle<Stream>>, flags: u32, priority: c_int) {
+    Real fn {cudaStreamCreateWithFlags, cuStreamCreate}(out: Out<Handle<Stream>>, flags: u32) {
+        create(out, flags, 0)
+    }
+    Real fn {cudaStreamCreateWithPriority, cuStreamCreateWithPriority}(
+        out: Out<Handle<Stream>>, flags: u32, priority: c_int,
+    ) {
         create(out, flags, priority)
     }
-    Real fn cudaStreamDestroy(handle: StreamHandle) {
-        synchronize(handle.stream());
-        OK
-    }
-    Real fn cudaStreamGetPriority(handle: StreamHandle, out: Out<c_int>) {
+    Real fn {cudaStreamDestroy, cuStreamDestroy_v2}(handle: StreamHandle) { destroy(handle) }
+    Real fn {cudaStreamGetPriority, cuStreamGetPriority}(handle: StreamHandle, out: Out<c_int>) {
         out.give(handle.stream().priority)
     }
-    Real fn cudaStreamGetFlags(handle: StreamHandle, out: Out<u32>) { out.give(handle.stream().flags) }
-    Real fn cudaStreamGetId(handle: StreamHandle, out: Out<u64>) { out.give(handle.stream().id) }
+    Real fn {cudaStreamGetFlags, cuStreamGetFlags}(handle: StreamHandle, out: Out<u32>) {
+        out.give(handle.stream().flags)
+    }
+    Real fn {cudaStreamGetId, cuStreamGetId}(handle: StreamHandle, out: Out<u64>) {
+        out.give(handle.stream().id)
+    }
     Real fn cudaStreamGetDevice(handle: StreamHandle, out: Out<c_int>) {
         out.give(handle.stream().device as c_int)
     }
-    Real fn cudaStreamQuery(handle: StreamHandle) { query(handle) }
-    Real fn cudaStreamSynchronize(handle: StreamHandle) { synchronize_counted(handle) }
+    Real fn {cudaStreamQuery, cuStreamQuery}(handle: StreamHandle) { query(handle) }
+    Real fn {cudaStreamSynchronize, cuStreamSynchronize}(handle: StreamHandle) { synchronize_counted(handle) }
     Success fn cudaStreamSetAttribute(_handle: Word, _attribute: Word, _value: Word) { OK }
-    Real fn cuStreamCreate(out: Out<Handle<Stream>>, flags: u32) { create(out, flags, 0) }
-    Real fn cuStreamCreateWithPriority(out: Out<Handle<Stream>>, flags: u32, priority: c_int) {
-        create(out, flags, priority)
-    }
-    Real fn cuStreamDestroy_v2(handle: StreamHandle) {
-        synchronize(handle.stream());
-        OK
-    }
-    Real fn cuStreamGetPriority(handle: StreamHandle, out: Out<c_int>) { out.give(handle.stream().priority) }
-    Real fn cuStreamGetFlags(handle: StreamHandle, out: Out<u32>) { out.give(handle.stream().flags) }
-    Real fn cuStreamGetId(handle: StreamHandle, out: Out<u64>) { out.give(handle.stream().id) }
     Real fn cuStreamGetCtx(handle: StreamHandle, out: Out<usize>) {
         out.give(context_handle(handle.stream().device))
     }
-    Real fn cuStreamQuery(handle: StreamHandle) { query(handle) }
-    Real fn cuStreamSynchronize(handle: StreamHandle) { synchronize_counted(handle) }
     Success fn cuStreamWaitValue32_v2(_handle: Word, _address: Word, _value: u32, _flags: Word) { OK }
 }

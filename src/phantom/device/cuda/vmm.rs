@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::mem::zeroed;
+use std::ops::Range;
 use std::sync::Mutex;
 
 use cudarc::driver::sys::{CUmemAccess_flags, CUmemAllocationProp, CUmemAllocationType, CUmemLocationType};
@@ -61,6 +62,12 @@ impl VmmTables {
     fn mapping(&self, address: usize) -> Option<(usize, &Mapping)> {
         let (&start, mapping) = self.mappings.range(..=address).next_back()?;
         (address < start + mapping.size).then_some((start, mapping))
+    }
+
+    /// Returns true if a part of the range is mapped.
+    fn has_mapping(&self, range: Range<usize>) -> bool {
+        let last = self.mappings.range(..range.end).next_back();
+        last.is_some_and(|(&start, mapping)| start + mapping.size > range.start)
     }
 
     fn drop_reference(&mut self, handle: u64) -> Status {
@@ -120,7 +127,7 @@ fn reserve(out: Out<usize>, size: usize, align: usize, hint: usize) -> Status {
 
 fn free_reservation(address: usize, size: usize) -> Status {
     let mut tables = lock(&TABLES);
-    if tables.reservations.get(&address) != Some(&size) {
+    if tables.reservations.get(&address) != Some(&size) || tables.has_mapping(address..address + size) {
         return INVALID_VALUE;
     }
     tables.reservations.remove(&address);
@@ -168,10 +175,10 @@ fn create(out: Out<u64>, size: usize, properties: In<CUmemAllocationProp>) -> St
 }
 
 fn map(address: usize, size: usize, handle: u64) -> Status {
-    let Some(end) = address.checked_add(size) else { return INVALID_VALUE };
+    let Some(end) = address.checked_add(size).filter(|_| size > 0) else { return INVALID_VALUE };
     let mut tables = lock(&TABLES);
     let reserved = tables.reservations.range(..=address).next_back();
-    if reserved.is_none_or(|(&start, &len)| end > start + len) || tables.mapping(address).is_some() {
+    if reserved.is_none_or(|(&start, &len)| end > start + len) || tables.has_mapping(address..end) {
         return INVALID_VALUE;
     }
     let Some(physical) = tables.physical.get_mut(&handle) else { return INVALID_VALUE };

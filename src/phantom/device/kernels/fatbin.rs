@@ -15,6 +15,7 @@ use std::ffi::{CStr, c_char};
 use std::os::unix::fs::FileExt;
 use std::sync::{LazyLock, Mutex};
 
+use crate::core::bytes::contains;
 use crate::core::ffi::Handle;
 use crate::core::host_state::host_state;
 use crate::core::lock::lock;
@@ -138,6 +139,14 @@ unsafe fn entries(header: usize) -> Vec<Entry> {
     all
 }
 
+/// Returns the size of a fat binary, as the 16 bytes of its header state it.
+fn binary_size(header: &[u8]) -> Option<usize> {
+    let number = |at: usize, length: usize| header.get(at..at + length);
+    let own = u16::from_le_bytes(number(6, 2)?.try_into().ok()?);
+    let entries = u64::from_le_bytes(number(8, 8)?.try_into().ok()?);
+    usize::try_from(entries).ok()?.checked_add(own.into())
+}
+
 /// Returns the address of the header to which a `__fatBinC_Wrapper_t` points, or 0.
 ///
 /// # Safety
@@ -214,6 +223,25 @@ pub(crate) unsafe fn image_parameters(image: usize) -> KernelParameters {
     }
 }
 
+/// Returns the parameters of the kernels in a file that a program loads: a cubin, a fat binary or PTX. Returns
+/// `None` if the file is cut, and no kernels if its format is unknown.
+pub(crate) fn file_parameters(file: &[u8]) -> Option<KernelParameters> {
+    let magic = file.first_chunk::<4>()?;
+    if magic == cubin::ELF_MAGIC {
+        let part = |at: usize, length: usize| Some(file.get(at..at.checked_add(length)?)?.to_vec());
+        let length = cubin::elf_length(file.first_chunk()?, part)?;
+        return (length <= file.len()).then(|| cubin::of_cubin(file));
+    }
+    if u32::from_le_bytes(*magic) == BINARY_MAGIC {
+        binary_size(file).filter(|&size| size <= file.len())?;
+        let address = file.as_ptr() as usize;
+        // SAFETY: the whole binary is in the file, and its parameters are copied before the file is dropped.
+        return Some(unsafe { image_parameters(address) });
+    }
+    let is_text = magic.iter().all(|&byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
+    Some(if is_text { parameters_in(PTX, file) } else { KernelParameters::new() })
+}
+
 /// Returns the offset from the library's base and the length of the section with fat binaries (`.nv_fatbin`) of
 /// a library's file.
 pub(crate) fn section_of_file(path: &str) -> Option<(usize, usize)> {
@@ -240,10 +268,8 @@ pub(crate) unsafe fn cubins_in(start: usize, length: usize, architecture: u32) -
                 at += 8;
                 continue;
             }
-            let size = (read::<u32>(at + 4) >> 16) as usize + read::<usize>(at + 8);
-            if size > start + length - at {
-                break;
-            }
+            let size = binary_size(std::slice::from_raw_parts(at as *const u8, 16));
+            let Some(size) = size.filter(|&size| size <= start + length - at) else { break };
             let code = entries(at).into_iter();
             let code = code.filter(|entry| entry.kind == CUBIN && entry.architecture == architecture);
             all.extend(code.filter_map(|entry| entry.decompressed()));
@@ -268,7 +294,7 @@ pub(crate) unsafe fn register(wrapper: usize) -> Handle<FatBinary> {
 
 /// Registers a kernel of a binary, by the address of its host stub.
 pub(crate) fn register_kernel(binary: Handle<FatBinary>, kernel: usize, name: &[u8]) {
-    if !name.windows(11).any(|part| part == b"EmptyKernel") {
+    if !contains(name, b"EmptyKernel") {
         return;
     }
     if let Some(binary) = binary.get() {

@@ -1,14 +1,15 @@
 //! Determines the number of operands of PyTorch's elementwise kernels from the mangled name of the functor.
 
+use crate::core::bytes::after;
+
 /// Returns the number of arguments of the functor passed to `gpu_kernel_impl` or `gpu_kernel_impl_nocast`, or
 /// `None` if the name does not show it.
 pub(crate) fn arity(name: &[u8]) -> Option<usize> {
     // The functor is the first template argument. The parameters of the function follow, then the lambda that
     // the kernel runs.
-    let start = [&b"gpu_kernel_impl_nocastI"[..], b"gpu_kernel_implI"]
-        .iter()
-        .find_map(|part| find(name, part).map(|at| at + part.len()))?;
-    let functor = name[start..].strip_suffix(b"RKT_EUliE_EEviT1_")?;
+    let rest =
+        [&b"gpu_kernel_impl_nocastI"[..], b"gpu_kernel_implI"].iter().find_map(|part| after(name, part))?;
+    let functor = rest.strip_suffix(b"RKT_EUliE_EEviT1_")?;
     let named: [(&[u8], usize); 6] = [
         (b"NS0_13BinaryFunctorI", 2),
         (b"NS0_13AUnaryFunctorI", 1),
@@ -24,10 +25,6 @@ pub(crate) fn arity(name: &[u8]) -> Option<usize> {
     // and the last such text is its own.
     let last = functor.windows(2).rposition(|window| window == b"Ul").filter(|_| functor[0] == b'Z')?;
     count_types(&functor[last + 2..])
-}
-
-fn find(text: &[u8], part: &[u8]) -> Option<usize> {
-    text.windows(part.len()).position(|window| window == part)
 }
 
 /// Returns the number of types before the `E` that ends the parameter list of a lambda (Itanium C++ ABI,

@@ -5,20 +5,16 @@
 //! largest number in a graph, a segment or an expert. So unknown indices count as evenly spaced and in order,
 //! from the first element to the last.
 
+use crate::core::bytes::{after, contains};
 use crate::core::ffi::read;
 use crate::core::values::SMALL;
 use crate::cuda::copy::{Known, read_known};
-use crate::kernels::recognize::{after, contains};
+use crate::kernels::offset_calculator::{MOST_DIMENSIONS, aligned_size, size_at, stride_at};
 
-/// The maximum number of dimensions of a tensor iterator.
-const MOST_DIMENSIONS: usize = 25;
 /// The number of operands: output, input and indices.
 const OPERANDS: usize = 3;
-/// The offset of the strides in an offset calculator, after the number of dimensions and a divisor of 12
-/// bytes for each dimension.
-const STRIDES: usize = 4 + 12 * MOST_DIMENSIONS;
-/// The size of an offset calculator, up to the next address.
-const CALCULATOR: usize = (STRIDES + 4 * OPERANDS * MOST_DIMENSIONS).next_multiple_of(8);
+/// The offset of the members after the offset calculator.
+const CALCULATOR: usize = aligned_size(OPERANDS);
 
 /// A kernel that selects positions by indices. Its arguments are the number of elements and a struct.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,8 +85,8 @@ impl Choice {
         let word = |index: usize| unsafe { read::<usize>(operation + CALCULATOR + 8 * index) };
         let count = number(0).filter(|&count| count <= MOST_DIMENSIONS)?;
         let dimension = |index: usize| {
-            let stride = |operand| number(STRIDES + 4 * (OPERANDS * index + operand));
-            Some((number(4 + 12 * index)?, [stride(0)?, stride(1)?, stride(2)?]))
+            let stride = |operand| number(stride_at(index, operand, OPERANDS));
+            Some((number(size_at(index))?, [stride(0)?, stride(1)?, stride(2)?]))
         };
         let dimensions = (0..count).map(dimension).collect::<Option<_>>()?;
         let index_width = kernel.index_width;
@@ -201,7 +197,7 @@ mod tests {
         put(&mut bytes, 0, 1, 4);
         put(&mut bytes, 4, count, 4);
         for (operand, stride) in strides.into_iter().enumerate() {
-            put(&mut bytes, STRIDES + 4 * operand, stride, 4);
+            put(&mut bytes, stride_at(0, operand, OPERANDS), stride, 4);
         }
         for &(member, number) in members {
             put(&mut bytes, CALCULATOR + 8 * member, number, 8);

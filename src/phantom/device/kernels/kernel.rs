@@ -275,8 +275,11 @@ answers! {
         kernel_effects::register(host, name.bytes());
         by_contract!(signature::register(host, handle, name.address()));
     }
-    Real fn __cudaRegisterVar(_handle: Word, _host: Word, _device: Word, _name: Text) -> () {}
-    Real fn __cudaRegisterManagedVar(_handle: Word, _host: Word, _device: Word, _name: Text) -> () {}
+    Real fn {__cudaRegisterVar, __cudaRegisterManagedVar}(
+        _handle: Word, _host: Word, _device: Word, _name: Text,
+    ) -> () {
+
+    }
     Real fn __cudaInitModule(_handle: Word) -> c_int { 1 }
     Real fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared: usize, stream: Word) -> u32 {
         push(CallConfiguration { grid, block, shared, stream });
@@ -292,18 +295,13 @@ answers! {
         stream.put(popped.stream);
         OK
     }
-    Real fn __cudaGetKernel(out: Out<usize>, function: Word) { out.give(function) }
+    Real fn {__cudaGetKernel, cudaGetFuncBySymbol}(out: Out<usize>, function: Word) { out.give(function) }
     Success fn __cudaLaunchKernel(
         kernel: Word, grid: Dim3, block: Dim3, arguments: In<usize>, _shared: usize, stream: StreamHandle,
     ) {
         by_contract!(launch_function(kernel, grid, block, arguments, stream))
     }
-    Success fn cudaLaunchKernel(
-        function: Word, grid: Dim3, block: Dim3, arguments: In<usize>, _shared: usize, stream: StreamHandle,
-    ) {
-        by_contract!(launch_function(function, grid, block, arguments, stream))
-    }
-    Success fn cudaLaunchCooperativeKernel(
+    Success fn {cudaLaunchKernel, cudaLaunchCooperativeKernel}(
         function: Word, grid: Dim3, block: Dim3, arguments: In<usize>, _shared: usize, stream: StreamHandle,
     ) {
         by_contract!(launch_function(function, grid, block, arguments, stream))
@@ -315,10 +313,8 @@ answers! {
         out.give(function_attributes(function))
     }
     Success fn cudaFuncSetAttribute(_function: Word, _attribute: c_int, _value: c_int) { OK }
-    Success fn cudaFuncSetCacheConfig(_function: Word, _mode: c_int) { OK }
-    Success fn cudaFuncSetSharedMemConfig(_function: Word, _mode: c_int) { OK }
+    Success fn {cudaFuncSetCacheConfig, cudaFuncSetSharedMemConfig}(_function: Word, _mode: c_int) { OK }
     Real fn cudaFuncGetName(out: Out<*const c_char>, _function: Word) { out.give(c"phantom".as_ptr()) }
-    Real fn cudaGetFuncBySymbol(out: Out<usize>, function: Word) { out.give(function) }
     Guess fn cudaOccupancyMaxActiveBlocksPerMultiprocessor(
         out: Out<c_int>, _function: Word, threads: c_int, _shared: usize,
     ) {

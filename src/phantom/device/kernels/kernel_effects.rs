@@ -17,8 +17,8 @@
 //! becomes unknown.
 
 use std::cell::Cell;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use crate::core::device::Device;
 use crate::core::ffi::{In, read};
@@ -30,6 +30,7 @@ use crate::cuda::copy::{Known, answer_flags, device_of, forget, read_known, writ
 use crate::cuda::reach::{Launch, forget_everything};
 use crate::cuda::streams;
 use crate::kernels::elementwise::{self, ElementwiseLaunch, UNKNOWN_ADDRESS, small_size};
+use crate::kernels::offset_calculator::{REDUCE_CONFIGURATION, REDUCE_OP, stride_at};
 use crate::kernels::recognize::{KernelEffect, NonzeroInput, ReductionKind};
 use crate::kernels::reduce::{self, DataType, ncclMax, ncclMin, ncclSum};
 use crate::kernels::{index, signature, strided};
@@ -39,7 +40,9 @@ const SLOTS: usize = 1 << 16;
 /// A hash table with linear probing, from the host address of a kernel to its effect. Entries are never
 /// removed, so a launch can look up its kernel without a lock.
 static KERNELS: [AtomicUsize; SLOTS] = [const { AtomicUsize::new(0) }; SLOTS];
-static EFFECTS: [OnceLock<KernelEffect>; SLOTS] = [const { OnceLock::new() }; SLOTS];
+/// The effect of the kernel in each slot, a leaked object. It is null if the effect is not known, because a kernel
+/// of a library that was loaded later has the address.
+static EFFECTS: [AtomicPtr<KernelEffect>; SLOTS] = [const { AtomicPtr::new(null_mut()) }; SLOTS];
 
 /// Returns the slots in which a kernel may be, in search order.
 fn slots(kernel: usize) -> impl Iterator<Item = usize> {
@@ -47,30 +50,44 @@ fn slots(kernel: usize) -> impl Iterator<Item = usize> {
     (0..64).map(move |step| (first + step) % SLOTS)
 }
 
-/// Registers a kernel if its effect is known.
+/// Registers a kernel if its effect is known. Replaces the effect of a kernel that had the same address in an
+/// unloaded library.
 pub(crate) fn register(kernel: usize, name: &[u8]) {
-    let Some(effect) = KernelEffect::from_name(name) else { return };
-    for slot in slots(kernel) {
-        match KERNELS[slot].compare_exchange(0, kernel, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                let _ = EFFECTS[slot].set(effect);
-                return;
-            }
-            Err(there) if there == kernel => return,
-            Err(_) => {}
-        }
+    let effect = KernelEffect::from_name(name);
+    let slot = if effect.is_some() { take_slot(kernel) } else { slot_of(kernel) };
+    if let Some(slot) = slot.filter(|&slot| effect_at(slot) != effect) {
+        let effect = effect.map_or(null_mut(), |effect| Box::into_raw(Box::new(effect)));
+        EFFECTS[slot].store(effect, Ordering::Release);
     }
 }
 
-fn effect_of(kernel: usize) -> Option<KernelEffect> {
+/// Returns the slot of a kernel, which it takes if it has none. Returns `None` if all its slots are taken.
+fn take_slot(kernel: usize) -> Option<usize> {
+    slots(kernel).find(|&slot| {
+        let taken = KERNELS[slot].compare_exchange(0, kernel, Ordering::AcqRel, Ordering::Acquire);
+        taken.is_ok() || taken == Err(kernel)
+    })
+}
+
+/// Returns the slot of a kernel, or `None` if it has none.
+fn slot_of(kernel: usize) -> Option<usize> {
     for slot in slots(kernel) {
         match KERNELS[slot].load(Ordering::Acquire) {
             0 => return None,
-            there if there == kernel => return EFFECTS[slot].get().copied(),
+            there if there == kernel => return Some(slot),
             _ => {}
         }
     }
     None
+}
+
+fn effect_at(slot: usize) -> Option<KernelEffect> {
+    // SAFETY: null or the address of a leaked object.
+    unsafe { EFFECTS[slot].load(Ordering::Acquire).as_ref() }.copied()
+}
+
+fn effect_of(kernel: usize) -> Option<KernelEffect> {
+    effect_at(slot_of(kernel)?)
 }
 
 thread_local! {
@@ -286,8 +303,7 @@ pub(crate) unsafe fn launched(kernel: usize, arguments: In<usize>, blocks: u32, 
 /// # Safety
 /// `operation` is the address of the kernel's only argument, PyTorch's `ReduceOp` (ATen's Reduce.cuh). The
 /// struct has the operation and its identity, then the configuration. Two offset calculators follow, for the
-/// input and for the output (each with its dimensions, 25 sizes of 12 bytes, and strides), then the two
-/// addresses.
+/// input and for the output, then the two addresses.
 unsafe fn reduce_to_one(
     device: &Device,
     kind: ReductionKind,
@@ -308,7 +324,7 @@ unsafe fn reduce_to_one(
     let number = |offset: usize| unsafe { read::<u32>(operation + offset) }.unwrap_or(0) as usize;
     // SAFETY: as above.
     let address = |offset: usize| unsafe { read::<usize>(operation + offset) };
-    let pointers = (configuration + 972usize).next_multiple_of(8);
+    let pointers = (configuration + REDUCE_OP).next_multiple_of(8);
     let (Some(from), Some(to)) = (address(pointers), address(pointers + 8)) else {
         return false;
     };
@@ -317,7 +333,8 @@ unsafe fn reduce_to_one(
         return false;
     }
     // The stride is in bytes.
-    let (dimensions, stride) = (number(configuration + 64), number(configuration + 64 + 4 + 300));
+    let calculator = configuration + REDUCE_CONFIGURATION;
+    let (dimensions, stride) = (number(calculator), number(calculator + stride_at(0, 0, 1)));
     let result_width = match kind {
         ReductionKind::All | ReductionKind::Any => 1,
         _ => width,
@@ -372,5 +389,10 @@ mod tests {
         }
         assert_eq!(effect_of(0x1010), Some(KernelEffect::CountThrustUnique));
         assert_eq!(effect_of(0x900_0000), None);
+        // The library of the first kernel is unloaded, and another one has kernels at its addresses.
+        register(0x1010, b"_Z4waitv");
+        register(0x1020, b"plain_c");
+        let effects = [0x1010, 0x1020, 0x1030].map(effect_of);
+        assert_eq!(effects, [Some(KernelEffect::NoPointer), None, Some(KernelEffect::CountThrustUnique)]);
     }
 }

@@ -8,6 +8,7 @@ pub(crate) mod index;
 pub(crate) mod kernel;
 pub(crate) mod kernel_effects;
 pub(crate) mod modules;
+pub(crate) mod offset_calculator;
 pub(crate) mod parameter_types;
 pub(crate) mod recognize;
 pub(crate) mod reduce;

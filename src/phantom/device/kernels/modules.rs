@@ -1,12 +1,16 @@
 //! Modules, libraries and links. From code that is compiled at run time (NVRTC, Triton), only the parameters
 //! of the kernels are read.
 
-use std::ffi::c_int;
+use std::ffi::{OsStr, c_int};
+use std::os::unix::ffi::OsStrExt;
 
 use cudarc::driver::sys::CUlaunchConfig;
 
 use crate::core::call_table::{answers, by_contract};
-use crate::core::ffi::{Dim3, Handle, INVALID_VALUE, In, OK, Out, Status, Text, Word, opaque_handle};
+use crate::core::ffi::{
+    Dim3, FILE_NOT_FOUND, Handle, INVALID_IMAGE, INVALID_VALUE, In, OK, Out, Status, Text, Word,
+    opaque_handle,
+};
 use crate::cuda::reach::Launch;
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::cubin::KernelParameters;
@@ -39,11 +43,11 @@ unsafe fn load(out: Out<Handle<Module>>, image: usize) -> Status {
 
 /// Loads an image from a file.
 fn load_file(out: Out<Handle<Module>>, path: &Text) -> Status {
-    let mut image = std::fs::read(path.str()).unwrap_or_default();
-    // Zeros are appended, because a text must end with one.
-    image.extend_from_slice(&[0; 64]);
-    // SAFETY: the bytes of a file that a program loads as code, followed by zeros.
-    unsafe { load(out, image.as_ptr() as usize) }
+    let Ok(image) = std::fs::read(OsStr::from_bytes(path.bytes())) else { return FILE_NOT_FOUND };
+    match fatbin::file_parameters(&image) {
+        Some(kernels) => out.give(Handle::new(Module { kernels })),
+        None => INVALID_IMAGE,
+    }
 }
 
 /// Writes a new handle for the kernel with this name. A name that the module does not contain gets a handle,
@@ -135,13 +139,12 @@ fn tensor_map(address: usize) -> [u64; 16] {
 
 answers! {
     Success fn cuModuleLoad(out: Out<Handle<Module>>, path: Text) { load_file(out, &path) }
-    Success fn cuModuleLoadData(out: Out<Handle<Module>>, image: Word) { by_contract!(load(out, image)) }
+    Success fn {cuModuleLoadData, cuModuleLoadFatBinary}(out: Out<Handle<Module>>, image: Word) {
+        by_contract!(load(out, image))
+    }
     Success fn cuModuleLoadDataEx(
         out: Out<Handle<Module>>, image: Word, _count: u32, _options: Word, _values: Word,
     ) {
-        by_contract!(load(out, image))
-    }
-    Success fn cuModuleLoadFatBinary(out: Out<Handle<Module>>, image: Word) {
         by_contract!(load(out, image))
     }
     Success fn cuModuleUnload(_module: Word) { OK }
@@ -229,10 +232,9 @@ answers! {
     Success fn cuLinkDestroy(_state: Word) { OK }
     /// A tensor map has 128 bytes that only kernels read. Here it contains the address of the memory to
     /// which the kernel may write.
-    Success fn cuTensorMapEncodeTiled(map: Out<[u64; 16]>, _type: c_int, _rank: u32, address: Word) {
-        map.give(tensor_map(address))
-    }
-    Success fn cuTensorMapEncodeIm2col(map: Out<[u64; 16]>, _type: c_int, _rank: u32, address: Word) {
+    Success fn {cuTensorMapEncodeTiled, cuTensorMapEncodeIm2col}(
+        map: Out<[u64; 16]>, _type: c_int, _rank: u32, address: Word,
+    ) {
         map.give(tensor_map(address))
     }
     Success fn cuTensorMapReplaceAddress(map: Out<[u64; 16]>, address: Word) { map.give(tensor_map(address)) }

@@ -1,5 +1,6 @@
 //! Recognizes a kernel by its mangled name, and with it the effect of a launch.
 
+use crate::core::bytes::{after, contains};
 use crate::kernels::index::IndexKernel;
 use crate::kernels::reduce::{
     self, DataType, ncclBfloat16, ncclFloat16, ncclFloat32, ncclFloat64, ncclInt8, ncclInt32, ncclInt64,
@@ -83,18 +84,6 @@ pub(crate) enum ReductionKind {
     Min,
     All,
     Any,
-}
-
-pub(crate) fn contains(text: &[u8], part: &[u8]) -> bool {
-    // SAFETY: both slices are valid for their length, and `memmem` reads no further. It is the fastest
-    // available search: tens of thousands of names are searched while PyTorch loads.
-    !unsafe { libc::memmem(text.as_ptr().cast(), text.len(), part.as_ptr().cast(), part.len()) }.is_null()
-}
-
-/// Returns the text after a part of a mangled name.
-pub(crate) fn after<'a>(name: &'a [u8], part: &[u8]) -> Option<&'a [u8]> {
-    let at = name.windows(part.len()).position(|window| window == part)? + part.len();
-    name.get(at..)
 }
 
 /// Returns the encoded parameter types at the end of the mangled name of a non-template function (Itanium C++

@@ -81,11 +81,19 @@ fn encode(data_type: DataType, element: Element, out: &mut [u8]) {
         (Element::Integer(value), _) => value as u64,
         (Element::Float(value), ncclFloat16) => u64::from(f64_to_half(value)),
         (Element::Float(value), ncclFloat32) => u64::from((value as f32).to_bits()),
-        (Element::Float(value), ncclBfloat16) => u64::from((value as f32).to_bits() >> 16),
+        (Element::Float(value), ncclBfloat16) => u64::from(f32_to_bfloat16(value as f32)),
         (Element::Float(value), _) => value.to_bits(),
     };
     let length = out.len();
     out.copy_from_slice(&bits.to_le_bytes()[..length]);
+}
+
+/// Rounds to the nearest bfloat16, of two equally near ones to the even one.
+fn f32_to_bfloat16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    // A NaN stays one: rounding could turn it into an infinity.
+    let rounded = if value.is_nan() { bits | 1 << 22 } else { bits + 0x7fff + (bits >> 16 & 1) };
+    (rounded >> 16) as u16
 }
 
 fn half_to_f64(bits: u16) -> f64 {
@@ -246,6 +254,25 @@ mod tests {
         }
         assert_eq!(f64_to_half(1.0 / 3.0), 0x3555);
         assert_eq!(f64_to_half(1e9), 0x7c00);
+    }
+
+    #[test]
+    fn a_bfloat16_is_rounded_to_the_nearest_and_between_two_to_the_even_one() {
+        for (value, bits) in [
+            (1.0, 0x3f80),
+            (1.0 + 1.0 / 256.0, 0x3f80),
+            (1.0 + 1.1 / 256.0, 0x3f81),
+            (1.0 + 3.0 / 256.0, 0x3f82),
+            (-1.0 - 3.0 / 256.0, 0xbf82),
+            (f32::MAX, 0x7f80),
+            (f32::NEG_INFINITY, 0xff80),
+            (f32::from_bits(0x7fff_ffff), 0x7fff),
+            (f32::from_bits(0x7f80_0001), 0x7fc0),
+        ] {
+            assert_eq!(f32_to_bfloat16(value), bits, "{value}");
+        }
+        let all = [[0x80, 0x3f], [0x40, 0x3c]].map(|bytes: [u8; 2]| bytes.to_vec());
+        assert_eq!(reduce(9, 0, &all), [0x82, 0x3f], "1 and 3/256");
     }
 
     #[test]

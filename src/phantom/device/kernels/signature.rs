@@ -5,12 +5,14 @@ use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, RwLock};
 
 use crate::core::addresses;
+use crate::core::bytes::contains;
 use crate::core::ffi::{Handle, In};
 use crate::core::lock::lock;
 use crate::cuda::reach::Launch;
 use crate::kernels::cubin::Parameter;
 use crate::kernels::fatbin::FatBinary;
 use crate::kernels::functor;
+use crate::kernels::offset_calculator::{REDUCE_OP, aligned_size};
 use crate::kernels::parameter_types::{self, Addresses, Type};
 
 /// The maximum number of parameter bytes that CUDA allows (since 12.1; 4096 before).
@@ -46,13 +48,6 @@ enum Outputs {
     AllButSource { offset: usize },
 }
 
-/// Returns the size of PyTorch's `OffsetCalculator` in bytes, up to the next address: the number of
-/// dimensions, 25 divisors of 12 bytes, and 25 strides per operand. It contains no address, and its unused
-/// slots contain old stack contents (ATen's `OffsetCalculator.cuh`).
-const fn offset_calculator(operands: usize) -> usize {
-    (4 + 25 * 12 + 25 * 4 * operands).next_multiple_of(8)
-}
-
 /// Parts of the names of reductions with one output. They leave the slot of the second output unset, so it
 /// contains old stack contents. Under a tracer, these are often the address of a block. (The order in ATen's
 /// `Reduce.cuh` is: the input, two outputs, the buffers.)
@@ -69,10 +64,6 @@ const ONE_OUTPUT: [&[u8]; 10] = [
     b"ArgMinOps",
 ];
 
-/// The minimum number of bytes in ReduceOp before the address of the input: its configuration and the offset
-/// calculators for one and for two operands (ATen's `Reduce.cuh`).
-const REDUCE_OP: usize = 972;
-
 /// The offset of the source's address after the calculator in scatter and gather. The address follows the
 /// indices, the size of the dimension, the functor, the output, a stride and the number of elements (ATen's
 /// `ScatterGatherKernel.cu`).
@@ -87,18 +78,16 @@ impl Outputs {
         let is_one_of = |parts: &[&[u8]]| has(name, parts);
         if is_one_of(&[b"18elementwise_kernelI"]) {
             return match functor::arity(name) {
-                Some(arity) => {
-                    Self::FirstOperand { offset: offset_calculator(arity + 1), operands: arity + 1 }
-                }
+                Some(arity) => Self::FirstOperand { offset: aligned_size(arity + 1), operands: arity + 1 },
                 None => Self::All,
             };
         }
         if is_one_of(&[b"index_elementwise_kernel"]) && is_one_of(&[b"gpu_index_kernel"]) {
-            return Self::FirstOperand { offset: offset_calculator(3), operands: usize::MAX };
+            return Self::FirstOperand { offset: aligned_size(3), operands: usize::MAX };
         }
         if is_one_of(&[b"scatter_gather_elementwise_kernel"]) {
             let operands = if is_one_of(&[b"scatter_fill_internal"]) { 2 } else { 3 };
-            return Self::AllButSource { offset: offset_calculator(operands) };
+            return Self::AllButSource { offset: aligned_size(operands) };
         }
         if is_one_of(&[b"6native13reduce_kernel"]) {
             return Self::AllButFirst { offset: REDUCE_OP, has_one_output: is_one_of(&ONE_OUTPUT) };
@@ -134,7 +123,7 @@ const ONLY_DEREFERENCES: [&[u8]; 4] =
     [b"chunk_cat", b"split_with_sizes", b"symmetric_memory", b"all_reduce_kernel"];
 
 fn has(name: &[u8], parts: &[&[u8]]) -> bool {
-    parts.iter().any(|part| name.windows(part.len()).any(|window| window == *part))
+    parts.iter().any(|part| contains(name, part))
 }
 
 impl Signature {

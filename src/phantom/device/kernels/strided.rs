@@ -1,20 +1,15 @@
 //! PyTorch's elementwise kernels for strided tensors, such as broadcast ones.
 //!
 //! The functor contains all data that the kernel uses (ATen's CUDALoops.cuh, `gpu_kernel_impl` and its
-//! variant without conversions): an offset calculator (its dimensions, 25 sizes of 12 bytes, and 25 strides
-//! in bytes per operand), and the addresses of the operands, the output first.
+//! variant without conversions): an offset calculator, and the addresses of the operands, the output first.
 
 use crate::core::ffi::read;
 use crate::cuda::copy::{device_of, forget, set_mask};
+use crate::kernels::offset_calculator::{MOST_DIMENSIONS, aligned_size, size_at, stride_at};
 
 /// The number of operands of a kernel with two inputs.
 const OPERANDS: usize = 3;
-const MOST_DIMENSIONS: usize = 25;
-const SIZES: usize = 4;
-/// The bytes of a size and of the two numbers with which a kernel divides by it.
-const SIZE: usize = 12;
-const STRIDES: usize = SIZES + MOST_DIMENSIONS * SIZE;
-const ADDRESSES: usize = (STRIDES + 4 * MOST_DIMENSIONS * OPERANDS).next_multiple_of(8);
+const ADDRESSES: usize = aligned_size(OPERANDS);
 
 /// The location of a launch's output.
 pub(crate) struct Output {
@@ -37,8 +32,8 @@ pub(crate) unsafe fn output(count: usize, functor: usize) -> Option<Output> {
     let dimensions = number(0).filter(|dimensions| (1..=MOST_DIMENSIONS).contains(dimensions))?;
     let (mut elements, mut last) = (1usize, 0usize);
     for dimension in 0..dimensions {
-        let size = number(SIZES + SIZE * dimension).filter(|&size| size > 0)?;
-        let stride = number(STRIDES + 4 * OPERANDS * dimension)?;
+        let size = number(size_at(dimension)).filter(|&size| size > 0)?;
+        let stride = number(stride_at(dimension, 0, OPERANDS))?;
         elements = elements.checked_mul(size)?;
         last = last.checked_add((size - 1).checked_mul(stride)?)?;
     }
@@ -72,7 +67,7 @@ mod tests {
         let mut try_with = |dimensions: u32, size: u32| {
             functor[..4].copy_from_slice(&dimensions.to_le_bytes());
             for dimension in 0..MOST_DIMENSIONS {
-                let at = SIZES + SIZE * dimension;
+                let at = size_at(dimension);
                 functor[at..at + 4].copy_from_slice(&size.to_le_bytes());
             }
             // SAFETY: the functor has the right size.

@@ -121,11 +121,7 @@ answers! {
         set_stream(plan as usize, stream);
         OK
     }
-    Real fn cusolverDnSetStream(handle: Word, stream: StreamHandle) {
-        set_stream(handle, stream);
-        OK
-    }
-    Real fn cusparseSetStream(handle: Word, stream: StreamHandle) {
+    Real fn {cusolverDnSetStream, cusparseSetStream}(handle: Word, stream: StreamHandle) {
         set_stream(handle, stream);
         OK
     }

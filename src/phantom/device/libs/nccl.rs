@@ -575,8 +575,7 @@ answers! {
     }
     Real fn ncclCommGetAsyncError(_comm: Word, out: Out<c_int>) { out.give(OK) }
     Success fn ncclCommFinalize(_comm: Word) { OK }
-    Real fn ncclCommDestroy(comm: Handle<Communicator>) { destroy(comm) }
-    Real fn ncclCommAbort(comm: Handle<Communicator>) { destroy(comm) }
+    Real fn {ncclCommDestroy, ncclCommAbort}(comm: Handle<Communicator>) { destroy(comm) }
     Success fn ncclCommRegister(_comm: Word, _address: Word, _size: usize, out: Out<usize>) {
         out.give(opaque_handle())
     }

@@ -16,6 +16,7 @@ use std::ffi::{CStr, c_void};
 use std::mem::zeroed;
 use std::sync::OnceLock;
 
+use crate::core::bytes::contains;
 use crate::core::host_state::host_state;
 use crate::core::vram::PAGE;
 use crate::kernels::cubin::CodeSize;
@@ -101,7 +102,7 @@ fn read(function: *const c_void) -> Option<KernelCode> {
     let cubins = unsafe { fatbin::cubins_in(place.dli_fbase as usize + offset, length, 90) };
     let all = cubins.iter().fold(CodeSize::default(), |sum, cubin| sum + CodeSize::of_cubin(cubin));
     let stack_of = |kernel: &[u8]| {
-        let named = |name: &[u8]| name.windows(kernel.len()).any(|part| part == kernel);
+        let named = |name: &[u8]| contains(name, kernel);
         all.stacks.iter().filter(|(name, _)| named(name)).map(|(_, stack)| u64::from(*stack)).max()
     };
     Some(KernelCode { code: all.bytes, stack: stack_of(SUM)?, message_stack: stack_of(MESSAGES)? })

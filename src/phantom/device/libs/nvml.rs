@@ -238,8 +238,7 @@ fn cards() -> usize {
 }
 
 answers! {
-    Real fn nvmlInit() { initialize() }
-    Real fn nvmlInit_v2() { initialize() }
+    Real fn {nvmlInit, nvmlInit_v2}() { initialize() }
     Real fn nvmlInitWithFlags(_flags: u32) { initialize() }
     Real fn nvmlShutdown() { shut_down() }
     Real fn nvmlErrorString(status: Status) -> *const c_char {
@@ -256,8 +255,9 @@ answers! {
         }
         .as_ptr()
     }
-    Real fn nvmlSystemGetCudaDriverVersion(out: Out<c_int>) { out.give(driver_version()) }
-    Real fn nvmlSystemGetCudaDriverVersion_v2(out: Out<c_int>) { out.give(driver_version()) }
+    Real fn {nvmlSystemGetCudaDriverVersion, nvmlSystemGetCudaDriverVersion_v2}(out: Out<c_int>) {
+        out.give(driver_version())
+    }
     Real fn nvmlSystemGetDriverVersion(out: Out<c_char>, capacity: u32) {
         by_contract!(write_text(DRIVER_VERSION, out, capacity))
     }
@@ -269,20 +269,13 @@ answers! {
         let Some(name) = process::name_of(pid) else { return NOT_FOUND };
         by_contract!(write_text(&name, out, capacity))
     }
-    Real fn nvmlDeviceGetCount(out: Out<u32>) { out.give(host_state().spec.count) }
-    Real fn nvmlDeviceGetCount_v2(out: Out<u32>) {
+    Real fn {nvmlDeviceGetCount, nvmlDeviceGetCount_v2}(out: Out<u32>) {
         if check_initialized() == OK { out.give(host_state().spec.count) } else { UNINITIALIZED }
     }
-    Real fn nvmlDeviceGetHandleByIndex(index: u32, out: Out<usize>) {
+    Real fn {nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2}(index: u32, out: Out<usize>) {
         give_handle(Some(index as usize), out, INVALID_ARGUMENT)
     }
-    Real fn nvmlDeviceGetHandleByIndex_v2(index: u32, out: Out<usize>) {
-        give_handle(Some(index as usize), out, INVALID_ARGUMENT)
-    }
-    Real fn nvmlDeviceGetHandleByPciBusId(id: Text, out: Out<usize>) {
-        give_handle(identity::index_of_bus_id(id.str(), cards()), out, NOT_FOUND)
-    }
-    Real fn nvmlDeviceGetHandleByPciBusId_v2(id: Text, out: Out<usize>) {
+    Real fn {nvmlDeviceGetHandleByPciBusId, nvmlDeviceGetHandleByPciBusId_v2}(id: Text, out: Out<usize>) {
         give_handle(identity::index_of_bus_id(id.str(), cards()), out, NOT_FOUND)
     }
     Real fn nvmlDeviceGetHandleByUUID(uuid: Text, out: Out<usize>) {
@@ -294,8 +287,9 @@ answers! {
     Real fn nvmlDeviceGetUUID(handle: Word, out: Out<c_char>, capacity: u32) {
         by_contract!(give_text(handle, out, capacity, identity::uuid_text))
     }
-    Real fn nvmlDeviceGetIndex(handle: Word, out: Out<u32>) { give(handle, out, |card| card as u32) }
-    Real fn nvmlDeviceGetMinorNumber(handle: Word, out: Out<u32>) { give(handle, out, |card| card as u32) }
+    Real fn {nvmlDeviceGetIndex, nvmlDeviceGetMinorNumber}(handle: Word, out: Out<u32>) {
+        give(handle, out, |card| card as u32)
+    }
     Real fn nvmlDeviceGetMemoryInfo(handle: Word, out: Out<MemoryInfo>) {
         give_memory(handle, out, |card| memory_info(&machine_state::state(), card))
     }
@@ -312,22 +306,15 @@ answers! {
     Real fn nvmlDeviceGetComputeRunningProcesses(handle: Word, count: InOut<u32>, list: Out<ProcessInfo1>) {
         by_contract!(processes(handle, count, list, |pid, used_bytes| ProcessInfo1 { pid, used_bytes }))
     }
-    Real fn nvmlDeviceGetComputeRunningProcesses_v2(handle: Word, count: InOut<u32>, list: Out<ProcessInfo>) {
+    Real fn {nvmlDeviceGetComputeRunningProcesses_v2, nvmlDeviceGetComputeRunningProcesses_v3}(
+        handle: Word, count: InOut<u32>, list: Out<ProcessInfo>,
+    ) {
         by_contract!(processes(handle, count, list, info))
     }
-    Real fn nvmlDeviceGetComputeRunningProcesses_v3(handle: Word, count: InOut<u32>, list: Out<ProcessInfo>) {
-        by_contract!(processes(handle, count, list, info))
-    }
-    Real fn nvmlDeviceGetGraphicsRunningProcesses(handle: Word, count: InOut<u32>, _list: Word) {
-        no_processes(handle, count)
-    }
-    Real fn nvmlDeviceGetGraphicsRunningProcesses_v2(handle: Word, count: InOut<u32>, _list: Word) {
-        no_processes(handle, count)
-    }
-    Real fn nvmlDeviceGetGraphicsRunningProcesses_v3(handle: Word, count: InOut<u32>, _list: Word) {
-        no_processes(handle, count)
-    }
-    Real fn nvmlDeviceGetMPSComputeRunningProcesses_v3(handle: Word, count: InOut<u32>, _list: Word) {
+    Real fn {
+        nvmlDeviceGetGraphicsRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses_v2,
+        nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlDeviceGetMPSComputeRunningProcesses_v3,
+    }(handle: Word, count: InOut<u32>, _list: Word) {
         no_processes(handle, count)
     }
 }

@@ -155,9 +155,11 @@ answers! {
     Guess fn nvmlDeviceGetUtilizationRates(handle: Word, out: Out<Utilization>) {
         give(handle, out, utilization)
     }
-    Real fn nvmlDeviceGetPciInfo(handle: Word, out: Out<PciInfo>) { give(handle, out, pci_info) }
-    Real fn nvmlDeviceGetPciInfo_v2(handle: Word, out: Out<PciInfo>) { give(handle, out, pci_info) }
-    Real fn nvmlDeviceGetPciInfo_v3(handle: Word, out: Out<PciInfo>) { give(handle, out, pci_info) }
+    Real fn {nvmlDeviceGetPciInfo, nvmlDeviceGetPciInfo_v2, nvmlDeviceGetPciInfo_v3}(
+        handle: Word, out: Out<PciInfo>,
+    ) {
+        give(handle, out, pci_info)
+    }
     Real fn nvmlDeviceGetCudaComputeCapability(handle: Word, major: Out<c_int>, minor: Out<c_int>) {
         let (a, b) = host_state().spec.cc;
         minor.put(b as c_int);
@@ -170,11 +172,11 @@ answers! {
     Real fn nvmlDeviceGetMaxClockInfo(handle: Word, kind: c_int, out: Out<u32>) {
         max_clock(handle, kind, out)
     }
-    Real fn nvmlDeviceGetComputeMode(handle: Word, out: Out<c_int>) { give(handle, out, |_| 0) }
+    Real fn {
+        nvmlDeviceGetComputeMode, nvmlDeviceGetDisplayMode, nvmlDeviceGetDisplayActive,
+        nvmlDeviceGetPerformanceState,
+    }(handle: Word, out: Out<c_int>) { give(handle, out, |_| 0) }
     Real fn nvmlDeviceGetPersistenceMode(handle: Word, out: Out<c_int>) { give(handle, out, |_| 1) }
-    Real fn nvmlDeviceGetDisplayMode(handle: Word, out: Out<c_int>) { give(handle, out, |_| 0) }
-    Real fn nvmlDeviceGetDisplayActive(handle: Word, out: Out<c_int>) { give(handle, out, |_| 0) }
-    Real fn nvmlDeviceGetPerformanceState(handle: Word, out: Out<c_int>) { give(handle, out, |_| 0) }
     Real fn nvmlDeviceGetEccMode(handle: Word, current: Out<c_int>, pending: Out<c_int>) {
         ecc_mode(handle, current, pending)
     }
@@ -183,23 +185,21 @@ answers! {
     }
     Real fn nvmlDeviceGetP2PStatus(_from: Word, _to: Word, _kind: c_int, out: Out<c_int>) { out.give(0) }
     Unsupported fn nvmlDeviceGetMigMode(handle: Word, _current: Word, _pending: Word) { unsupported(handle) }
-    Unsupported fn nvmlDeviceGetSerial(handle: Word, _out: Word, _length: u32) { unsupported(handle) }
-    Unsupported fn nvmlDeviceGetVbiosVersion(handle: Word, _out: Word, _length: u32) { unsupported(handle) }
-    Unsupported fn nvmlDeviceGetBrand(handle: Word, _out: Word) { unsupported(handle) }
-    Unsupported fn nvmlDeviceGetNvLinkState(handle: Word, _link: u32, _out: Word) { unsupported(handle) }
-    Unsupported fn nvmlDeviceGetNvLinkRemoteDeviceType(handle: Word, _link: u32, _out: Word) {
+    Unsupported fn {nvmlDeviceGetSerial, nvmlDeviceGetVbiosVersion}(handle: Word, _out: Word, _length: u32) {
         unsupported(handle)
     }
-    Unsupported fn nvmlDeviceGetNvLinkRemotePciInfo_v2(handle: Word, _link: u32, _out: Word) {
-        unsupported(handle)
-    }
-    Unsupported fn nvmlDeviceGetGpuFabricInfoV(handle: Word, _out: Word) { unsupported(handle) }
+    Unsupported fn {
+        nvmlDeviceGetBrand, nvmlDeviceGetGpuFabricInfoV, nvmlDeviceGetFanSpeed, nvmlDeviceGetPowerUsage,
+        nvmlDeviceGetTotalEnergyConsumption, nvmlDeviceGetPowerManagementLimit,
+        nvmlDeviceGetEnforcedPowerLimit,
+    }(handle: Word, _out: Word) { unsupported(handle) }
+    Unsupported fn {
+        nvmlDeviceGetNvLinkState, nvmlDeviceGetNvLinkRemoteDeviceType, nvmlDeviceGetNvLinkRemotePciInfo_v2,
+    }(handle: Word, _link: u32, _out: Word) { unsupported(handle) }
     Unsupported fn nvmlDeviceGetTemperature(handle: Word, _sensor: c_int, _out: Word) { unsupported(handle) }
-    Unsupported fn nvmlDeviceGetFanSpeed(handle: Word, _out: Word) { unsupported(handle) }
-    Unsupported fn nvmlDeviceGetPowerUsage(handle: Word, _out: Word) { unsupported(handle) }
-    Unsupported fn nvmlDeviceGetTotalEnergyConsumption(handle: Word, _out: Word) { unsupported(handle) }
-    Unsupported fn nvmlDeviceGetPowerManagementLimit(handle: Word, _out: Word) { unsupported(handle) }
-    Unsupported fn nvmlDeviceGetEnforcedPowerLimit(handle: Word, _out: Word) { unsupported(handle) }
-    Unsupported fn nvmlDeviceGetClockInfo(handle: Word, _kind: c_int, _out: Word) { unsupported(handle) }
-    Unsupported fn nvmlDeviceGetPcieThroughput(handle: Word, _kind: c_int, _out: Word) { unsupported(handle) }
+    Unsupported fn {nvmlDeviceGetClockInfo, nvmlDeviceGetPcieThroughput}(
+        handle: Word, _kind: c_int, _out: Word,
+    ) {
+        unsupported(handle)
+    }
 }

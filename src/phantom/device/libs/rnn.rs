@@ -241,21 +241,15 @@ pub(crate) unsafe fn channels_last(descriptor: Word) -> Option<ChannelsLast> {
 }
 
 answers! {
-    Real fn cudnnCreateRNNDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
-    Real fn cudnnCreateRNNDataDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
-    Real fn cudnnCreateTensorDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
-    Real fn cudnnCreateDropoutDescriptor(out: Out<Handle<Descriptor>>) { create(out) }
-    Real fn cudnnDestroyRNNDescriptor(descriptor: Handle<Descriptor>) { destroy(descriptor) }
-    Real fn cudnnDestroyRNNDataDescriptor(descriptor: Handle<Descriptor>) { destroy(descriptor) }
-    Real fn cudnnDestroyTensorDescriptor(descriptor: Handle<Descriptor>) { destroy(descriptor) }
-    Real fn cudnnDestroyDropoutDescriptor(descriptor: Handle<Descriptor>) { destroy(descriptor) }
-    Success fn cudnnSetDropoutDescriptor(
-        descriptor: Handle<Descriptor>, _handle: Word, probability: f32, states: Word, _size: usize,
-        _seed: u64,
-    ) {
-        set_dropout(descriptor, probability, states)
-    }
-    Success fn cudnnRestoreDropoutDescriptor(
+    Real fn {
+        cudnnCreateRNNDescriptor, cudnnCreateRNNDataDescriptor, cudnnCreateTensorDescriptor,
+        cudnnCreateDropoutDescriptor,
+    }(out: Out<Handle<Descriptor>>) { create(out) }
+    Real fn {
+        cudnnDestroyRNNDescriptor, cudnnDestroyRNNDataDescriptor, cudnnDestroyTensorDescriptor,
+        cudnnDestroyDropoutDescriptor,
+    }(descriptor: Handle<Descriptor>) { destroy(descriptor) }
+    Success fn {cudnnSetDropoutDescriptor, cudnnRestoreDropoutDescriptor}(
         descriptor: Handle<Descriptor>, _handle: Word, probability: f32, states: Word, _size: usize,
         _seed: u64,
     ) {

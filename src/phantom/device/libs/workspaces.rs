@@ -263,49 +263,34 @@ answers! {
     Guess fn cusolverDnSgetrf_bufferSize(
         _handle: Word, rows: c_int, columns: c_int, _a: Word, _lda: Word, out: Out<c_int>,
     ) { give_getrf(out, rows, columns, 4) }
-    Guess fn cusolverDnDgetrf_bufferSize(
+    Guess fn {cusolverDnDgetrf_bufferSize, cusolverDnCgetrf_bufferSize}(
         _handle: Word, rows: c_int, columns: c_int, _a: Word, _lda: Word, out: Out<c_int>,
-    ) { give_getrf(out, rows, columns, 8) }
-    Guess fn cusolverDnCgetrf_bufferSize(
-        _handle: Word, rows: c_int, columns: c_int, _a: Word, _lda: Word, out: Out<c_int>,
-    ) { give_getrf(out, rows, columns, 8) }
+    ) {
+        give_getrf(out, rows, columns, 8)
+    }
     Guess fn cusolverDnZgetrf_bufferSize(
         _handle: Word, rows: c_int, columns: c_int, _a: Word, _lda: Word, out: Out<c_int>,
     ) { give_getrf(out, rows, columns, 16) }
 
-    Guess fn cusolverDnSorgqr_bufferSize(
+    Guess fn {
+        cusolverDnSorgqr_bufferSize, cusolverDnDorgqr_bufferSize, cusolverDnCungqr_bufferSize,
+        cusolverDnZungqr_bufferSize,
+    }(
         _handle: Word, rows: c_int, columns: c_int, reflectors: c_int, _a: Word, _lda: Word, _tau: Word,
         out: Out<c_int>,
-    ) { give_orgqr(out, rows, columns, reflectors) }
-    Guess fn cusolverDnDorgqr_bufferSize(
-        _handle: Word, rows: c_int, columns: c_int, reflectors: c_int, _a: Word, _lda: Word, _tau: Word,
-        out: Out<c_int>,
-    ) { give_orgqr(out, rows, columns, reflectors) }
-    Guess fn cusolverDnCungqr_bufferSize(
-        _handle: Word, rows: c_int, columns: c_int, reflectors: c_int, _a: Word, _lda: Word, _tau: Word,
-        out: Out<c_int>,
-    ) { give_orgqr(out, rows, columns, reflectors) }
-    Guess fn cusolverDnZungqr_bufferSize(
-        _handle: Word, rows: c_int, columns: c_int, reflectors: c_int, _a: Word, _lda: Word, _tau: Word,
-        out: Out<c_int>,
-    ) { give_orgqr(out, rows, columns, reflectors) }
+    ) {
+        give_orgqr(out, rows, columns, reflectors)
+    }
 
-    Guess fn cusolverDnSormqr_bufferSize(
+    Guess fn {
+        cusolverDnSormqr_bufferSize, cusolverDnDormqr_bufferSize, cusolverDnCunmqr_bufferSize,
+        cusolverDnZunmqr_bufferSize,
+    }(
         _handle: Word, _side: Word, _operation: Word, rows: c_int, columns: c_int, reflectors: c_int,
         _a: Word, _lda: Word, _tau: Word, _c: Word, _ldc: Word, out: Out<c_int>,
-    ) { give_ormqr(out, rows, columns, reflectors) }
-    Guess fn cusolverDnDormqr_bufferSize(
-        _handle: Word, _side: Word, _operation: Word, rows: c_int, columns: c_int, reflectors: c_int,
-        _a: Word, _lda: Word, _tau: Word, _c: Word, _ldc: Word, out: Out<c_int>,
-    ) { give_ormqr(out, rows, columns, reflectors) }
-    Guess fn cusolverDnCunmqr_bufferSize(
-        _handle: Word, _side: Word, _operation: Word, rows: c_int, columns: c_int, reflectors: c_int,
-        _a: Word, _lda: Word, _tau: Word, _c: Word, _ldc: Word, out: Out<c_int>,
-    ) { give_ormqr(out, rows, columns, reflectors) }
-    Guess fn cusolverDnZunmqr_bufferSize(
-        _handle: Word, _side: Word, _operation: Word, rows: c_int, columns: c_int, reflectors: c_int,
-        _a: Word, _lda: Word, _tau: Word, _c: Word, _ldc: Word, out: Out<c_int>,
-    ) { give_ormqr(out, rows, columns, reflectors) }
+    ) {
+        give_ormqr(out, rows, columns, reflectors)
+    }
 
     // PyTorch uses the other types of this call only if a program asks for Jacobi's method.
     Guess fn cusolverDnSsyevj_bufferSize(
@@ -313,38 +298,24 @@ answers! {
         out: Out<c_int>, _params: Word,
     ) { give(out, syevj(length(n.into()))) }
 
-    Guess fn cusolverDnSgesvdj_bufferSize(
+    Guess fn {
+        cusolverDnSgesvdj_bufferSize, cusolverDnDgesvdj_bufferSize, cusolverDnCgesvdj_bufferSize,
+        cusolverDnZgesvdj_bufferSize,
+    }(
         _handle: Word, _vectors: Word, _economy: Word, rows: c_int, columns: c_int, _a: Word, _lda: Word,
         _s: Word, _u: Word, _ldu: Word, _v: Word, _ldv: Word, out: Out<c_int>, _params: Word,
-    ) { give_gesvdj(out, rows, columns) }
-    Guess fn cusolverDnDgesvdj_bufferSize(
-        _handle: Word, _vectors: Word, _economy: Word, rows: c_int, columns: c_int, _a: Word, _lda: Word,
-        _s: Word, _u: Word, _ldu: Word, _v: Word, _ldv: Word, out: Out<c_int>, _params: Word,
-    ) { give_gesvdj(out, rows, columns) }
-    Guess fn cusolverDnCgesvdj_bufferSize(
-        _handle: Word, _vectors: Word, _economy: Word, rows: c_int, columns: c_int, _a: Word, _lda: Word,
-        _s: Word, _u: Word, _ldu: Word, _v: Word, _ldv: Word, out: Out<c_int>, _params: Word,
-    ) { give_gesvdj(out, rows, columns) }
-    Guess fn cusolverDnZgesvdj_bufferSize(
-        _handle: Word, _vectors: Word, _economy: Word, rows: c_int, columns: c_int, _a: Word, _lda: Word,
-        _s: Word, _u: Word, _ldu: Word, _v: Word, _ldv: Word, out: Out<c_int>, _params: Word,
-    ) { give_gesvdj(out, rows, columns) }
-    Guess fn cusolverDnSgesvdjBatched_bufferSize(
+    ) {
+        give_gesvdj(out, rows, columns)
+    }
+    Guess fn {
+        cusolverDnSgesvdjBatched_bufferSize, cusolverDnDgesvdjBatched_bufferSize,
+        cusolverDnCgesvdjBatched_bufferSize, cusolverDnZgesvdjBatched_bufferSize,
+    }(
         _handle: Word, _vectors: Word, _rows: Word, _columns: Word, _a: Word, _lda: Word, _s: Word, _u: Word,
         _ldu: Word, _v: Word, _ldv: Word, out: Out<c_int>, _params: Word, _batch: Word,
-    ) { give(out, GESVDJ_BATCHED) }
-    Guess fn cusolverDnDgesvdjBatched_bufferSize(
-        _handle: Word, _vectors: Word, _rows: Word, _columns: Word, _a: Word, _lda: Word, _s: Word, _u: Word,
-        _ldu: Word, _v: Word, _ldv: Word, out: Out<c_int>, _params: Word, _batch: Word,
-    ) { give(out, GESVDJ_BATCHED) }
-    Guess fn cusolverDnCgesvdjBatched_bufferSize(
-        _handle: Word, _vectors: Word, _rows: Word, _columns: Word, _a: Word, _lda: Word, _s: Word, _u: Word,
-        _ldu: Word, _v: Word, _ldv: Word, out: Out<c_int>, _params: Word, _batch: Word,
-    ) { give(out, GESVDJ_BATCHED) }
-    Guess fn cusolverDnZgesvdjBatched_bufferSize(
-        _handle: Word, _vectors: Word, _rows: Word, _columns: Word, _a: Word, _lda: Word, _s: Word, _u: Word,
-        _ldu: Word, _v: Word, _ldv: Word, out: Out<c_int>, _params: Word, _batch: Word,
-    ) { give(out, GESVDJ_BATCHED) }
+    ) {
+        give(out, GESVDJ_BATCHED)
+    }
 
     Guess fn cufftXtMakePlanMany(
         _plan: Word, rank: c_int, lengths: In<i64>, _input_embedding: Word, _input_stride: Word,

@@ -1,7 +1,7 @@
 //! Runs an op a second time, with PyTorch's own CPU kernels.
 
 use std::collections::HashMap;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::{LazyLock, RwLock};
 
 use crate::core::host_state::host_state;
@@ -573,11 +573,16 @@ unsafe fn elements(
 /// starting threads.
 fn outside_sight<R>(torch: &Torch, work: impl FnOnce() -> R) -> Option<R> {
     let keys = torch.thread_keys()?;
-    // SAFETY: the state belongs to this thread and is restored before this returns.
-    unsafe {
-        let (saved_keys, callbacks) = (keys.read(), (torch.callbacks_enabled)());
-        let (gradients, warnings) = ((torch.gradients)(), (torch.warnings)());
-        let threads = (torch.threads)();
+    // SAFETY: the state belongs to this thread, and `ThreadState` restores it, after a panic in `work`, too.
+    let _restored = unsafe {
+        let state = ThreadState {
+            torch,
+            keys: (keys, keys.read()),
+            callbacks: (torch.callbacks_enabled)(),
+            gradients: (torch.gradients)(),
+            warnings: (torch.warnings)(),
+            threads: (torch.threads)(),
+        };
         keys.write([0; 2]);
         (torch.enable_callbacks)(false);
         (torch.set_gradients)(false);
@@ -585,15 +590,36 @@ fn outside_sight<R>(torch: &Torch, work: impl FnOnce() -> R) -> Option<R> {
         if let Some(set) = torch.set_threads {
             set(1);
         }
-        let result = work();
-        if let Some(set) = torch.set_threads {
-            set(threads);
+        state
+    };
+    Some(work())
+}
+
+/// PyTorch's state of this thread, which is restored when the value is dropped.
+struct ThreadState<'torch> {
+    torch: &'torch Torch,
+    /// The address of the dispatch keys, and the keys.
+    keys: (*mut [u64; 2], [u64; 2]),
+    callbacks: bool,
+    gradients: bool,
+    warnings: *const c_void,
+    threads: c_int,
+}
+
+impl Drop for ThreadState<'_> {
+    fn drop(&mut self) {
+        let torch = self.torch;
+        // SAFETY: the functions of PyTorch have these types. The keys are those of this thread, because the value
+        // is never sent to another one.
+        unsafe {
+            if let Some(set) = torch.set_threads {
+                set(self.threads);
+            }
+            (torch.set_warnings)(self.warnings);
+            (torch.set_gradients)(self.gradients);
+            (torch.enable_callbacks)(self.callbacks);
+            self.keys.0.write(self.keys.1);
         }
-        (torch.set_warnings)(warnings);
-        (torch.set_gradients)(gradients);
-        (torch.enable_callbacks)(callbacks);
-        keys.write(saved_keys);
-        Some(result)
     }
 }
 

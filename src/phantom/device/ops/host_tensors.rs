@@ -9,40 +9,13 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::host_pages::{self, LEAST};
+use crate::ops::replaced::{Replaced, TORCH_CPU};
 use crate::ops::torch::{TensorPlace, is_floating_point, library, symbol};
 
 const C10: &CStr = c"libc10.so";
-const TORCH_CPU: &CStr = c"libtorch_cpu.so";
-
-/// A PyTorch function that a function of the same name here replaces.
-struct Replaced {
-    name: &'static CStr,
-    library: &'static CStr,
-    found: AtomicPtr<c_void>,
-}
-
-impl Replaced {
-    const fn new(library: &'static CStr, name: &'static CStr) -> Self {
-        Self { name, library, found: AtomicPtr::new(std::ptr::null_mut()) }
-    }
-
-    /// Returns the address of PyTorch's function. It exists, because only PyTorch's libraries call the
-    /// functions below.
-    fn real(&self) -> *mut c_void {
-        let mut found = self.found.load(Ordering::Relaxed);
-        if found.is_null() {
-            let library = library(self.library).unwrap_or(libc::RTLD_NEXT as usize);
-            // SAFETY: a lookup without side effects.
-            found = unsafe { libc::dlsym(library as *mut c_void, self.name.as_ptr()) };
-            assert!(!found.is_null(), "{} has no {:?}", self.library.to_string_lossy(), self.name);
-            self.found.store(found, Ordering::Relaxed);
-        }
-        found
-    }
-}
 
 /// Defines a function that replaces PyTorch's function of a name: its type, the name, and its body, in which
 /// `$real` is PyTorch's function.
@@ -58,7 +31,7 @@ macro_rules! replace {
         const _: () = {
             static REAL: Replaced = Replaced::new($library, terminated(concat!($symbol, "\0")));
 
-            // SAFETY: PyTorch's definition has the same type in 2.6 to 2.15.
+            // SAFETY: PyTorch's definition has the same type.
             #[unsafe(export_name = $symbol)]
             #[unsafe(naked)]
             unsafe extern "C-unwind" fn entry() {
@@ -92,8 +65,7 @@ macro_rules! replace {
     };
     ($library:ident, $symbol:literal, fn $name:ident($($argument:ident: $kind:ty),*) $(-> $result:ty)?,
      |$real:ident| $body:block) => {
-        // SAFETY: PyTorch's definition has the same type in 2.6 to 2.15, and is called with the caller's
-        // arguments.
+        // SAFETY: PyTorch's definition has the same type, and is called with the caller's arguments.
         #[unsafe(export_name = $symbol)]
         unsafe extern "C-unwind" fn $name($($argument: $kind),*) $(-> $result)? {
             static REAL: Replaced = Replaced::new($library, terminated(concat!($symbol, "\0")));
@@ -230,7 +202,7 @@ fn tensors() -> Option<&'static Tensors> {
     static TENSORS: OnceLock<Option<Tensors>> = OnceLock::new();
     let look_up = || {
         let cpu = library(TORCH_CPU)?;
-        // SAFETY: the types are the ones in PyTorch's headers, 2.6 to 2.15.
+        // SAFETY: the types are the ones in PyTorch's headers.
         unsafe {
             Some(Tensors {
                 data: symbol(cpu, c"aoti_torch_get_data_ptr")?,
@@ -278,8 +250,7 @@ static OPERAND_SIZE: AtomicUsize = AtomicUsize::new(0);
 /// known.
 ///
 /// The operands are a `c10::SmallVector<OperandInfo, 4>`: the address of the first, their number and the
-/// capacity, then space for four. The number of outputs, an `int`, follows. PyTorch 2.6 to 2.15 have this
-/// layout.
+/// capacity, then space for four. The number of outputs, an `int`, follows.
 ///
 /// # Safety
 /// `iterator` is a live `TensorIteratorBase`, and `data` returns the addresses of its operands' elements.

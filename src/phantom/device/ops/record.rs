@@ -8,22 +8,23 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::core::capture;
 use crate::core::running_ops::{self, RunningOp};
 use crate::core::torch_blocks;
 use crate::ops::evaluate::{self, Started};
+use crate::ops::replaced::{Replaced, TORCH_CPU};
 use crate::ops::torch::{self, Callback, Tag};
 use crate::ops::values::Value;
 
 /// `static void c10::Dispatcher::runRecordFunction(at::RecordFunction&, schema_ref_t, DispatchKey,
-/// DispatchKeySet, ArrayRef<const IValue>)`, in ATen/core/dispatch/Dispatcher.h of PyTorch 2.6 to 2.13.
+/// DispatchKeySet, ArrayRef<const IValue>)`, in ATen/core/dispatch/Dispatcher.h.
 type Run = unsafe extern "C-unwind" fn(*mut usize, usize, u64, u64, *const Value, usize);
 
 const NAME: &CStr = c"_ZN3c1010Dispatcher17runRecordFunctionERN2at14RecordFunctionESt17reference_wrapperIKNS_14FunctionSchemaEENS_11DispatchKeyENS_14DispatchKeySetENS_8ArrayRefIKNS_6IValueEEE";
 
-static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static REAL: Replaced = Replaced::new(TORCH_CPU, NAME);
 
 /// True once the callback is installed.
 static IS_ON: AtomicBool = AtomicBool::new(false);
@@ -63,24 +64,6 @@ pub(crate) fn install() {
     IS_ON.store(true, Ordering::Release);
 }
 
-/// Returns PyTorch's function, which the interposed one below replaces.
-fn real() -> Option<Run> {
-    let mut found = REAL.load(Ordering::Relaxed);
-    if found.is_null() {
-        // SAFETY: lookups without side effects; they load no library.
-        found = unsafe {
-            let library = libc::dlopen(c"libtorch_cpu.so".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-            match library.is_null() {
-                true => libc::dlsym(libc::RTLD_NEXT, NAME.as_ptr()),
-                false => libc::dlsym(library, NAME.as_ptr()),
-            }
-        };
-        REAL.store(found, Ordering::Relaxed);
-    }
-    // SAFETY: PyTorch's function has this type.
-    (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Run>(found) })
-}
-
 // SAFETY: PyTorch's definition has the same type. It is called with the caller's arguments.
 #[unsafe(export_name = "_ZN3c1010Dispatcher17runRecordFunctionERN2at14RecordFunctionESt17reference_wrapperIKNS_14FunctionSchemaEENS_11DispatchKeyENS_14DispatchKeySetENS_8ArrayRefIKNS_6IValueEEE")]
 unsafe extern "C-unwind" fn run_record_function(
@@ -91,9 +74,9 @@ unsafe extern "C-unwind" fn run_record_function(
     inputs: *const Value,
     count: usize,
 ) {
-    if let Some(real) = real() {
-        // SAFETY: the caller's own arguments, passed on unchanged.
-        unsafe { real(record, schema, key, keys, inputs, count) };
+    // SAFETY: PyTorch's function has this type, and gets the caller's own arguments unchanged.
+    unsafe {
+        std::mem::transmute::<*mut c_void, Run>(REAL.real())(record, schema, key, keys, inputs, count);
     }
     if IS_ON.load(Ordering::Acquire) && count > 0 && !capture::is_any() {
         let _ = catch_unwind(AssertUnwindSafe(|| {

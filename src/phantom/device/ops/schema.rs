@@ -1,7 +1,7 @@
 //! Reads PyTorch's schemas of ops (`c10::FunctionSchema`) from memory: which arguments an op writes.
 //!
-//! No exported function gives this, so the offsets below are those of PyTorch 2.6 to 2.13. They are checked
-//! once, with three ops whose answers are known.
+//! No exported function gives this, so the offsets below are those of the versions that [`ops`](crate::ops) names.
+//! They are checked once, with three ops whose answers are known.
 
 use std::sync::OnceLock;
 

@@ -94,9 +94,10 @@ def by_hand():
     for source in glob.glob(f"{HERE}/../*/*.rs"):
         if os.path.basename(source) != "generated.rs":
             with open(source) as file:
-                names |= set(
-                    re.findall(r"^\s*(?:Real|Guess|Success|Unsupported) fn (\w+)", file.read(), re.M)
+                heads = re.findall(
+                    r"^\s*(?:Real|Guess|Success|Unsupported) fn (\w+|\{[^}]*\})", file.read(), re.M
                 )
+                names |= set(re.findall(r"\w+", " ".join(heads)))
     return names
 
 

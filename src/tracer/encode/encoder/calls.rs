@@ -124,10 +124,17 @@ impl Encoder {
         event: &CallEvent,
         sink: &mut S,
     ) -> Result<(), S::Error> {
+        // A CPU tensor may be older than the trace, so the free of an unknown tensor is ignored.
+        if event.header.api == Some(Api::CpuAllocator)
+            && (event.has_failed() || self.memory.live.region(event.key()).is_none())
+        {
+            return Ok(());
+        }
+        self.count_call(event);
         self.free_region(event.key(), event, sink)
     }
 
-    /// Frees the region with this key.
+    /// Frees the region with this key. Does not count the call, which may free several regions or none.
     pub(crate) fn free_region<S: RowSink>(
         &mut self,
         key: u64,
@@ -136,11 +143,6 @@ impl Encoder {
     ) -> Result<(), S::Error> {
         let CallEvent { header, call, .. } = *event;
         let live = if call.status == 0 { self.memory.live.remove(Key::Region(key), ()) } else { None };
-        // A CPU tensor may be older than the trace, so the free of an unknown tensor is ignored.
-        if live.is_none() && header.api == Some(Api::CpuAllocator) {
-            return Ok(());
-        }
-        self.count_call(event);
         self.anomalies.unmatched_frees += u64::from(call.status == 0 && live.is_none());
         let live = live.unwrap_or(Live {
             alloc_id: 0,

@@ -448,3 +448,31 @@ impl RowSink for Lines {
         Ok(())
     }
 }
+
+#[test]
+fn each_call_of_virtual_memory_is_counted_once() {
+    const PIECE: i64 = 2 << 20;
+    let piece = |number: u64| (64 << 20) + number * PIECE as u64;
+    let alloc = |api, address, handle| {
+        let alloc = AllocCall { call: call(address, PIECE, 0), requested: PIECE, handle };
+        Payload::DeviceAlloc(alloc).pack(header(api, 0, 0))
+    };
+    let free = |api, address, bytes| Payload::DeviceFree(call(address, bytes, 0)).pack(header(api, 0, 0));
+    let events = [
+        alloc(Api::CuMemCreate, 1, 0),
+        alloc(Api::CuMemCreate, 2, 0),
+        alloc(Api::CuMemMap, piece(0), 1),
+        alloc(Api::CuMemMap, piece(1), 2),
+        // The mapping keeps the memory, so this call frees nothing.
+        free(Api::CuMemRelease, 1, 0),
+        free(Api::CuMemUnmap, piece(0), 2 * PIECE),
+        free(Api::CuMemRelease, 2, 0),
+    ];
+    let mut encoder = encoder();
+    let rows = run(&mut encoder, &events).0;
+    assert_eq!(rows.iter().filter(|row| row.1 == EventName::SegmentUnmap).count(), 2, "{rows:?}");
+    let lines = encoder.statistics().lines();
+    for (api, calls) in [("cuMemUnmap", "1 call,"), ("cuMemRelease", "2 calls,")] {
+        assert!(lines.iter().any(|line| line.starts_with(&format!("{api}: {calls}"))), "{lines:?}");
+    }
+}

@@ -94,6 +94,7 @@ impl Encoder {
         event: &CallEvent,
         sink: &mut S,
     ) -> Result<(), S::Error> {
+        self.count_call(event);
         let CallEvent { header, call, .. } = *event;
         let worked = !event.has_failed();
         let end = call.address.saturating_add(call.bytes.max(0) as u64);
@@ -116,10 +117,7 @@ impl Encoder {
                 Ok(())
             }
             Some(Api::CuMemRelease) if worked => self.release_physical(call.address, event, sink),
-            _ => {
-                self.count_call(event);
-                Ok(())
-            }
+            _ => Ok(()),
         }
     }
 
