@@ -129,18 +129,21 @@ fn owner(events: &Events, open: &[&Range]) -> Owner {
     }
 }
 
-/// Returns the times at which steps begin, and the number of steps. A step is the profiler's own, or else it
-/// ends with the optimizer's step.
-fn step_starts(events: &Events) -> (Vec<i64>, usize) {
+/// Returns the time at which each step begins, with the number of the step, and the number of steps. The steps are
+/// those of the profiler, with its numbers, or else each ends with the optimizer's step.
+fn step_starts(events: &Events) -> (Vec<(i64, i64)>, usize) {
     let of = |kind| events.ranges.iter().filter(move |range| range.kind == kind);
-    let mut starts: Vec<i64> = of(RangeKind::Step).map(|range| range.start_ns).collect();
+    let numbered = |range: &Range| Some((range.start_ns, events::step_number(events.name(range))?));
+    let mut starts: Vec<(i64, i64)> = of(RangeKind::Step).filter_map(numbered).collect();
+    starts.sort_unstable();
     let mut steps = starts.len();
     if starts.is_empty() {
-        starts = of(RangeKind::Optimizer).map(|range| range.end_ns).collect();
-        steps = starts.len();
-        starts.extend(events.memory.first().map(|event| event.ts_ns).filter(|_| steps > 0));
+        let mut times: Vec<i64> = of(RangeKind::Optimizer).map(|range| range.end_ns).collect();
+        steps = times.len();
+        times.extend(events.memory.first().map(|event| event.ts_ns).filter(|_| steps > 0));
+        times.sort_unstable();
+        starts = times.into_iter().zip(0..).collect();
     }
-    starts.sort_unstable();
     (starts, steps)
 }
 
@@ -186,7 +189,10 @@ fn write(trace: &ChromeTrace, sink: &mut Vec<u8>) -> io::Result<()> {
         let state = devices.entry(event.device).or_default();
         let base = Row {
             ts_ns: event.ts_ns - start_ns,
-            step: starts.partition_point(|start| *start <= event.ts_ns) as i64 - 1,
+            step: match starts.partition_point(|(start_ns, _)| *start_ns <= event.ts_ns) {
+                0 => -1,
+                begun => starts[begun - 1].1,
+            },
             op: owner.op.as_deref().unwrap_or(NONE),
             module: if owner.module.is_empty() { NONE } else { &owner.module },
             phase: owner.phase,
