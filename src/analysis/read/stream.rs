@@ -26,6 +26,8 @@ use crate::read::symbols::SymbolTable;
 
 /// The advice in the error message for the first line that is not a row.
 const LENIENT: &str = "; --lenient skips and counts such lines";
+/// The advice in the error message for a file that cannot be read to its end.
+const LENIENT_END: &str = "; --lenient reads the rows before it";
 
 /// A trace file whose header and meta row were checked. For a rotated trace, it includes the later parts.
 #[derive(Clone, Debug)]
@@ -55,7 +57,8 @@ pub struct ReadSummary {
     pub skipped: u64,
     /// Descriptions of the first few skipped lines, each with its file and line number.
     pub skipped_lines: Vec<String>,
-    /// True if the last line is unterminated, because the writer was killed while it wrote the line.
+    /// True if the last line is unterminated, because the writer was killed while it wrote the line, or if a lenient
+    /// reading ended at a read error, such as the end of a truncated compressed file.
     pub cut: bool,
     /// True if a file became shorter while it was read, so that its last rows may be missing.
     pub shortened: bool,
@@ -299,8 +302,16 @@ impl TraceFile {
         let mut summary = ReadSummary::default();
         let mut line = 1;
         let mut take = |job: &mut BlockJob| -> Result<ControlFlow<()>> {
-            if let Some(source) = job.error.take() {
-                return Err(io(source).into());
+            match job.error.take() {
+                Some(_) if lenient => {
+                    summary.cut = true;
+                    return Ok(ControlFlow::Break(()));
+                }
+                Some(source) => {
+                    let what = format!("{source}{LENIENT_END}");
+                    return Err(io(std::io::Error::new(source.kind(), what)).into());
+                }
+                None => {}
             }
             self.progress.fetch_add(job.size, Ordering::Relaxed);
             let chunk = &mut job.chunk;
