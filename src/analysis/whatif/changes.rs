@@ -176,6 +176,15 @@ impl Change {
     }
 }
 
+fn checkpoint(text: &str) -> Result<Change> {
+    if text.split(',').any(|pattern| pattern.trim().is_empty()) {
+        return Err(Error::usage(format!(
+            "--checkpoint {text}: a pattern is empty; separate patterns with one comma, as in 'GPT.h.*,GPT.head'"
+        )));
+    }
+    Ok(Change::Checkpoint(text.to_owned()))
+}
+
 fn optimizers(text: &str) -> Result<Vec<Change>> {
     let one = |name: &str| match name {
         "8bit" => Ok(Change::Optimizer(NewOptimizer::EightBit)),
@@ -270,7 +279,7 @@ fn without(text: &str) -> Result<Change> {
 pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
     let mut all = Vec::new();
     if !text("checkpoint").is_empty() {
-        all.push(Change::Checkpoint(text("checkpoint").to_owned()));
+        all.push(checkpoint(text("checkpoint"))?);
     }
     if !text("optimizer").is_empty() {
         all.extend(optimizers(text("optimizer"))?);
@@ -367,6 +376,8 @@ mod tests {
             [Change::Optimizer(NewOptimizer::EightBit), Change::StepInBackward]
         );
         for (name, value, part) in [
+            ("checkpoint", "GPT.h.*,", "a pattern is empty"),
+            ("checkpoint", " ", "a pattern is empty"),
             ("batch", "x0", "expected a factor"),
             ("batch", "x1", "expected a factor"),
             ("batch", "x3/3", "expected a factor"),
