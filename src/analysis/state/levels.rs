@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
-use crate::state::device::Moment;
+use crate::state::device::Peak;
 use crate::state::replay::{HOST, Metric, Replay, is_gpu};
 use crate::state::step_inputs::{InputSizes, LargestInput, StepInputs};
 
@@ -55,7 +55,7 @@ pub struct Level {
 
 impl Default for Level {
     fn default() -> Self {
-        let owner = Moment::default().owner;
+        let owner = Peak::default().owner;
         Level {
             step: -1,
             ts_ns: 0,

@@ -13,7 +13,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::curve::Curve;
 use super::sizes::SizeRules;
-use super::step::{Allocation, Life, NO_CALL, Step, StepCall};
+use super::step::{Allocation, Life, NO_CALL, RecordedStep, StepCall};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
@@ -106,7 +106,7 @@ fn result_type(name: &str) -> ResultType {
     ResultType::Follows(OF_SEVERAL.iter().any(|end| name.ends_with(end)))
 }
 
-/// The changes that autocast makes in a step. Blocks are indices of [`Step::lives`], except in `halved`,
+/// The changes that autocast makes in a step. Blocks are indices of [`RecordedStep::lives`], except in `halved`,
 /// which has their ids. Births and deaths are indices of allocations.
 #[derive(Default)]
 pub(super) struct Autocast {
@@ -169,7 +169,7 @@ fn module_calls(modules: &[StepCall]) -> FxHashMap<Symbol, CallsOfModule> {
 }
 
 /// Returns, for each allocation of a step, the lowest start of an op among the ops that allocate then or later.
-fn lowest_starts(step: &Step) -> Vec<u32> {
+fn lowest_starts(step: &RecordedStep) -> Vec<u32> {
     let mut lowest = u32::MAX;
     let start = |place: &Allocation| {
         let op = place.life.and_then(|life| step.op(step.lives[life as usize].call));
@@ -183,7 +183,7 @@ fn lowest_starts(step: &Step) -> Vec<u32> {
 
 /// The state while the types of one step's blocks are inferred.
 struct Types<'a> {
-    step: &'a Step,
+    step: &'a RecordedStep,
     rules: &'a SizeRules<'a>,
     symbols: &'a SymbolTable,
     phases: &'a Phases,
@@ -219,7 +219,12 @@ struct Types<'a> {
 }
 
 /// Returns the changes of a step under autocast.
-pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, phases: &Phases) -> Autocast {
+pub(super) fn find(
+    step: &RecordedStep,
+    rules: &SizeRules<'_>,
+    symbols: &SymbolTable,
+    phases: &Phases,
+) -> Autocast {
     let mut deaths = step.frees.clone();
     deaths.sort_by_key(|life| step.lives[*life as usize].death);
     let in_forward = step.ops.iter().filter(|op| op.phase == phases.forward);
@@ -271,7 +276,7 @@ pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, ph
 /// Returns true if at least [`FEWEST_CASTS`] modules of a step cast the previous large block to twice its
 /// size. Such casts show a model in 16 bits whose norms or loss run in float32: in a float32 model, they are
 /// no-ops.
-pub(super) fn casts_up(step: &Step, rules: &SizeRules<'_>, phases: &Phases) -> bool {
+pub(super) fn casts_up(step: &RecordedStep, rules: &SizeRules<'_>, phases: &Phases) -> bool {
     let mut made: Option<&Life> = None;
     let mut modules = FxHashSet::default();
     for life in step.allocations.iter().filter_map(|each| each.life).map(|life| &step.lives[life as usize]) {

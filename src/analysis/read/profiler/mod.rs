@@ -79,15 +79,15 @@ fn rows_of(source: impl io::BufRead) -> io::Result<Vec<u8>> {
 
 /// The owner of a memory event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Owner {
+struct RangeOwner {
     op: Option<String>,
     module: String,
     phase: &'static str,
 }
 
 /// Returns the owner of each memory event, which the ranges that are open on its thread name.
-fn owners(events: &Events) -> Vec<Owner> {
-    let mut owners = vec![Owner::default(); events.memory.len()];
+fn owners(events: &Events) -> Vec<RangeOwner> {
+    let mut owners = vec![RangeOwner::default(); events.memory.len()];
     let mut order: Vec<usize> = (0..owners.len()).collect();
     order.sort_by_key(|at| (events.memory[*at].thread, events.memory[*at].ts_ns));
     let mut ranges = events.ranges.iter().peekable();
@@ -112,7 +112,7 @@ fn close(open: &mut Vec<&Range>, thread: i64, ts_ns: i64) {
     while open.pop_if(|range| range.thread != thread || range.end_ns < ts_ns).is_some() {}
 }
 
-fn owner(events: &Events, open: &[&Range]) -> Owner {
+fn owner(events: &Events, open: &[&Range]) -> RangeOwner {
     let of = |kind| open.iter().filter(move |range| range.kind == kind);
     let modules: Vec<&str> = of(RangeKind::Module).map(|range| events.name(range)).collect();
     let has = |kind| of(kind).next().is_some();
@@ -122,7 +122,7 @@ fn owner(events: &Events, open: &[&Range]) -> Owner {
         () if !modules.is_empty() => "forward",
         () => NONE,
     };
-    Owner {
+    RangeOwner {
         op: of(RangeKind::Op).next_back().map(|range| events.name(range).to_owned()),
         module: modules[..modules.len().min(DEEPEST_MODULE)].join("."),
         phase,
