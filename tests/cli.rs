@@ -1,6 +1,8 @@
 //! The command line: output, exit status and the files that it leaves.
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -131,6 +133,46 @@ fn input_that_cannot_be_read_exits_with_2_and_a_reason() {
     assert!(stderr(&bad).contains("--lenient skips and counts such lines"), "{}", stderr(&bad));
     let lenient = stdout(&output(&["summary", path(&folder), "--lenient"]));
     assert!(lenient.contains("skipped 1 invalid line; the first: "), "{lenient}");
+}
+
+#[test]
+fn truncated_gzip_file_is_read_up_to_its_end_with_lenient() {
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::none());
+    gzip.write_all(&training(0)).unwrap();
+    let mut cut = gzip.finish().unwrap();
+    cut.truncate(cut.len() - 200);
+    let folder = folder_with(&[("a.csv.gz", cut)]);
+    let bad = output(&["summary", path(&folder)]);
+    assert_eq!(bad.status.code(), Some(2));
+    assert!(stderr(&bad).contains("; --lenient reads the rows before it"), "{}", stderr(&bad));
+    let json = stdout(&output(&["peak", path(&folder), "--lenient", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["peak"]["bytes"], 11 << 20);
+}
+
+/// Root may list every folder, so root runs the command as another user.
+#[test]
+fn subfolder_that_cannot_be_listed_does_not_hide_a_run() {
+    let folder = folder_with(&[]);
+    let program = folder.path().join("memtrace");
+    copy_program(Path::new(env!("CARGO_BIN_EXE_memtrace")), &program);
+    for name in ["a", "b"] {
+        fs::create_dir(folder.path().join(name)).unwrap();
+        fs::write(folder.path().join(name).join("host.r0.1.csv"), training(0)).unwrap();
+    }
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    mode(folder.path(), 0o755);
+    mode(&folder.path().join("b"), 0o000);
+    let mut command = if rustix::process::geteuid().is_root() {
+        let mut other = Command::new("setpriv");
+        other.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program);
+        other
+    } else {
+        Command::new(&program)
+    };
+    let answer = command.args(["summary", path(&folder)]).env_remove("LD_PRELOAD").output().unwrap();
+    mode(&folder.path().join("b"), 0o755);
+    assert!(stdout(&answer).contains("11.00 MiB"));
 }
 
 /// Selectors with a value that matches nothing in the test's trace, and the error with the values that exist.

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use memtrace_analysis::exports::EXPORTS;
 use memtrace_analysis::reports::with_views;
@@ -304,6 +305,29 @@ fn a_trace_of_any_number_of_devices_takes_no_longer_than_another() {
         let said = String::from_utf8_lossy(&answer.stderr);
         assert!(answer.status.success() || said.contains("column device: expected an integer"), "{said}");
     }
+}
+
+#[test]
+fn autocast_is_predicted_for_a_step_of_many_ops_in_seconds() {
+    let mut trace = TraceBuilder::default();
+    let owner = Row { module: "Net", op: "aten::add", phase: "forward", ..Row::default() };
+    let parameter = Row { category: Category::Parameter, ..owner };
+    let weight = trace.alloc(1 << 20, owner);
+    trace.tag(weight, 1 << 20, owner, parameter);
+    for _ in 0..100_000 {
+        let range = Row { api: "module", name: "Net.relu", step: 0, phase: "forward", ..Row::default() };
+        trace.raw(Row { event: EventName::RangeBegin, ..range });
+        let row = Row { module: "Net.relu", step: 0, category: Category::Activation, ..owner };
+        let block = trace.alloc(1 << 16, row);
+        trace.raw(Row { event: EventName::Op, api: "record_function", latency_ns: 1500, ..row });
+        trace.free(block, 1 << 16, row);
+        trace.raw(Row { event: EventName::RangeEnd, ..range });
+    }
+    let (_folder, path) = with_trace(&trace.finish());
+    let started = Instant::now();
+    let answer = bounded(&["advise", "--autocast", "bf16", path.to_str().unwrap()]);
+    assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
 }
 
 #[test]

@@ -34,11 +34,10 @@
 //! ```
 //!
 //! This crate neither prints nor parses arguments. The only unsafe code is in `read/scan/cpu.rs`, for
-//! instructions without a safe equivalent, and in [`allocator`], whose trait is unsafe.
+//! instructions without a safe equivalent.
 #![deny(unsafe_code)]
 #![warn(clippy::too_many_lines)]
 
-pub mod allocator;
 pub mod error;
 pub mod exports;
 pub mod html;

@@ -9,9 +9,10 @@
 //! | 2 | the request is invalid, or the trace cannot be read |
 //! | 3 | a limit was exceeded (`budget`, `diff --fail-over`), or no value fits (`fit`) |
 //! | the program's own | `run`: its exit status, or 128 plus its signal |
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod abandoned;
+mod allocator;
 mod args;
 mod child_env;
 mod cluster;
@@ -31,7 +32,7 @@ use std::process::ExitCode;
 use error_message::message;
 
 #[global_allocator]
-static ALLOCATOR: memtrace_analysis::allocator::EndsWhenFull = memtrace_analysis::allocator::EndsWhenFull;
+static ALLOCATOR: allocator::EndsWhenFull = allocator::EndsWhenFull;
 
 fn main() -> ExitCode {
     let result = match is_called("nvidia-smi") {

@@ -218,22 +218,30 @@ pub(super) struct Lines<R> {
     started: bool,
     ended: bool,
     cut: bool,
+    /// The read error after the bytes so far.
+    error: Option<io::Error>,
 }
 
 impl<R: Read> Lines<R> {
     pub(super) fn new(source: R) -> Self {
-        Lines { source, rest: Vec::new(), started: false, ended: false, cut: false }
+        Lines { source, rest: Vec::new(), started: false, ended: false, cut: false, error: None }
     }
 
     /// Fills `block` with the next whole lines. Returns false at the end.
+    ///
+    /// # Errors
+    /// After a read error, all whole lines before it come first.
     pub(super) fn next(&mut self, block: &mut Vec<u8>) -> io::Result<bool> {
         self.started = true;
         block.clear();
         block.append(&mut self.rest);
         while !self.ended {
+            if let Some(error) = self.error.take() {
+                return Err(error);
+            }
             let old = block.len();
-            let got = self.source.by_ref().take(BLOCK as u64).read_to_end(block)?;
-            if got == 0 {
+            self.error = self.source.by_ref().take(BLOCK as u64).read_to_end(block).err();
+            if block.len() == old && self.error.is_none() {
                 self.ended = true;
                 self.cut = block.last().is_some_and(|byte| *byte != b'\n');
                 break;
@@ -278,6 +286,21 @@ mod tests {
         assert_eq!(lines(BLOCK as u64 + 50), [(all, true), (0, true)]);
         assert_eq!(lines(0), [(0, true), (0, true)]);
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn the_lines_before_a_read_error_come_before_the_error() {
+        struct Broken;
+        impl Read for Broken {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::UnexpectedEof.into())
+            }
+        }
+        let mut lines = Lines::new((&b"head\nwhole\npar"[..]).chain(Broken));
+        let mut block = Vec::new();
+        assert!(lines.next(&mut block).unwrap());
+        assert_eq!(block, b"head\nwhole\n");
+        assert!(lines.next(&mut block).is_err());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use memtrace_trace::counts::counted;
 use memtrace_trace::files as names;
 use rustc_hash::FxHashMap;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::read::snapshot;
 use crate::read::stream::{ProcessKey, TraceFile, process_key};
 
@@ -37,10 +37,10 @@ pub struct Input {
 impl Input {
     /// Opens the file or folder at `path`. If a folder has no trace, this opens its PyTorch memory snapshots
     /// or, if it has none, its newest subfolder with a trace. If a folder has several runs, this opens the
-    /// newest.
+    /// newest. Files of a folder that cannot be opened are left out with a note.
     ///
     /// # Errors
-    /// When there is no trace, or when one cannot be read.
+    /// When there is no trace, or when the file at `path`, or each file of the folder, cannot be opened.
     pub fn open(path: &Path) -> Result<Input> {
         let io = |source| TraceError::Io { path: path.to_owned(), source };
         if !std::fs::metadata(path).map_err(io)?.is_dir() {
@@ -52,24 +52,26 @@ impl Input {
                 others: Vec::new(),
             });
         }
-        let mut files = trace_files(path)?;
-        if files.is_empty() {
-            files = snapshot_files(path)?;
-        }
-        if files.is_empty() {
-            if let Some(newest) = newest_run(path)? {
-                return Input::open(&newest);
-            }
-            return Err(TraceError::NoTrace { path: path.to_owned() }.into());
-        }
         // A process that was killed at its start leaves an empty file, which `memtrace_recover::begin`
         // completes if there is a journal. The other files are still read.
-        let (files, empty): (Vec<_>, Vec<_>) =
-            files.into_iter().partition(|file| std::fs::metadata(file).map_or(true, |data| data.len() > 0));
-        if files.is_empty() {
-            return Err(TraceError::NoTrace { path: path.to_owned() }.into());
+        let has_bytes = |file: &PathBuf| std::fs::metadata(file).map_or(true, |data| data.len() > 0);
+        let (files, empty): (Vec<_>, Vec<_>) = trace_files(path)?.into_iter().partition(has_bytes);
+        let (mut traces, mut wrong) = opened(&files);
+        if traces.is_empty() && empty.is_empty() {
+            let (snapshots, wrong_snapshots) = opened(&snapshot_files(path)?);
+            traces = snapshots;
+            wrong.extend(wrong_snapshots);
         }
-        let traces = joined(opened(&files)?);
+        if traces.is_empty() {
+            if empty.is_empty()
+                && let Some(newest) = newest_run(path)?
+            {
+                return Input::open(&newest);
+            }
+            let first = wrong.into_iter().next();
+            return Err(first.unwrap_or_else(|| TraceError::NoTrace { path: path.to_owned() }.into()));
+        }
+        let traces = joined(traces);
         let newest = traces.iter().max_by_key(|trace| trace.meta.start_unix_ns);
         let run = newest.map(|trace| trace.meta.run_id.clone()).unwrap_or_default();
         let mut input = Input { path: path.to_owned(), traces, notes: Vec::new(), others: Vec::new() };
@@ -78,6 +80,13 @@ impl Input {
             input
                 .notes
                 .push(format!("ignored {files}: a process is starting, or was killed before its first row"));
+        }
+        if let Some((first, more)) = wrong.split_first() {
+            let more = match more.len() as u64 {
+                0 => String::new(),
+                more => format!("; and {}", counted(more, "other file")),
+            };
+            input.notes.push(format!("ignored {first}{more}"));
         }
         let others = input.only_run(&run);
         if others > 0 {
@@ -107,17 +116,18 @@ impl Input {
     }
 }
 
-/// Opens the sorted files of a folder. A file that the recorder removed after the folder was listed
-/// (`MEMTRACE_KEEP`) is left out. A file that the recorder compressed meanwhile is opened under its new name.
-fn opened(files: &[PathBuf]) -> Result<Vec<TraceFile>> {
-    let (mut traces, mut gone) = (Vec::<TraceFile>::new(), Vec::new());
+/// Opens the sorted files of a folder. Returns the traces, and the errors of the files that cannot be opened. A file
+/// that the recorder removed after the folder was listed (`MEMTRACE_KEEP`) is left out. A file that the recorder
+/// compressed meanwhile is opened under its new name.
+fn opened(files: &[PathBuf]) -> (Vec<TraceFile>, Vec<Error>) {
+    let (mut traces, mut gone, mut wrong) = (Vec::<TraceFile>::new(), Vec::new(), Vec::new());
     for file in files {
         match TraceFile::open(file) {
             // The list has both the plain and the compressed file of this part. The other entry opens it.
             Ok(trace) if trace.path != *file && files.binary_search(&trace.path).is_ok() => {}
             Ok(trace) => traces.push(trace),
             Err(error) if error.is_no_file() => gone.push((file, error)),
-            Err(error) => return Err(error),
+            Err(error) => wrong.push(error),
         }
     }
     for (file, error) in gone {
@@ -125,10 +135,10 @@ fn opened(files: &[PathBuf]) -> Result<Vec<TraceFile>> {
         let is_of =
             |trace: &TraceFile| !trace.meta.keep.is_empty() && names::process_name(&trace.path) == process;
         if !traces.iter().any(is_of) {
-            return Err(error);
+            wrong.push(error);
         }
     }
-    Ok(traces)
+    (traces, wrong)
 }
 
 /// Joins the parts of rotated traces.
@@ -187,7 +197,8 @@ pub(crate) fn newest_run(folder: &Path) -> Result<Option<PathBuf>> {
         if !child.is_dir() {
             continue;
         }
-        let files = trace_files(&child)?;
+        // A subfolder that cannot be listed does not hide the others.
+        let files = trace_files(&child).unwrap_or_default();
         if !files.is_empty() {
             let began =
                 files.iter().find_map(|file| TraceFile::open(file).ok()).map(|file| file.meta.start_unix_ns);
@@ -212,15 +223,64 @@ mod tests {
 
     use super::*;
     use crate::testing::TraceBuilder;
+    use crate::testing::pickled::{block, dict, list, segment};
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("memtrace-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    fn trace(start_unix_ns: i64, run_id: &str) -> Vec<u8> {
+        TraceBuilder::new(Meta { start_unix_ns, run_id: run_id.to_owned(), ..Meta::default() }).finish()
+    }
+
+    #[test]
+    fn a_file_that_is_no_trace_is_left_out_with_a_note() {
+        let folder = folder("foreign");
+        let (own, metrics) = (folder.join("a.csv"), folder.join("metrics.csv"));
+        std::fs::write(&metrics, "epoch,loss\n1,2\n").unwrap();
+        let alone = Input::open(&folder).map(|_| ()).unwrap_err().to_string();
+        std::fs::write(&own, trace(1, "run")).unwrap();
+        let header = trace(1, "run").split_inclusive(|byte| *byte == b'\n').next().unwrap().to_vec();
+        std::fs::write(folder.join("rank1.csv"), header).unwrap();
+        let both = Input::open(&folder);
+        let named = Input::open(&metrics).map(|_| ()).unwrap_err().to_string();
+        std::fs::remove_dir_all(&folder).unwrap();
+
+        assert!(alone.contains("metrics.csv: not a memtrace trace"), "{alone}");
+        assert_eq!(named, alone);
+        let both = both.unwrap();
+        assert_eq!(both.traces.iter().map(|trace| &trace.path).collect::<Vec<_>>(), [&own]);
+        assert_eq!(both.notes, [format!("ignored {named}; and 1 other file")]);
+    }
+
+    #[test]
+    fn a_file_that_is_no_trace_hides_no_snapshot_and_no_subfolder() {
+        let folder = folder("beside");
+        std::fs::write(folder.join("metrics.csv"), "epoch,loss\n1,2\n").unwrap();
+        std::fs::create_dir(folder.join("run")).unwrap();
+        std::fs::write(folder.join("run/a.csv"), trace(1, "run")).unwrap();
+        let run = Input::open(&folder).map(|input| input.path);
+        std::fs::write(folder.join("tokenizer.pkl"), [0x80, 2, b'.']).unwrap();
+        let segments = list(&[dict(&segment(4096, 512, &[block(4096, 512, "active_allocated")]))]);
+        let pickle = dict(&vec![("segments", segments), ("device_traces", list(&[list(&[])]))]);
+        std::fs::write(folder.join("snapshot.pickle"), [&[0x80, 4], &pickle[..], b"."].concat()).unwrap();
+        let snapshot = Input::open(&folder);
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(run.unwrap(), folder.join("run"));
+        let snapshot = snapshot.unwrap();
+        assert_eq!(snapshot.traces[0].path, folder.join("snapshot.pickle"));
+        assert!(snapshot.notes[0].ends_with("; and 1 other file"), "{:?}", snapshot.notes);
+    }
 
     #[test]
     fn the_newest_run_began_last_whichever_folder_changed_last() {
-        let folder = std::env::temp_dir().join(format!("memtrace-newest-{:?}", std::thread::current().id()));
+        let folder = folder("newest");
         for (run, start_unix_ns) in [("newer", 2), ("older", 1)] {
             let own = folder.join(run);
             std::fs::create_dir_all(&own).unwrap();
-            let trace = TraceBuilder::new(Meta { start_unix_ns, run_id: run.to_owned(), ..Meta::default() });
-            std::fs::write(own.join("a.csv"), trace.finish()).unwrap();
+            std::fs::write(own.join("a.csv"), trace(start_unix_ns, run)).unwrap();
             // An empty file of a process that is starting.
             std::fs::write(own.join("0.csv"), "").unwrap();
         }

@@ -6,8 +6,8 @@
 use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use memtrace_trace::EventName;
 use memtrace_trace::csv;
@@ -17,15 +17,17 @@ use memtrace_trace::meta::Meta;
 use crate::error::Result;
 use crate::read::blocks::{BLOCK, BlockJob, Blocks, Lines};
 use crate::read::ordered_pool::in_order;
-use crate::read::record::{Record, Wanted};
+use crate::read::record::{Columns, Record, Wanted};
 use crate::read::removed_parts::{self, LivePieces, OpeningRows};
 use crate::read::scan::{Fault, MOST_FAULTS, Scanner};
 use crate::read::snapshot;
 use crate::read::source::{self, Source};
-use crate::read::symbols::SymbolTable;
+use crate::read::symbols::{Symbol, SymbolTable};
 
 /// The advice in the error message for the first line that is not a row.
 const LENIENT: &str = "; --lenient skips and counts such lines";
+/// The advice in the error message for a file that cannot be read to its end.
+const LENIENT_END: &str = "; --lenient reads the rows before it";
 
 /// A trace file whose header and meta row were checked. For a rotated trace, it includes the later parts.
 #[derive(Clone, Debug)]
@@ -46,6 +48,8 @@ pub struct TraceFile {
     later: Vec<TraceFile>,
     /// The maximum number of bytes of the file that are read. See [`TraceFile::continue_with`].
     limit: u64,
+    /// The text of the `end` row of this file, once a reading has found it.
+    ending: Arc<OnceLock<String>>,
 }
 
 /// The result of a reading, without the records.
@@ -55,7 +59,8 @@ pub struct ReadSummary {
     pub skipped: u64,
     /// Descriptions of the first few skipped lines, each with its file and line number.
     pub skipped_lines: Vec<String>,
-    /// True if the last line is unterminated, because the writer was killed while it wrote the line.
+    /// True if the last line is unterminated, because the writer was killed while it wrote the line, or if a lenient
+    /// reading ended at a read error, such as the end of a truncated compressed file.
     pub cut: bool,
     /// True if a file became shorter while it was read, so that its last rows may be missing.
     pub shortened: bool,
@@ -112,7 +117,17 @@ impl TraceFile {
         let width =
             head.split(|byte| *byte == b'\n').next().map_or(0, |line| line.split(|b| *b == b',').count());
         let (progress, later) = (Arc::default(), Vec::new());
-        Ok(TraceFile { path, meta, pid, size, progress, width, later, limit: u64::MAX })
+        Ok(TraceFile {
+            path,
+            meta,
+            pid,
+            size,
+            progress,
+            width,
+            later,
+            limit: u64::MAX,
+            ending: Arc::default(),
+        })
     }
 
     /// Returns the number of columns in the file's header. An older trace may lack the last columns.
@@ -158,6 +173,9 @@ impl TraceFile {
     #[must_use]
     pub fn ending(&self) -> Option<String> {
         let last = self.later.last().unwrap_or(self);
+        if let Some(known) = last.ending.get() {
+            return Some(known.clone());
+        }
         // The rows of a snapshot would have to be made again.
         if let Some(known) = snapshot::ending(&last.path) {
             return Some(known);
@@ -166,7 +184,8 @@ impl TraceFile {
             Source::Plain(mut file) => csv::last_line(&mut file),
             Source::Packed(bytes, _) => csv::last_line_of_stream(bytes),
         };
-        csv::end_text(&line.ok()??)
+        let text = csv::end_text(&line.ok()??)?;
+        Some(last.ending.get_or_init(|| text).clone())
     }
 
     /// Returns the bytes that the fullest GPU needed, if the run used `--past-oom` and its process was not
@@ -227,6 +246,7 @@ impl TraceFile {
         let may_jump = (keeps && !self.later.is_empty())
             || self.parts().zip(&self.later).any(|(part, next)| !follows(part.number(), next));
         let wanted = if may_jump { removed_parts::with_pieces(wanted) } else { wanted };
+        let wanted = wanted.plus(EventName::End, Columns::of(&["name"]));
         let mut pieces = may_jump.then(|| LivePieces::new(symbols));
         let mut last = Record::default();
         let mut visit = |record: &Record, begins_part: bool, pieces: &mut Option<LivePieces>| {
@@ -298,9 +318,18 @@ impl TraceFile {
         let io = |source| memtrace_trace::Error::Io { path: self.path.clone(), source };
         let mut summary = ReadSummary::default();
         let mut line = 1;
+        let mut last = None;
         let mut take = |job: &mut BlockJob| -> Result<ControlFlow<()>> {
-            if let Some(source) = job.error.take() {
-                return Err(io(source).into());
+            match job.error.take() {
+                Some(_) if lenient => {
+                    summary.cut = true;
+                    return Ok(ControlFlow::Break(()));
+                }
+                Some(source) => {
+                    let what = format!("{source}{LENIENT_END}");
+                    return Err(io(std::io::Error::new(source.kind(), what)).into());
+                }
+                None => {}
             }
             self.progress.fetch_add(job.size, Ordering::Relaxed);
             let chunk = &mut job.chunk;
@@ -313,6 +342,7 @@ impl TraceFile {
                 summary.stopped = true;
                 return Ok(ControlFlow::Break(()));
             }
+            last = chunk.records.last().map(|record| (record.event, record.name)).or(last);
             summary.skipped += chunk.skipped;
             summary.cut |= job.cut;
             summary.shortened |= job.shortened;
@@ -348,6 +378,10 @@ impl TraceFile {
         if let ControlFlow::Break(result) = in_order(threads, next, worker, take) {
             result?;
         }
+        let is_whole = !(summary.stopped || summary.cut || summary.shortened) && summary.skipped == 0;
+        if let Some((EventName::End, text)) = last.filter(|(_, text)| is_whole && *text != Symbol::REST) {
+            self.ending.get_or_init(|| symbols.get(text).to_string());
+        }
         Ok(summary)
     }
 }
@@ -372,4 +406,32 @@ pub(crate) fn process_key(meta: &Meta) -> ProcessKey {
 
 fn newlines(bytes: &[u8]) -> usize {
     bytes.iter().filter(|byte| **byte == b'\n').take(2).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TraceBuilder;
+
+    #[test]
+    fn a_reading_keeps_the_text_of_the_end_row() {
+        let path = std::env::temp_dir().join(format!("memtrace-ending-{}.csv", std::process::id()));
+        let read = |bytes: Vec<u8>| {
+            std::fs::write(&path, bytes).unwrap();
+            let trace = TraceFile::open(&path).unwrap();
+            let wanted = Wanted::all_events(Columns::of(&[]));
+            trace.read(wanted, true, &SymbolTable::default(), |_| ControlFlow::Continue(())).unwrap();
+            (trace.ending.get().cloned(), trace.ending())
+        };
+        let mut trace = TraceBuilder::default();
+        let name = "exit steps=2 x=\"a, b\"";
+        trace.raw(memtrace_trace::Row { event: EventName::End, name, ..memtrace_trace::Row::default() });
+        let whole = trace.unfinished();
+        let cut = whole[..whole.len() - 1].to_vec();
+        let damaged = [&whole[..], b"no row\n"].concat();
+        let (whole, others) = (read(whole), [cut, damaged].map(read));
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(whole, (Some(name.to_owned()), Some(name.to_owned())));
+        assert_eq!(others, [(None, None), (None, None)]);
+    }
 }

@@ -1,7 +1,8 @@
 //! Interns the texts of a trace, so that a record holds a small number ([`Symbol`]) for each text.
 //!
 //! Each trace that is read has one table. Several threads add to it, so the order of the numbers has no
-//! meaning, and no code may sort by them.
+//! meaning, and code sorts by the texts: a [`Symbol`] has no
+//! order.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,7 @@ pub use memtrace_trace::text::{NO_CATEGORY, NO_LINE, NO_MODULE, NO_OP, NO_OWNER,
 use memtrace_trace::text::{NONE, SCRIPT, UNKNOWN, WITHOUT_DETAIL};
 
 /// The number of an interned text.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Symbol(u32);
 
 impl Symbol {

@@ -5,7 +5,7 @@ use crate::options::Options;
 use crate::render::formats::Form;
 use crate::render::numbers::{bar, count, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::group::{APART, Group, Key};
+use crate::state::group::{APART, Group, Key, KeyKind};
 
 /// Prints the first `top` of the sorted `groups`, with their shares of `total` bytes. `bytes` is the heading
 /// of the column of bytes; if the groups are modules, the heading is `own` instead.
@@ -17,7 +17,7 @@ pub(super) fn print_groups(
     top: usize,
     options: &Options,
 ) {
-    let is_by_module = by.name == "module";
+    let is_by_module = by.kind == KeyKind::Module;
     // Only a group of repeated layers, or of the levels that `--depth` joins, has several modules.
     let is_joined = is_by_module && groups.iter().take(top).any(|(_, group)| group.modules > 1);
     let mut columns = vec![
@@ -31,7 +31,7 @@ pub(super) fn print_groups(
     if is_joined {
         columns.extend([("modules", Side::Right), ("largest", Side::Right)]);
     }
-    columns.extend([("blocks", Side::Right), (by.name, Side::Left)]);
+    columns.extend([("blocks", Side::Right), (by.name(), Side::Left)]);
     let mut table = Table::new(&columns);
     let show = |bytes: i64| options.units.show(bytes).to_string();
     let mut line = |group: &Group, name: Cell| {

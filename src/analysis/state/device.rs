@@ -10,7 +10,7 @@ use crate::state::block::{Block, Owner};
 
 /// The moment of the highest value of a total.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment {
+pub struct Peak {
     /// The total, in bytes.
     pub bytes: i64,
     /// The `seq` of the row that reached the total.
@@ -23,7 +23,7 @@ pub struct Moment {
     pub untraced: i64,
 }
 
-impl Default for Moment {
+impl Default for Peak {
     fn default() -> Self {
         let owner = Owner {
             op: Symbol::NONE,
@@ -32,7 +32,7 @@ impl Default for Moment {
             category: Category::None,
             step: -1,
         };
-        Moment { bytes: 0, seq: 0, ts_ns: 0, owner, untraced: 0 }
+        Peak { bytes: 0, seq: 0, ts_ns: 0, owner, untraced: 0 }
     }
 }
 
@@ -47,7 +47,7 @@ pub struct Device {
     /// column is read.
     pub summed: Totals,
     /// The peak of each metric, in the order of [`Metric::ALL`].
-    pub peaks: [Moment; 4],
+    pub peaks: [Peak; 4],
     /// The largest sum of the allocated memory and a failed request (OOM) in the window, in bytes; 0 if no
     /// request failed.
     pub wanted_at_oom: i64,
@@ -110,7 +110,7 @@ impl Device {
         let bytes = self.totals.get(metric);
         let peak = &mut self.peaks[metric as usize];
         if bytes > peak.bytes {
-            *peak = Moment { bytes, seq, ts_ns, owner, untraced: self.totals.untraced };
+            *peak = Peak { bytes, seq, ts_ns, owner, untraced: self.totals.untraced };
             if metric == tracked {
                 self.gone.clear();
             }
@@ -197,7 +197,7 @@ impl Device {
 
     /// Returns the first moment in the window at which the total of `metric` was highest.
     #[must_use]
-    pub fn peak(&self, metric: Metric) -> &Moment {
+    pub fn peak(&self, metric: Metric) -> &Peak {
         &self.peaks[metric as usize]
     }
 }

@@ -15,9 +15,59 @@ use crate::state::module_layers::{Layers, ModuleClasses};
 use crate::state::replay::{Block, Owner, Replay};
 use crate::state::stacks::Stacks;
 
-/// The keys by which blocks can be grouped.
-pub const KEYS: &[&str] =
-    &["module", "type", "op", "category", "phase", "step", "size", "dtype", "shape", "line", "stack"];
+/// What blocks are grouped by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyKind {
+    /// The path of the module.
+    Module,
+    /// The class of the module.
+    Type,
+    /// The op.
+    Op,
+    /// The category.
+    Category,
+    /// The phase.
+    Phase,
+    /// The step.
+    Step,
+    /// The size of the block.
+    Size,
+    /// The type of the tensor.
+    DType,
+    /// The type and the shape of the tensor.
+    Shape,
+    /// The innermost Python line in the program's own files.
+    Line,
+    /// The whole stack.
+    Stack,
+}
+
+impl KeyKind {
+    const ALL: [(&'static str, KeyKind); 11] = [
+        ("module", KeyKind::Module),
+        ("type", KeyKind::Type),
+        ("op", KeyKind::Op),
+        ("category", KeyKind::Category),
+        ("phase", KeyKind::Phase),
+        ("step", KeyKind::Step),
+        ("size", KeyKind::Size),
+        ("dtype", KeyKind::DType),
+        ("shape", KeyKind::Shape),
+        ("line", KeyKind::Line),
+        ("stack", KeyKind::Stack),
+    ];
+}
+
+/// The names of the keys by which blocks can be grouped.
+pub const KEYS: &[&str] = &{
+    let mut names = [""; KeyKind::ALL.len()];
+    let mut at = 0;
+    while at < names.len() {
+        names[at] = KeyKind::ALL[at].0;
+        at += 1;
+    }
+    names
+};
 
 /// The option that selects one of [`KEYS`].
 pub const BY: Flag = Flag {
@@ -51,8 +101,8 @@ pub const NO_SHAPE: &str = "(unknown shape)";
 /// A key by which blocks are grouped.
 #[derive(Clone, Debug)]
 pub struct Key {
-    /// One of [`KEYS`].
-    pub name: &'static str,
+    /// What the key groups by.
+    pub kind: KeyKind,
     depth: Option<usize>,
     /// True if repeated layers are not joined.
     apart: bool,
@@ -81,21 +131,21 @@ pub struct Group {
 
 impl Key {
     /// Groups by module, with whole paths. [`Key::joining`] adds the repeated layers.
-    pub const MODULE: Key = Key::named("module");
+    pub const MODULE: Key = Key::by(KeyKind::Module);
     /// Groups by category.
-    pub const CATEGORY: Key = Key::named("category");
+    pub const CATEGORY: Key = Key::by(KeyKind::Category);
     /// Groups by the types of tensors.
-    pub const DTYPE: Key = Key::named("dtype");
+    pub const DTYPE: Key = Key::by(KeyKind::DType);
     /// Groups by the type and shape of the tensor.
-    pub const SHAPE: Key = Key::named("shape");
+    pub const SHAPE: Key = Key::by(KeyKind::Shape);
 
     /// Groups by the innermost Python line in the program's own files.
-    pub const LINE: Key = Key::named("line");
+    pub const LINE: Key = Key::by(KeyKind::Line);
     /// Groups by op.
-    pub const OP: Key = Key::named("op");
+    pub const OP: Key = Key::by(KeyKind::Op);
 
-    const fn named(name: &'static str) -> Key {
-        Key { name, depth: None, apart: false, stacks: None, layers: None, classes: None }
+    const fn by(kind: KeyKind) -> Key {
+        Key { kind, depth: None, apart: false, stacks: None, layers: None, classes: None }
     }
 
     /// Returns the key that [`BY`], [`DEPTH`] and [`APART`] select.
@@ -104,9 +154,16 @@ impl Key {
     /// When the depth is not a number.
     pub fn from_options(options: &Options) -> Result<Key> {
         let wanted = options.text(BY.name);
-        let name = KEYS.iter().find(|key| **key == wanted).unwrap_or(&KEYS[0]);
+        let kind =
+            KeyKind::ALL.iter().find(|(name, _)| *name == wanted).map_or(KeyKind::Module, |(_, kind)| *kind);
         let (depth, apart) = (options.count(DEPTH.name)?, options.is_set(APART.name));
-        Ok(Key { depth, apart, ..Key::named(name) })
+        Ok(Key { depth, apart, ..Key::by(kind) })
+    }
+
+    /// Returns the name of the key, one of [`KEYS`].
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        KEYS[self.kind as usize]
     }
 
     /// Returns the columns that the key needs in addition to the columns of the replay.
@@ -127,7 +184,7 @@ impl Key {
     /// key `type`, and the repeated layers for the key `module`, unless `--apart` is set.
     #[must_use]
     pub fn on_modules(&self, replay: &Replay, blocks: &[Block]) -> Key {
-        let classes = (self.name == "type").then(|| Arc::new(replay.classes.clone()));
+        let classes = (self.kind == KeyKind::Type).then(|| Arc::new(replay.classes.clone()));
         Key { classes, ..self.joining(&layers_of(replay, blocks)) }
     }
 
@@ -135,7 +192,7 @@ impl Key {
     /// without `--apart`.
     #[must_use]
     pub fn joining(&self, layers: &Layers) -> Key {
-        let layers = (self.name == "module" && !self.apart).then(|| Arc::new(layers.clone()));
+        let layers = (self.kind == KeyKind::Module && !self.apart).then(|| Arc::new(layers.clone()));
         Key { layers, ..self.clone() }
     }
 
@@ -152,38 +209,41 @@ impl Key {
     }
 
     fn needs_stacks(&self) -> bool {
-        matches!(self.name, "line" | "stack")
+        matches!(self.kind, KeyKind::Line | KeyKind::Stack)
     }
 
     /// Returns the group name for the blocks that lack this key, such as blocks without an op.
     #[must_use]
     pub fn missing(&self) -> &'static str {
-        match self.name {
-            "op" => NO_OP,
-            "phase" => NO_PHASE,
-            "category" => NO_CATEGORY,
-            "line" => NO_LINE,
-            "stack" => NO_STACK,
-            "type" => NO_TYPE,
-            "dtype" => NO_DTYPE,
-            "shape" => NO_SHAPE,
-            _ => NO_MODULE,
+        match self.kind {
+            KeyKind::Op => NO_OP,
+            KeyKind::Phase => NO_PHASE,
+            KeyKind::Category => NO_CATEGORY,
+            KeyKind::Line => NO_LINE,
+            KeyKind::Stack => NO_STACK,
+            KeyKind::Type => NO_TYPE,
+            KeyKind::DType => NO_DTYPE,
+            KeyKind::Shape => NO_SHAPE,
+            // Each block has a size and a step.
+            KeyKind::Module | KeyKind::Size | KeyKind::Step => NO_MODULE,
         }
     }
 
     /// Returns the name of the group to which a block belongs.
     #[must_use]
     pub fn group_of(&self, block: &Block, symbols: &SymbolTable) -> String {
-        match self.name {
-            "size" => format!("{} B", block.bytes),
-            "dtype" => self.of_form(block.dtype, symbols),
-            "shape" => match is_unknown_form(block.shape) {
+        match self.kind {
+            KeyKind::Size => format!("{} B", block.bytes),
+            KeyKind::DType => self.of_form(block.dtype, symbols),
+            KeyKind::Shape => match is_unknown_form(block.shape) {
                 true => self.missing().to_owned(),
                 false => format!("{} {}", symbols.get(block.dtype), symbols.get(block.shape)),
             },
-            "line" | "stack" => self.of_stack(block.stack),
-            "category" => block_category(block).to_owned(),
-            _ => self.of_owner(&block.owner, symbols),
+            KeyKind::Line | KeyKind::Stack => self.of_stack(block.stack),
+            KeyKind::Category => block_category(block).to_owned(),
+            KeyKind::Module | KeyKind::Type | KeyKind::Op | KeyKind::Phase | KeyKind::Step => {
+                self.of_owner(&block.owner, symbols)
+            }
         }
     }
 
@@ -193,8 +253,10 @@ impl Key {
 
     fn of_stack(&self, id: i64) -> String {
         let stacks = self.stacks.as_deref();
-        let text = match self.name {
-            "line" => stacks.and_then(|stacks| stacks.lines(id).first().map(|line| (*line).to_owned())),
+        let text = match self.kind {
+            KeyKind::Line => {
+                stacks.and_then(|stacks| stacks.lines(id).first().map(|line| (*line).to_owned()))
+            }
             _ => stacks.and_then(|stacks| stacks.show(id)),
         };
         text.unwrap_or_else(|| self.missing().to_owned())
@@ -204,20 +266,27 @@ impl Key {
     /// block, so they need [`Key::group_of`].
     #[must_use]
     pub fn of_owner(&self, owner: &Owner, symbols: &SymbolTable) -> String {
-        match self.name {
-            "op" => symbols.or(owner.op, NO_OP),
-            "phase" => symbols.or(owner.phase, NO_PHASE),
-            "category" => category(owner.category).to_owned(),
-            "step" if owner.step < 0 => "before the first".to_owned(),
-            "step" => owner.step.to_string(),
-            "type" if [Symbol::NONE, Symbol::SCRIPT, Symbol::WITHOUT_DETAIL].contains(&owner.module) => {
+        match self.kind {
+            KeyKind::Op => symbols.or(owner.op, NO_OP),
+            KeyKind::Phase => symbols.or(owner.phase, NO_PHASE),
+            KeyKind::Category => category(owner.category).to_owned(),
+            KeyKind::Step if owner.step < 0 => "before the first".to_owned(),
+            KeyKind::Step => owner.step.to_string(),
+            KeyKind::Type
+                if [Symbol::NONE, Symbol::SCRIPT, Symbol::WITHOUT_DETAIL].contains(&owner.module) =>
+            {
                 symbols.or(owner.module, NO_MODULE)
             }
-            "type" => {
+            KeyKind::Type => {
                 let class = self.classes.as_ref().and_then(|classes| classes.class_at(owner.module, symbols));
                 class.map_or_else(|| NO_TYPE.to_owned(), |class| class.to_string())
             }
-            _ => self.of_module(owner.module, symbols),
+            KeyKind::Module
+            | KeyKind::Size
+            | KeyKind::DType
+            | KeyKind::Shape
+            | KeyKind::Line
+            | KeyKind::Stack => self.of_module(owner.module, symbols),
         }
     }
 
@@ -237,10 +306,10 @@ impl Key {
         // compute the name of a group only once per owner.
         let mut owners: FxHashMap<(Owner, bool, i64), (Block, Group)> = FxHashMap::default();
         for block in blocks {
-            let more = match self.name {
-                "size" => block.bytes,
-                "line" | "stack" => block.stack,
-                "dtype" | "shape" => (block.dtype.index() << 32 | block.shape.index()) as i64,
+            let more = match self.kind {
+                KeyKind::Size => block.bytes,
+                KeyKind::Line | KeyKind::Stack => block.stack,
+                KeyKind::DType | KeyKind::Shape => (block.dtype.index() << 32 | block.shape.index()) as i64,
                 _ => 0,
             };
             let key = (block.owner, block.inferred, more);
@@ -256,7 +325,7 @@ impl Key {
             group.blocks += part.blocks;
             *modules.entry(block.owner.module).or_default() += part.bytes;
         }
-        if self.name == "module" {
+        if self.kind == KeyKind::Module {
             // For the largest layer, count each layer separately. Modules that `--depth` joins into a layer
             // count for it.
             let apart = Key { layers: None, ..self.clone() };
@@ -349,6 +418,13 @@ mod tests {
     use memtrace_trace::memory::MemoryKind;
 
     use super::*;
+
+    #[test]
+    fn groups_have_the_name_of_their_key() {
+        for (name, kind) in KeyKind::ALL {
+            assert_eq!(Key::by(kind).name(), name);
+        }
+    }
 
     #[test]
     fn groups_cut_a_module_path_to_a_depth() {

@@ -4,6 +4,8 @@
 //! trace without steps has slices of equal time instead, fewer than twice [`MOST_SLICES`]. The lowest total
 //! within a slice counts as the memory at its end.
 
+use std::sync::Arc;
+
 use memtrace_trace::memory::{Effect, MemoryKind};
 use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
@@ -11,7 +13,7 @@ use rustc_hash::FxHashMap;
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
-use crate::state::device::Moment;
+use crate::state::device::Peak;
 use crate::state::replay::{HOST, Metric, Replay, is_gpu};
 use crate::state::step_inputs::{InputSizes, LargestInput, StepInputs};
 
@@ -53,7 +55,7 @@ pub struct Level {
 
 impl Default for Level {
     fn default() -> Self {
-        let owner = Moment::default().owner;
+        let owner = Peak::default().owner;
         Level {
             step: -1,
             ts_ns: 0,
@@ -147,18 +149,23 @@ impl DeviceLevels {
         (after().count(), after().filter(|(first, last, _)| first == last).count())
     }
 
-    /// Returns the `most` ops that allocated the most sizes that occur in only one step after `step`. Each op
-    /// has the number of these sizes. Only blocks of at least 1 MiB count.
+    /// Returns the `most` ops that allocated the most sizes that occur in only one step after `step`, those with
+    /// equally many by name. Each op has the number of these sizes. Only blocks of at least 1 MiB count.
     #[must_use]
-    pub fn ops_of_single_sizes(&self, step: i64, most: usize) -> Vec<(Symbol, usize)> {
+    pub fn ops_of_single_sizes(
+        &self,
+        step: i64,
+        most: usize,
+        symbols: &SymbolTable,
+    ) -> Vec<(Arc<str>, usize)> {
         let mut ops: FxHashMap<Symbol, usize> = FxHashMap::default();
         for (first, last, op) in self.sizes.values() {
             if first == last && *last > step && *op != Symbol::NONE {
                 *ops.entry(*op).or_default() += 1;
             }
         }
-        let mut ops: Vec<(Symbol, usize)> = ops.into_iter().collect();
-        ops.sort_by_key(|(op, sizes)| (std::cmp::Reverse(*sizes), *op));
+        let mut ops: Vec<_> = ops.into_iter().map(|(op, sizes)| (symbols.get(op), sizes)).collect();
+        ops.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         ops.truncate(most);
         ops
     }
@@ -420,6 +427,18 @@ mod tests {
         let brief = |step: i64, kept: i64| [(Brief, step, 100), (Brief, step, kept - 100)];
         let rows = [&[(Meta, -1, 0), (Alloc, 0, 10)][..], &brief(1, 5), &brief(2, 7), &brief(3, 0)].concat();
         assert_eq!(ends(&rows), [(0, 10), (1, 15), (2, 22)]);
+    }
+
+    #[test]
+    fn ops_with_equally_many_single_sizes_are_in_the_order_of_their_names() {
+        let symbols = SymbolTable::default();
+        let names: Vec<String> = (0..20).map(|op| format!("op{op:02}")).collect();
+        let ops: Vec<Symbol> = names.iter().rev().map(|name| symbols.intern(name)).collect();
+        let mut device = DeviceLevels::new(0);
+        device.sizes = (0..).zip(&ops).map(|(size, op)| (size, (3, 3, *op))).collect();
+        let found = device.ops_of_single_sizes(1, 5, &symbols);
+        let found: Vec<&str> = found.iter().map(|(op, _)| &**op).collect();
+        assert_eq!(found, names[..5]);
     }
 
     #[test]

@@ -154,7 +154,7 @@ pub fn replay_to_moment(
         return Ok(None);
     }
     // The row of a segment raises the total before the row of the block that needs the segment. So at such a
-    // peak, continue until the block's row.
+    // peak, continue until the block's row or, in a step without detail, the next `brief` row.
     let waits = matches!(at, NamedMoment::Peak(Metric::Reserved | Metric::Used));
     let mut found = !waits;
     let stop = |row: &Record, _: &Replay| {
@@ -163,7 +163,7 @@ pub fn replay_to_moment(
         found |= row.seq == last && !matches!(row.event, EventName::SegmentAlloc | EventName::SegmentMap);
         let past = row.seq > last;
         let stop = past && found;
-        found |= past && matches!(row.event, EventName::Alloc | EventName::Oom);
+        found |= past && matches!(row.event, EventName::Alloc | EventName::Brief | EventName::Oom);
         stop
     };
     replay_until(trace, columns, options, tracked, known, stop, visit).map(Some)
@@ -248,7 +248,34 @@ pub(crate) fn replay_to_oom(
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::Row;
+
     use super::*;
+    use crate::testing::TraceBuilder;
+
+    #[test]
+    fn the_wait_for_the_block_of_a_segment_ends_at_a_brief_row() {
+        let mut trace = TraceBuilder::default();
+        trace.segment(20);
+        let block = trace.alloc(10, Row::default());
+        trace.segment(100);
+        let brief = |bytes| Row { device: 0, event: EventName::Brief, delta_bytes: bytes, ..Row::default() };
+        let at = trace.change(brief(90), [90, 90, 0]);
+        trace.change(brief(-90), [-90, -90, 0]);
+        trace.free(block, 10, Row::default());
+        trace.segment(-100);
+        trace.alloc(5, Row::default());
+        let path = std::env::temp_dir().join(format!("memtrace-brief-peak-{}.csv", std::process::id()));
+        std::fs::write(&path, trace.finish()).unwrap();
+        let file = TraceFile::open(&path).unwrap();
+        let mut last = 0;
+        let none = KnownCategories::default();
+        let peak = NamedMoment::Peak(Metric::Reserved);
+        replay_to_moment(&file, &peak, Columns::of(&[]), &Options::default(), none, |row, _| last = row.seq)
+            .unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(last, at);
+    }
 
     #[test]
     fn moments_are_parsed_or_refused() {

@@ -145,6 +145,7 @@ impl OpAllocations {
                     self.finish(block);
                 } else {
                     self.open.entry(row.tid).or_default().push(block);
+                    self.settle(row.tid);
                 }
             }
             EventName::Op => self.op_ended(row),
@@ -225,5 +226,28 @@ impl OpAllocations {
         let mut sums: Vec<_> = joined.into_iter().collect();
         sums.sort_by(|a, b| (-a.1.bytes, &a.0).cmp(&(-b.1.bytes, &b.0)));
         sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Window;
+    use crate::read::symbols::SymbolTable;
+    use crate::state::replay::Metric;
+
+    #[test]
+    fn blocks_without_the_row_of_an_op_take_bounded_memory() {
+        let symbols = SymbolTable::default();
+        let replay = Replay::new(&symbols, Window::default(), Metric::Allocated);
+        let mut allocations = OpAllocations::new(None, false, 0);
+        let op = symbols.intern("aten::relu");
+        let row = Record { event: EventName::Alloc, device: 0, op, delta_bytes: 1, ..Record::default() };
+        for _ in 0..200_000 {
+            allocations.feed(&row, &replay);
+        }
+        assert!(allocations.open[&0].len() <= 65_536);
+        allocations.end();
+        assert_eq!(allocations.sums[&(op, Symbol::NONE)].bytes, 200_000);
     }
 }

@@ -38,7 +38,7 @@ impl<T: Copy + PartialEq> Bands<T> {
 
 /// One training step, or several merged steps, with its time and its peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct StepSpan {
     /// The numbers of the first and the last step of this entry. The numbers differ if steps were merged.
     pub numbers: (i64, i64),
     /// The start and the end, in ns.
@@ -53,7 +53,7 @@ pub struct Step {
 #[derive(Clone, Debug, Default)]
 pub struct Steps {
     /// The entries in order of time.
-    pub steps: Vec<Step>,
+    pub steps: Vec<StepSpan>,
     /// The number of steps per entry; 0 if no steps were merged.
     per_entry: i64,
 }
@@ -158,7 +158,7 @@ impl Steps {
             let pairs = self.steps.chunks(2).map(|pair| {
                 let (first, second) = (pair[0], pair[pair.len() - 1]);
                 let higher = if second.high > first.high { second } else { first };
-                Step {
+                StepSpan {
                     numbers: (first.numbers.0, second.numbers.1),
                     time_ns: (first.time_ns.0, second.time_ns.1),
                     ..higher
@@ -166,7 +166,12 @@ impl Steps {
             });
             self.steps = pairs.collect();
         }
-        self.steps.push(Step { numbers: (step, step), time_ns: (ts_ns, ts_ns), high: value, high_ns: ts_ns });
+        self.steps.push(StepSpan {
+            numbers: (step, step),
+            time_ns: (ts_ns, ts_ns),
+            high: value,
+            high_ns: ts_ns,
+        });
     }
 }
 

@@ -16,7 +16,7 @@ use crate::read::stream::{ReadSummary, TraceFile};
 use crate::read::symbols::SymbolTable;
 use crate::read::together::RowReader;
 use crate::state::categories::KnownCategories;
-use crate::state::replay::{self, Device, Metric, Moment, Replay, is_gpu};
+use crate::state::replay::{self, Device, Metric, Peak, Replay, is_gpu};
 
 /// A replayed trace.
 pub struct Replayed {
@@ -228,7 +228,7 @@ impl Replayed {
 
     /// Returns a moment for `--json`.
     #[must_use]
-    pub fn moment(&self, moment: &Moment) -> Value {
+    pub fn moment(&self, moment: &Peak) -> Value {
         let owner = &moment.owner;
         json!({
             "bytes": moment.bytes,

@@ -30,7 +30,7 @@ struct Change {
 
 /// The inputs of a step.
 #[derive(Clone, Copy, Debug)]
-struct Step {
+struct StepChange {
     largest: Change,
     last: Change,
 }
@@ -104,7 +104,7 @@ impl StepInputs {
     pub fn largest(&self, last: i64, symbols: &SymbolTable) -> Option<LargestInput> {
         let changes = self.of_largest()?;
         let steps = steps_of(changes);
-        let first_of_largest = |step: &&Step| (step.largest.elements, -step.largest.step);
+        let first_of_largest = |step: &&StepChange| (step.largest.elements, -step.largest.step);
         let largest = steps.iter().max_by_key(first_of_largest)?.largest;
         // Inputs with the number of steps that have them as their largest.
         let mut inputs: Vec<(Change, i64)> = Vec::new();
@@ -154,8 +154,8 @@ impl StepInputs {
 }
 
 /// Returns each step's largest input. The last input of a step lasts until the next change.
-fn steps_of(changes: &[Change]) -> Vec<Step> {
-    let mut steps: Vec<Step> = Vec::new();
+fn steps_of(changes: &[Change]) -> Vec<StepChange> {
+    let mut steps: Vec<StepChange> = Vec::new();
     for change in changes {
         match steps.last_mut() {
             Some(step) if step.largest.step == change.step => {
@@ -164,7 +164,7 @@ fn steps_of(changes: &[Change]) -> Vec<Step> {
                     step.largest = *change;
                 }
             }
-            _ => steps.push(Step { largest: *change, last: *change }),
+            _ => steps.push(StepChange { largest: *change, last: *change }),
         }
     }
     steps
@@ -174,7 +174,7 @@ fn steps_of(changes: &[Change]) -> Vec<Step> {
 #[derive(Clone, Debug, Default)]
 pub struct InputSizes {
     /// The steps with a change, in order.
-    steps: Vec<Step>,
+    steps: Vec<StepChange>,
     /// The step from which on a step without a change may have had another input.
     last_known: i64,
 }

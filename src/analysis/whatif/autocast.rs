@@ -6,12 +6,14 @@
 //! other op has the type of its inputs. The latest live block of the right size is taken to be the input of
 //! an op. The backward has the types of the forward.
 
+use std::collections::BTreeSet;
+
 use memtrace_trace::Category;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::curve::Curve;
 use super::sizes::SizeRules;
-use super::step::{Allocation, Life, NO_CALL, Step, StepCall};
+use super::step::{Allocation, Life, NO_CALL, RecordedStep, StepCall};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
@@ -104,7 +106,7 @@ fn result_type(name: &str) -> ResultType {
     ResultType::Follows(OF_SEVERAL.iter().any(|end| name.ends_with(end)))
 }
 
-/// The changes that autocast makes in a step. Blocks are indices of [`Step::lives`], except in `halved`,
+/// The changes that autocast makes in a step. Blocks are indices of [`RecordedStep::lives`], except in `halved`,
 /// which has their ids. Births and deaths are indices of allocations.
 #[derive(Default)]
 pub(super) struct Autocast {
@@ -132,15 +134,70 @@ struct Spike {
     owner: Owner,
 }
 
+/// The calls of a module, in order of their ends.
+#[derive(Default)]
+struct CallsOfModule {
+    calls: Vec<(u32, u32)>,
+    /// For each call: the lowest start among this call and the later ones.
+    lowest_from: Vec<u32>,
+}
+
+impl CallsOfModule {
+    /// Returns the start of the last call that has all allocations from `from` to `to`.
+    fn start_around(&self, from: u32, to: u32) -> Option<u32> {
+        let begun = self.lowest_from.partition_point(|lowest| *lowest <= from);
+        let (start, end) = self.calls[begun.checked_sub(1)?];
+        (to <= end).then_some(start)
+    }
+}
+
+/// Returns the calls of each module. `modules` has the module calls of a step, in order of their ends.
+fn module_calls(modules: &[StepCall]) -> FxHashMap<Symbol, CallsOfModule> {
+    let mut all: FxHashMap<Symbol, CallsOfModule> = FxHashMap::default();
+    for call in modules {
+        all.entry(call.name).or_default().calls.push((call.from, call.to));
+    }
+    for CallsOfModule { calls, lowest_from } in all.values_mut() {
+        let mut lowest = u32::MAX;
+        lowest_from.extend(calls.iter().rev().map(|(from, _)| {
+            lowest = lowest.min(*from);
+            lowest
+        }));
+        lowest_from.reverse();
+    }
+    all
+}
+
+/// Returns, for each allocation of a step, the lowest start of an op among the ops that allocate then or later.
+fn lowest_starts(step: &RecordedStep) -> Vec<u32> {
+    let mut lowest = u32::MAX;
+    let start = |place: &Allocation| {
+        let op = place.life.and_then(|life| step.op(step.lives[life as usize].call));
+        lowest = op.map_or(lowest, |op| lowest.min(op.from));
+        lowest
+    };
+    let mut starts: Vec<u32> = step.allocations.iter().rev().map(start).collect();
+    starts.reverse();
+    starts
+}
+
 /// The state while the types of one step's blocks are inferred.
 struct Types<'a> {
-    step: &'a Step,
+    step: &'a RecordedStep,
     rules: &'a SizeRules<'a>,
     symbols: &'a SymbolTable,
     phases: &'a Phases,
     result_types: FxHashMap<Symbol, ResultType>,
-    /// For each requested size: the blocks of the step so far, in order of birth.
-    by_size: FxHashMap<i64, Vec<u32>>,
+    /// For each requested size: the live blocks of the step, in order of birth. With true: only the blocks that a
+    /// product saves for its backward.
+    by_size: FxHashMap<(i64, bool), BTreeSet<u32>>,
+    /// The blocks of the step that are freed in it, in order of death, and the number of them that `by_size` has no
+    /// more.
+    deaths: Vec<u32>,
+    dead: usize,
+    module_calls: FxHashMap<Symbol, CallsOfModule>,
+    /// The end of the last op of the forward.
+    forward_end: Option<u32>,
     /// The types of blocks: true for 16 bits.
     is_half: FxHashMap<u32, bool>,
     /// For each module and requested size: the type of the latest such block that the module allocated in the
@@ -162,7 +219,15 @@ struct Types<'a> {
 }
 
 /// Returns the changes of a step under autocast.
-pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, phases: &Phases) -> Autocast {
+pub(super) fn find(
+    step: &RecordedStep,
+    rules: &SizeRules<'_>,
+    symbols: &SymbolTable,
+    phases: &Phases,
+) -> Autocast {
+    let mut deaths = step.frees.clone();
+    deaths.sort_by_key(|life| step.lives[*life as usize].death);
+    let in_forward = step.ops.iter().filter(|op| op.phase == phases.forward);
     let mut types = Types {
         step,
         rules,
@@ -170,6 +235,10 @@ pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, ph
         phases,
         result_types: FxHashMap::default(),
         by_size: FxHashMap::default(),
+        deaths,
+        dead: 0,
+        module_calls: module_calls(&step.modules),
+        forward_end: in_forward.map(|op| op.to).max(),
         is_half: FxHashMap::default(),
         of_module: FxHashMap::default(),
         input_of: FxHashMap::default(),
@@ -186,6 +255,7 @@ pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, ph
         return Autocast { is_on: true, ..Autocast::default() };
     }
     types.find_inputs();
+    let lowest_starts = lowest_starts(step);
     let mut at = 0;
     while let Some(place) = step.allocations.get(at) {
         let call = place.life.map_or(NO_CALL, |life| step.lives[life as usize].call);
@@ -195,6 +265,7 @@ pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, ph
         } else {
             step.allocations[at..].iter().take_while(|place| same(place.life)).count().max(1)
         };
+        types.remove_dead(lowest_starts[at]);
         let lives: Vec<u32> = step.allocations[at..at + many].iter().filter_map(|place| place.life).collect();
         types.take(call, &lives);
         at += many;
@@ -205,7 +276,7 @@ pub(super) fn find(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable, ph
 /// Returns true if at least [`FEWEST_CASTS`] modules of a step cast the previous large block to twice its
 /// size. Such casts show a model in 16 bits whose norms or loss run in float32: in a float32 model, they are
 /// no-ops.
-pub(super) fn casts_up(step: &Step, rules: &SizeRules<'_>, phases: &Phases) -> bool {
+pub(super) fn casts_up(step: &RecordedStep, rules: &SizeRules<'_>, phases: &Phases) -> bool {
     let mut made: Option<&Life> = None;
     let mut modules = FxHashSet::default();
     for life in step.allocations.iter().filter_map(|each| each.life).map(|life| &step.lives[life as usize]) {
@@ -345,7 +416,10 @@ impl<'a> Types<'a> {
             let life = self.life(*index);
             let is_half =
                 if is_backward { self.is_half_in_backward(op, result_type, *index) } else { is_half };
-            self.by_size.entry(life.requested).or_default().push(*index);
+            self.by_size.entry((life.requested, false)).or_default().insert(*index);
+            if self.is_saved_by_product(life) {
+                self.by_size.entry((life.requested, true)).or_default().insert(*index);
+            }
             self.is_half.insert(*index, is_half);
             if !is_backward {
                 self.of_module.insert((life.born_in, life.requested), is_half);
@@ -386,17 +460,31 @@ impl<'a> Types<'a> {
 
     /// Returns the latest block of this size that is live at the allocation `at`, which is taken to be an
     /// input. With `is_saved`, considers only blocks that a product saves for its backward.
-    fn input(&mut self, at: u32, size: i64, is_saved: bool) -> Option<u32> {
-        let all = self.by_size.get(&size)?.clone();
-        all.into_iter().rev().find(|index| {
-            let life = self.life(*index);
-            life.death > at && (!is_saved || self.is_saved_by_product(life))
-        })
+    fn input(&self, at: u32, size: i64, is_saved: bool) -> Option<u32> {
+        let live = self.by_size.get(&(size, is_saved))?;
+        live.iter().rev().copied().find(|index| self.life(*index).death > at)
+    }
+
+    /// Removes the blocks from `by_size` that are dead before the allocation `at`.
+    fn remove_dead(&mut self, at: u32) {
+        let step = self.step;
+        while let Some(index) = self.deaths.get(self.dead) {
+            let life = &step.lives[*index as usize];
+            if life.death > at {
+                return;
+            }
+            for is_saved in [false, true] {
+                if let Some(live) = self.by_size.get_mut(&(life.requested, is_saved)) {
+                    live.remove(index);
+                }
+            }
+            self.dead += 1;
+        }
     }
 
     /// Returns true if a backward function of a product frees the block, which shows that the product saved
     /// the block.
-    fn is_saved_by_product(&mut self, life: &Life) -> bool {
+    fn is_saved_by_product(&self, life: &Life) -> bool {
         let Some(op) = self.step.op(life.freed_by) else { return false };
         let name = self.symbols.get(op.name);
         op.phase == self.phases.backward && PRODUCTS.iter().any(|part| name.contains(part))
@@ -421,11 +509,7 @@ impl<'a> Types<'a> {
             return;
         }
         let bytes = self.weights.get(&op.module).copied().unwrap_or(0) / 2;
-        let forward_end = || {
-            let ops = self.step.ops.iter().filter(|other| other.phase == self.phases.forward);
-            ops.map(|other| other.to).max().unwrap_or(op.to)
-        };
-        let end = self.backward_end.get(&op.module).copied().unwrap_or_else(forward_end);
+        let end = self.backward_end.get(&op.module).copied().or(self.forward_end).unwrap_or(op.to);
         if bytes > 0 {
             self.found.copies.push(CastCopy { birth: op.from, death: end, bytes: self.rules.rounded(bytes) });
         }
@@ -456,7 +540,7 @@ impl<'a> Types<'a> {
     }
 
     /// Returns true if the result of an op that follows the type of its inputs is in 16 bits.
-    fn follows(&mut self, op: &StepCall, size: i64, of_several: bool) -> bool {
+    fn follows(&self, op: &StepCall, size: i64, of_several: bool) -> bool {
         let Some(input) = self.input(op.from, size, false).or(self.last) else { return false };
         if !of_several || !self.is_half(input) {
             return self.is_half(input);
@@ -466,15 +550,10 @@ impl<'a> Types<'a> {
         }
         // The other operand is assumed to be the latest other live block of this size that this module
         // allocated, or that existed before the call of the module.
-        let call = self
-            .step
-            .modules
-            .iter()
-            .rev()
-            .find(|call| call.name == op.module && call.from <= op.from && op.to <= call.to);
-        let from = call.map_or(0, |call| call.from);
-        let all = self.by_size.get(&size).cloned().unwrap_or_default();
-        let other = all.into_iter().rev().find(|index| {
+        let calls = self.module_calls.get(&op.module);
+        let from = calls.and_then(|calls| calls.start_around(op.from, op.to)).unwrap_or(0);
+        let live = self.by_size.get(&(size, false)).into_iter().flatten();
+        let other = live.rev().copied().find(|index| {
             let life = self.life(*index);
             *index != input && life.death > op.from && (life.birth < from || life.born_in == op.module)
         });
@@ -521,6 +600,21 @@ impl<'a> Types<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whatif_autocast_finds_the_last_module_call_around_an_op() {
+        let name = Symbol::SCRIPT;
+        let call = |(from, to)| StepCall { name, module: name, phase: name, from, to };
+        // The second call is inside the third one.
+        let ends = [(0, 10), (22, 25), (20, 30), (40, 50)];
+        let calls = &module_calls(&ends.map(call))[&name];
+        for from in 0..50 {
+            for to in from..50 {
+                let around = ends.iter().rev().find(|call| call.0 <= from && to <= call.1);
+                assert_eq!(calls.start_around(from, to), around.map(|call| call.0), "{from} {to}");
+            }
+        }
+    }
 
     #[test]
     fn whatif_autocast_knows_the_type_of_each_op_by_its_name() {

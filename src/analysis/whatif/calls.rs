@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::step::{Step, StepCall};
+use super::step::{RecordedStep, StepCall};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::categories::Phases;
 
@@ -14,7 +14,7 @@ pub(super) const MOST_LEVELS: usize = 64;
 /// Returns the calls of `modules` outside the backward, in order. A call inside another one is left out,
 /// because the outer call includes it.
 pub(super) fn outer_calls<'a>(
-    step: &'a Step,
+    step: &'a RecordedStep,
     modules: &FxHashSet<Symbol>,
     phases: &Phases,
 ) -> Vec<&'a StepCall> {
@@ -24,14 +24,14 @@ pub(super) fn outer_calls<'a>(
 /// Returns the calls of `modules` in the backward, in order. These are second forwards, which a checkpoint
 /// runs.
 pub(super) fn calls_again<'a>(
-    step: &'a Step,
+    step: &'a RecordedStep,
     modules: &FxHashSet<Symbol>,
     phases: &Phases,
 ) -> Vec<&'a StepCall> {
     outermost(step, |call| modules.contains(&call.name) && call.phase == phases.backward)
 }
 
-fn outermost(step: &Step, is_chosen: impl Fn(&StepCall) -> bool) -> Vec<&StepCall> {
+fn outermost(step: &RecordedStep, is_chosen: impl Fn(&StepCall) -> bool) -> Vec<&StepCall> {
     let mut calls: Vec<&StepCall> =
         step.modules.iter().filter(|call| is_chosen(call) && call.from < call.to).collect();
     calls.sort_by_key(|call| (call.from, std::cmp::Reverse(call.to)));

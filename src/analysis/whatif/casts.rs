@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use super::autocast::casts_inputs;
 use super::curve::Curve;
 use super::sizes::SizeRules;
-use super::step::{ALIVE, DType, Life, Step};
+use super::step::{ALIVE, DType, Life, RecordedStep};
 use crate::read::symbols::{Symbol, SymbolTable};
 
 /// The op that allocates the result of a cast. Only the outermost op is recorded around it, such as
@@ -17,7 +17,12 @@ use crate::read::symbols::{Symbol, SymbolTable};
 const COPY: &str = "aten::empty_strided";
 
 /// Replaces each tensor and its copies by one block, in a step whose sizes are those in 16 bits already.
-pub(super) fn apply(curve: &mut Curve<'_>, step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable) {
+pub(super) fn apply(
+    curve: &mut Curve<'_>,
+    step: &RecordedStep,
+    rules: &SizeRules<'_>,
+    symbols: &SymbolTable,
+) {
     let life = |index: u32| &step.lives[index as usize];
     let is_gradient = |index: &u32| life(*index).owner.category == Category::Gradient;
     for (from, copies) in casts(step, rules, symbols) {
@@ -37,8 +42,8 @@ pub(super) fn apply(curve: &mut Curve<'_>, step: &Step, rules: &SizeRules<'_>, s
 }
 
 /// Returns the tensors of a step that have copies in the other type, each with its copies in order. All are
-/// indices of [`Step::lives`].
-fn casts(step: &Step, rules: &SizeRules<'_>, symbols: &SymbolTable) -> Vec<(u32, Vec<u32>)> {
+/// indices of [`RecordedStep::lives`].
+fn casts(step: &RecordedStep, rules: &SizeRules<'_>, symbols: &SymbolTable) -> Vec<(u32, Vec<u32>)> {
     let made_by = symbols.intern(COPY);
     let mut casting: FxHashMap<Symbol, bool> = FxHashMap::default();
     let mut is_cast = |life: &Life| {

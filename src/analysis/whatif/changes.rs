@@ -176,6 +176,15 @@ impl Change {
     }
 }
 
+fn checkpoint(text: &str) -> Result<Vec<Change>> {
+    if text.split(',').any(|pattern| pattern.trim().is_empty()) {
+        return Err(Error::usage(format!(
+            "--checkpoint {text}: a pattern is empty; separate patterns with one comma, as in 'GPT.h.*,GPT.head'"
+        )));
+    }
+    Ok(vec![Change::Checkpoint(text.to_owned())])
+}
+
 fn optimizers(text: &str) -> Result<Vec<Change>> {
     let one = |name: &str| match name {
         "8bit" => Ok(Change::Optimizer(NewOptimizer::EightBit)),
@@ -197,7 +206,7 @@ fn optimizers(text: &str) -> Result<Vec<Change>> {
     Ok(all)
 }
 
-fn batch(text: &str) -> Result<Change> {
+fn batch(text: &str) -> Result<Vec<Change>> {
     let bad = || {
         Error::usage(format!(
             "--batch {text}: expected a factor that starts with x, such as x2 or x1/2, at most x1000 and not x1"
@@ -209,17 +218,17 @@ fn batch(text: &str) -> Result<Change> {
     let (times, parts) = factor.split_once('/').unwrap_or((factor, "1"));
     let number = |part: &str| part.trim().parse::<i64>().ok().filter(|number| (1..=1000).contains(number));
     match (number(times), number(parts)) {
-        (Some(times), Some(parts)) if times != parts => Ok(Change::Batch(times, parts)),
+        (Some(times), Some(parts)) if times != parts => Ok(vec![Change::Batch(times, parts)]),
         _ => Err(bad()),
     }
 }
 
-fn shard(text: &str) -> Result<Change> {
+fn shard(text: &str) -> Result<Vec<Change>> {
     let (number, part) = text.split_once(':').map_or((text, None), |(number, part)| (number, Some(part)));
     let ranks = number.trim().parse::<i64>().ok().filter(|ranks| (2..=MOST_RANKS).contains(ranks));
     match (ranks, part.map(str::trim)) {
-        (Some(ranks), None) => Ok(Change::Shard { ranks, units: String::new() }),
-        (Some(ranks), Some("optimizer")) => Ok(Change::ShardOptimizer(ranks)),
+        (Some(ranks), None) => Ok(vec![Change::Shard { ranks, units: String::new() }]),
+        (Some(ranks), Some("optimizer")) => Ok(vec![Change::ShardOptimizer(ranks)]),
         _ => Err(Error::usage(format!(
             "--shard {text}: expected a number of ranks from 2 to {MOST_RANKS}, such as 8; 8:optimizer divides the \
              optimizer's state alone"
@@ -227,7 +236,7 @@ fn shard(text: &str) -> Result<Change> {
     }
 }
 
-fn without(text: &str) -> Result<Change> {
+fn without(text: &str) -> Result<Vec<Change>> {
     let keys = || ConditionKey::ALL.iter().map(|(name, _)| *name);
     let one = |part: &str| {
         let (key, pattern) = part.split_once('=').ok_or_else(|| {
@@ -250,8 +259,47 @@ fn without(text: &str) -> Result<Change> {
         }
         Ok(Condition { key: *key, pattern: pattern.to_owned() })
     };
-    Ok(Change::Without(text.split(',').map(one).collect::<Result<_>>()?))
+    Ok(vec![Change::Without(text.split(',').map(one).collect::<Result<_>>()?)])
 }
+
+fn offload(text: &str) -> Result<Vec<Change>> {
+    match text {
+        "optimizer" => Ok(vec![Change::OffloadOptimizer]),
+        _ => Err(Error::usage(format!("--offload {text}: expected optimizer"))),
+    }
+}
+
+/// Returns `change` if the value of an option is a 16-bit type.
+fn half(option: &str, text: &str, change: Change) -> Result<Vec<Change>> {
+    match text {
+        "bf16" | "bfloat16" | "fp16" | "float16" => Ok(vec![change]),
+        _ => Err(Error::usage(format!("--{option} {text}: expected bf16 or fp16"))),
+    }
+}
+
+fn chunk_loss(text: &str) -> Result<Vec<Change>> {
+    match text.parse::<i64>() {
+        Ok(parts) if (2..=MOST_PARTS).contains(&parts) => Ok(vec![Change::ChunkLoss(parts)]),
+        _ => Err(Error::usage(format!("--chunk-loss {text}: expected a number from 2 to {MOST_PARTS}"))),
+    }
+}
+
+/// An option with the parser of its value.
+type ChangeOption = (&'static str, fn(&str) -> Result<Vec<Change>>);
+
+/// The options that ask for changes. Sharding must come last: a rank has a part of the blocks that remain after all
+/// other changes.
+const OPTIONS: [ChangeOption; 9] = [
+    ("checkpoint", checkpoint),
+    ("optimizer", optimizers),
+    ("offload", offload),
+    ("dtype", |text| half("dtype", text, Change::Bfloat16)),
+    ("autocast", |text| half("autocast", text, Change::Autocast)),
+    ("chunk-loss", chunk_loss),
+    ("batch", batch),
+    ("without", without),
+    ("shard", shard),
+];
 
 /// Parses the changes that options ask for. `text` returns the value of an option, or an empty text if it was
 /// not given.
@@ -269,47 +317,11 @@ fn without(text: &str) -> Result<Change> {
 /// ```
 pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
     let mut all = Vec::new();
-    if !text("checkpoint").is_empty() {
-        all.push(Change::Checkpoint(text("checkpoint").to_owned()));
-    }
-    if !text("optimizer").is_empty() {
-        all.extend(optimizers(text("optimizer"))?);
-    }
-    match text("offload") {
-        "" => {}
-        "optimizer" => all.push(Change::OffloadOptimizer),
-        other => return Err(Error::usage(format!("--offload {other}: expected optimizer"))),
-    }
-    match text("dtype") {
-        "" => {}
-        "bf16" | "bfloat16" | "fp16" | "float16" => all.push(Change::Bfloat16),
-        other => return Err(Error::usage(format!("--dtype {other}: expected bf16 or fp16"))),
-    }
-    match text("autocast") {
-        "" => {}
-        "bf16" | "bfloat16" | "fp16" | "float16" => all.push(Change::Autocast),
-        other => return Err(Error::usage(format!("--autocast {other}: expected bf16 or fp16"))),
-    }
-    match text("chunk-loss") {
-        "" => {}
-        parts => match parts.parse::<i64>() {
-            Ok(parts) if (2..=MOST_PARTS).contains(&parts) => all.push(Change::ChunkLoss(parts)),
-            _ => {
-                return Err(Error::usage(format!(
-                    "--chunk-loss {parts}: expected a number from 2 to {MOST_PARTS}"
-                )));
-            }
-        },
-    }
-    if !text("batch").is_empty() {
-        all.push(batch(text("batch"))?);
-    }
-    if !text("without").is_empty() {
-        all.push(without(text("without"))?);
-    }
-    // Sharding must come last: a rank has a part of the blocks that remain after all other changes.
-    if !text("shard").is_empty() {
-        all.push(shard(text("shard"))?);
+    for (option, parser) in OPTIONS {
+        let value = text(option);
+        if !value.is_empty() {
+            all.extend(parser(value)?);
+        }
     }
     if all.is_empty() {
         return Err(Error::usage(
@@ -367,6 +379,8 @@ mod tests {
             [Change::Optimizer(NewOptimizer::EightBit), Change::StepInBackward]
         );
         for (name, value, part) in [
+            ("checkpoint", "GPT.h.*,", "a pattern is empty"),
+            ("checkpoint", " ", "a pattern is empty"),
             ("batch", "x0", "expected a factor"),
             ("batch", "x1", "expected a factor"),
             ("batch", "x3/3", "expected a factor"),

@@ -13,7 +13,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::calls::{ModulesAbove, calls_again, outer_calls};
 use super::curve::{Curve, highest};
-use super::step::{ALIVE, Life, NO_CALL, Step, StepCall};
+use super::step::{ALIVE, Life, NO_CALL, RecordedStep, StepCall};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
@@ -22,7 +22,7 @@ use crate::state::categories::Phases;
 /// forward. Returns the number of changed calls.
 pub(super) fn apply(
     curve: &mut Curve<'_>,
-    step: &Step,
+    step: &RecordedStep,
     modules: &FxHashSet<Symbol>,
     symbols: &SymbolTable,
     phases: &Phases,
@@ -47,7 +47,7 @@ pub(super) fn apply(
     calls.into_iter().map(|call| u64::from(pass.recompute(curve, call))).sum()
 }
 
-/// The blocks of one call of a checkpointed module, as indices of [`Step::lives`].
+/// The blocks of one call of a checkpointed module, as indices of [`RecordedStep::lives`].
 struct Kept {
     /// The blocks that the call's own backward frees, in order of birth.
     inner: Vec<u32>,
@@ -58,7 +58,7 @@ struct Kept {
 /// The checkpointed calls of a step. All calls are processed in one pass over the step, so the work does not
 /// grow with their number.
 struct Recomputed<'a> {
-    step: &'a Step,
+    step: &'a RecordedStep,
     phases: &'a Phases,
     /// The last request that ran out of memory, as the number of allocations before it.
     oom: Option<u32>,
@@ -252,7 +252,7 @@ fn is_result(life: &Life) -> bool {
 /// Usually a later module frees the result, so it is no inner block. But the call's own backward may need it,
 /// too (the result of a ReLU or an LSTM), and then the first backward function frees it. Among the blocks
 /// that this function frees, the result is the first block of the last forward op.
-fn keep_output(kept: &mut Kept, step: &Step, call: &StepCall) {
+fn keep_output(kept: &mut Kept, step: &RecordedStep, call: &StepCall) {
     let life = |index: &u32| &step.lives[*index as usize];
     // All inner blocks outlive the call. If further blocks outlive it, the result is one of those and not an
     // inner block.

@@ -5,7 +5,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::curve::Curve;
 use super::sizes::SizeRules;
-use super::step::{Life, NO_CALL, Step};
+use super::step::{Life, NO_CALL, RecordedStep};
 use crate::read::symbols::SymbolTable;
 use crate::state::block::is_unknown_form;
 use crate::state::categories::Phases;
@@ -23,14 +23,14 @@ struct Loss {
     size: i64,
     /// The birth of the first gradient of that size; `u32::MAX` if there is no gradient.
     first: u32,
-    /// The gradient of this size that is freed last, as an index of [`Step::lives`].
+    /// The gradient of this size that is freed last, as an index of [`RecordedStep::lives`].
     last: Option<u32>,
 }
 
 /// Divides the sizes of the logits and their gradients in a step by `parts`. Returns the number of losses.
 pub(super) fn apply(
     curve: &mut Curve<'_>,
-    step: &Step,
+    step: &RecordedStep,
     parts: i64,
     rules: &SizeRules<'_>,
     symbols: &SymbolTable,
@@ -101,7 +101,7 @@ fn tokens_of(shape: &str) -> Option<i64> {
 }
 
 /// Returns the losses of the forward passes of a step, in order.
-fn losses(step: &Step, symbols: &SymbolTable, phases: &Phases) -> Vec<Loss> {
+fn losses(step: &RecordedStep, symbols: &SymbolTable, phases: &Phases) -> Vec<Loss> {
     let (loss, log_softmax) = (symbols.intern(LOSS), symbols.intern(LOG_SOFTMAX));
     let is_loss = |call: u32| step.op(call).is_some_and(|op| op.name == loss && op.phase != phases.backward);
     let mut seen: FxHashSet<u32> = FxHashSet::default();
@@ -114,7 +114,7 @@ fn losses(step: &Step, symbols: &SymbolTable, phases: &Phases) -> Vec<Loss> {
 
 /// Extends the lives of the gradients that the op `head` allocates for its weight and its input. Each part of
 /// the loss adds to these gradients, so they must exist from the allocation `first` on.
-fn keep_gradients(curve: &mut Curve<'_>, step: &Step, head: u32, first: u32) {
+fn keep_gradients(curve: &mut Curve<'_>, step: &RecordedStep, head: u32, first: u32) {
     let Some(end) = step.op(head).map(|op| op.to) else { return };
     for index in step.allocations_of(head).iter().filter_map(|allocation| allocation.life) {
         let life = &step.lives[index as usize];

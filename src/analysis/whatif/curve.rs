@@ -2,9 +2,9 @@
 
 use rustc_hash::FxHashMap;
 
-use super::step::{Allocation, Step};
+use super::step::{Allocation, RecordedStep};
 use crate::state::block::Owner;
-use crate::state::device::Moment;
+use crate::state::device::Peak;
 
 /// Bytes that are allocated and freed again between two allocations of the trace, so that only a peak can
 /// show them.
@@ -19,7 +19,7 @@ struct Spike {
 
 /// The changed blocks of a step.
 pub(super) struct Curve<'a> {
-    step: &'a Step,
+    step: &'a RecordedStep,
     /// For each block: the new size in bytes.
     pub(super) sizes: Vec<i64>,
     /// For each block whose lifetime changed: the one or two spans in which it lives, each from its birth to
@@ -35,7 +35,7 @@ pub(super) struct Curve<'a> {
 
 impl<'a> Curve<'a> {
     /// Creates the curve of a step whose blocks have these sizes.
-    pub(super) fn new(step: &'a Step, sizes: Vec<i64>) -> Curve<'a> {
+    pub(super) fn new(step: &'a RecordedStep, sizes: Vec<i64>) -> Curve<'a> {
         Curve {
             step,
             sizes,
@@ -128,11 +128,11 @@ impl<'a> Curve<'a> {
 
     /// Returns the highest total of the allocations in the window, or `None` for an empty window. `differences`
     /// must come from this curve.
-    pub(super) fn peak(&self, differences: &[i64]) -> Option<Moment> {
-        let mut peak: Option<Moment> = None;
+    pub(super) fn peak(&self, differences: &[i64]) -> Option<Peak> {
+        let mut peak: Option<Peak> = None;
         let mut raise = |bytes: i64, at: &Allocation, owner: Owner| {
             if at.in_window && peak.is_none_or(|peak| bytes > peak.bytes) {
-                peak = Some(Moment { bytes, seq: at.seq, ts_ns: at.ts_ns, owner, untraced: 0 });
+                peak = Some(Peak { bytes, seq: at.seq, ts_ns: at.ts_ns, owner, untraced: 0 });
             }
         };
         for (at, allocation) in self.step.allocations.iter().enumerate() {

@@ -7,14 +7,14 @@ use rustc_hash::FxHashMap;
 use super::changes::{Change, NewOptimizer};
 use super::curve::{Curve, highest};
 use super::sizes::SizeRules;
-use super::step::Step;
+use super::step::RecordedStep;
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
 
 /// Frees each gradient of a step as soon as its parameter has been stepped. Returns the number of gradients.
 pub(super) fn apply(
     curve: &mut Curve<'_>,
-    step: &Step,
+    step: &RecordedStep,
     changes: &[Change],
     rules: &SizeRules<'_>,
     phases: &Phases,
@@ -47,7 +47,7 @@ pub(super) fn apply(
 }
 
 /// Returns how many temporary bytes the optimizer's step needs for each byte of a gradient.
-fn temporaries(step: &Step, changes: &[Change], rules: &SizeRules<'_>) -> f64 {
+fn temporaries(step: &RecordedStep, changes: &[Change], rules: &SizeRules<'_>) -> f64 {
     for change in changes {
         match change {
             Change::Optimizer(NewOptimizer::EightBit | NewOptimizer::Sgd) => return 0.0,

@@ -4,12 +4,12 @@ use memtrace_trace::Category;
 
 use super::changes::{Change, NewOptimizer};
 use super::curve::Curve;
-use super::step::Step;
+use super::step::RecordedStep;
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
 
 /// Returns the number of blocks of optimizer state in a step.
-pub(super) fn states(step: &Step) -> u64 {
+pub(super) fn states(step: &RecordedStep) -> u64 {
     step.lives.iter().filter(|life| life.owner.category == Category::OptimizerState).count() as u64
 }
 
@@ -21,7 +21,7 @@ pub(super) fn states(step: &Step) -> u64 {
 /// place, so they need no temporary memory.
 pub(super) fn apply(
     curve: &mut Curve<'_>,
-    step: &Step,
+    step: &RecordedStep,
     optimizer: NewOptimizer,
     changes: &[Change],
     phases: &Phases,

@@ -12,7 +12,7 @@ use super::contents::{Contents, check};
 use super::curve::Curve;
 use super::requests::ChangedRequests;
 use super::sizes::{SizeRules, Traits};
-use super::step::{Life, Step, StepRecorder, TypeSymbols, with_columns};
+use super::step::{Life, RecordedStep, StepRecorder, TypeSymbols, with_columns};
 use super::{autocast, casts, checkpoint, chunk_loss, in_backward, optimizer, shard};
 use crate::error::{Error, Result};
 use crate::options::Options;
@@ -21,7 +21,7 @@ use crate::read::stream::TraceFile;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::requests::Requests;
 use crate::state::categories::Phases;
-use crate::state::device::Moment;
+use crate::state::device::Peak;
 use crate::state::replay::{self, Metric, Replay, has_current_step, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_rows};
 use crate::state::series::{Series, TimeGrid};
@@ -37,7 +37,7 @@ const LEAST_SAVED: f64 = 0.001;
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The peak with the changes.
-    pub peak: Moment,
+    pub peak: Peak,
     /// The number of items that each change found, in the order of the changes: calls of modules, gradients,
     /// losses or blocks.
     pub found: Vec<u64>,
@@ -66,7 +66,7 @@ pub struct Prediction {
     /// The CUDA ordinal.
     pub device: i32,
     /// The peak of the run.
-    pub before: Moment,
+    pub before: Peak,
     /// For each list of changes: the outcome.
     pub outcomes: Vec<Outcome>,
     /// For each list of changes: the total over time. Empty unless the caller asked for it.
@@ -128,7 +128,7 @@ struct DevicePrediction {
     /// For each list of changes: whether a module is inside a checkpointed module, for the modules looked up
     /// so far.
     inside: Vec<FxHashMap<Symbol, bool>>,
-    before: Moment,
+    before: Peak,
     outcomes: Vec<Outcome>,
     /// For each list of changes: the total over time. Empty if no curve is wanted.
     curves: Vec<Series>,
@@ -385,7 +385,7 @@ impl DevicePrediction {
             recorder,
             traits: Traits::default(),
             inside: vec![FxHashMap::default(); lists.len()],
-            before: Moment::default(),
+            before: Peak::default(),
             outcomes,
             curves,
             requests: None,
@@ -501,7 +501,7 @@ impl DevicePrediction {
 /// Counts the op calls of a step: those in the forward of the modules that match `patterns`, and all in the
 /// forward and backward. `inside` caches whether a module is inside one of these modules.
 fn ops_again(
-    step: &Step,
+    step: &RecordedStep,
     patterns: &str,
     inside: &mut FxHashMap<Symbol, bool>,
     symbols: &SymbolTable,
@@ -533,7 +533,7 @@ fn ops_again(
     }
 }
 
-fn raise(peak: &mut Moment, found: Option<Moment>) {
+fn raise(peak: &mut Peak, found: Option<Peak>) {
     if let Some(found) = found
         && found.bytes > peak.bytes
     {

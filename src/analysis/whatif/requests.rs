@@ -7,7 +7,7 @@
 use rustc_hash::FxHashMap;
 
 use super::curve::Curve;
-use super::step::{ALIVE, Step};
+use super::step::{ALIVE, RecordedStep};
 use crate::requests::{OperationKind, Requests};
 
 /// The requests so far, over all steps.
@@ -51,7 +51,7 @@ struct RequestChange {
 
 impl ChangedRequests {
     /// Adds the requests of a step.
-    pub(super) fn add(&mut self, step: &Step, curve: &Curve<'_>) {
+    pub(super) fn add(&mut self, step: &RecordedStep, curve: &Curve<'_>) {
         if let Some(first) = step.allocations.first() {
             self.requests.operations.push([OperationKind::Step as i64, first.owner.step, 0, 0]);
         }
@@ -84,7 +84,7 @@ impl ChangedRequests {
         }
     }
 
-    fn changes(&mut self, step: &Step, curve: &Curve<'_>) -> Vec<RequestChange> {
+    fn changes(&mut self, step: &RecordedStep, curve: &Curve<'_>) -> Vec<RequestChange> {
         let mut changes = Vec::new();
         for (index, life) in step.lives.iter().enumerate() {
             let size = curve.sizes[index];

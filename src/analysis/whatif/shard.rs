@@ -14,7 +14,7 @@ use super::calls::{ModulesAbove, outer_calls};
 use super::changes::Change;
 use super::curve::Curve;
 use super::sizes::{SizeRules, shard};
-use super::step::{Step, StepCall};
+use super::step::{RecordedStep, StepCall};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::Owner;
 use crate::state::categories::Phases;
@@ -31,7 +31,7 @@ struct Unit {
     whole: i64,
     /// The bytes of the same parameters in one buffer, not rounded.
     buffer: i64,
-    /// The gradients: indices of [`Step::lives`].
+    /// The gradients: indices of [`RecordedStep::lives`].
     gradients: Vec<u32>,
 }
 
@@ -48,7 +48,12 @@ pub(super) struct Sharding<'a> {
 impl Sharding<'_> {
     /// Adds the parameters and gradients that a rank has as a whole for a moment. Each module of `modules` is
     /// one unit. Returns the number of parameters in the step.
-    pub(super) fn apply(&self, curve: &mut Curve<'_>, step: &Step, modules: &FxHashSet<Symbol>) -> u64 {
+    pub(super) fn apply(
+        &self,
+        curve: &mut Curve<'_>,
+        step: &RecordedStep,
+        modules: &FxHashSet<Symbol>,
+    ) -> u64 {
         let Sharding { rules, symbols, phases, .. } = self;
         let others: Vec<Change> = self.changes.iter().filter(|change| !is_shard(change)).cloned().collect();
         let calls = outer_calls(step, modules, phases);
@@ -95,7 +100,7 @@ fn is_shard(change: &Change) -> bool {
 
 /// Returns the times of the whole model, from its first forward to the end of its last backward. Returns
 /// `None` if there is no forward.
-fn rest(step: &Step, phases: &Phases) -> Option<Unit> {
+fn rest(step: &RecordedStep, phases: &Phases) -> Option<Unit> {
     let span = |is_in: &dyn Fn(&StepCall) -> bool| {
         let calls = || step.ops.iter().chain(&step.modules).filter(|call| is_in(call));
         Some((calls().map(|call| call.from).min()?, calls().map(|call| call.to).max()?))
@@ -134,7 +139,7 @@ impl Units {
 
 /// Adds the blocks of gathered units to a curve.
 struct Gather<'a> {
-    step: &'a Step,
+    step: &'a RecordedStep,
     rules: &'a SizeRules<'a>,
     ranks: i64,
     owner: Owner,

@@ -10,7 +10,7 @@ use memtrace_trace::text::UNKNOWN;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::changes::{Change, Condition, ConditionKey, NewOptimizer};
-use super::step::{DType, FAILED, Life, Step};
+use super::step::{DType, FAILED, Life, RecordedStep};
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::categories::Phases;
 
@@ -105,7 +105,7 @@ impl OpTraits {
 
 impl<'a> SizeRules<'a> {
     pub(super) fn new(
-        step: &Step,
+        step: &RecordedStep,
         symbols: &SymbolTable,
         phases: Phases,
         rounding: Rounding,
@@ -150,18 +150,18 @@ impl<'a> SizeRules<'a> {
 
     /// Returns the traits of the outermost op that allocated a block or, without such an op, of the block's
     /// own op.
-    fn call_traits(&self, step: &Step, life: &Life) -> OpTraits {
+    fn call_traits(&self, step: &RecordedStep, life: &Life) -> OpTraits {
         step.op(life.call).map_or_else(|| self.traits_of(life.owner.op), |call| self.traits_of(call.name))
     }
 
     /// Returns true if the block is the result of a cast.
-    pub(super) fn is_cast(&self, step: &Step, life: &Life) -> bool {
+    pub(super) fn is_cast(&self, step: &RecordedStep, life: &Life) -> bool {
         self.call_traits(step, life).is_cast || self.traits_of(life.owner.op).is_cast
     }
 
     /// Returns the keys of [`SizeRules::cast_up`]. A cast that autocast makes has the op that asked for it
     /// around it, such as `aten::linear`; the program's own cast has none.
-    fn find_cast_up(&self, step: &Step) -> FxHashSet<(Symbol, i64)> {
+    fn find_cast_up(&self, step: &RecordedStep) -> FxHashSet<(Symbol, i64)> {
         let mut halves = FxHashMap::default();
         let mut found = FxHashSet::default();
         for life in step.lives.iter().filter(|life| life.requested >= LEAST_CAST_UP) {
@@ -211,12 +211,12 @@ impl<'a> SizeRules<'a> {
     }
 
     /// Returns true for the gathered parameters of a sharded model.
-    fn is_gathered(&self, step: &Step, life: &Life) -> bool {
+    fn is_gathered(&self, step: &RecordedStep, life: &Life) -> bool {
         self.call_traits(step, life).is_gather || self.traits_of(life.owner.op).is_gather
     }
 
     /// Returns true if the size of the block grows with the batch.
-    fn grows_with_batch(&self, step: &Step, life: &Life) -> bool {
+    fn grows_with_batch(&self, step: &RecordedStep, life: &Life) -> bool {
         use Category::{Buffer, CudaGraph, Gradient, OptimizerState, Parameter, Workspace};
         let fixed = [Buffer, CudaGraph, Gradient, OptimizerState, Parameter, Workspace];
         if fixed.contains(&life.owner.category) || life.owner.phase == self.phases.optimizer {
@@ -241,7 +241,7 @@ impl<'a> SizeRules<'a> {
     }
 
     /// Returns true if the block is float32, so that it would have half its bytes in bfloat16.
-    pub(super) fn is_float(&self, step: &Step, life: &Life) -> bool {
+    pub(super) fn is_float(&self, step: &RecordedStep, life: &Life) -> bool {
         // A checkpoint has the type with which it was saved, and its state of the optimizer may stay alive
         // beside a copy in the parameters' type.
         let is_loaded = life.owner.category == Category::Loaded
@@ -275,7 +275,7 @@ impl<'a> SizeRules<'a> {
     }
 
     /// Returns the new sizes of the blocks of a step, in bytes.
-    pub(super) fn sizes(&self, step: &Step, changes: &[Change], symbols: &SymbolTable) -> Vec<i64> {
+    pub(super) fn sizes(&self, step: &RecordedStep, changes: &[Change], symbols: &SymbolTable) -> Vec<i64> {
         let ranks = changes.iter().find_map(|change| match change {
             Change::ShardOptimizer(ranks) => Some(*ranks),
             _ => None,
@@ -287,7 +287,12 @@ impl<'a> SizeRules<'a> {
 
     /// Returns the bytes that the changes add to each request that ran out of memory. The first number of
     /// each pair is the number of allocations before the request.
-    pub(super) fn failed(&self, step: &Step, changes: &[Change], symbols: &SymbolTable) -> Vec<(u32, i64)> {
+    pub(super) fn failed(
+        &self,
+        step: &RecordedStep,
+        changes: &[Change],
+        symbols: &SymbolTable,
+    ) -> Vec<(u32, i64)> {
         let all = step.allocations.iter().enumerate().filter(|(_, each)| each.life.is_none());
         all.map(|(at, each)| {
             let at = at as u32;
@@ -301,7 +306,7 @@ impl<'a> SizeRules<'a> {
     /// optimizer's blocks that one rank has under [`Change::ShardOptimizer`].
     pub(super) fn requested(
         &self,
-        step: &Step,
+        step: &RecordedStep,
         life: &Life,
         changes: &[Change],
         symbols: &SymbolTable,
@@ -408,7 +413,7 @@ fn has_one_row(life: &Life, symbols: &SymbolTable) -> bool {
 /// Returns the largest share of the parameters that one of `ranks` ranks has to step.
 /// `ZeroRedundancyOptimizer` gives each parameter, the largest first, to the rank with the smallest sum so
 /// far (`_partition_parameters`).
-fn largest_share(step: &Step, ranks: i64) -> f64 {
+fn largest_share(step: &RecordedStep, ranks: i64) -> f64 {
     let parameters = step.lives.iter().filter(|life| life.owner.category == Category::Parameter);
     let mut sizes: Vec<i64> = parameters.map(|life| life.requested.max(0)).collect();
     sizes.sort_unstable_by_key(|size| Reverse(*size));

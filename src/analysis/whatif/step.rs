@@ -101,7 +101,7 @@ pub(super) struct Life {
     pub(super) dtype: DType,
     /// The shape of its tensor; unknown if [`is_unknown_form`] says so.
     pub(super) shape: Symbol,
-    /// The outermost op that allocated the block: an index of [`Step::ops`], or [`NO_CALL`].
+    /// The outermost op that allocated the block: an index of [`RecordedStep::ops`], or [`NO_CALL`].
     pub(super) call: u32,
     /// The outermost op that freed the block, or [`NO_CALL`].
     pub(super) freed_by: u32,
@@ -165,7 +165,7 @@ pub(super) struct Allocation {
     pub(super) dtype: DType,
     /// The shape of the tensor; unknown if [`is_unknown_form`] says so.
     pub(super) shape: Symbol,
-    /// The block: an index of [`Step::lives`]. `None` for a request that ran out of memory.
+    /// The block: an index of [`RecordedStep::lives`]. `None` for a request that ran out of memory.
     pub(super) life: Option<u32>,
     /// True if the allocation is in the window of the options.
     pub(super) in_window: bool,
@@ -186,7 +186,7 @@ pub(super) struct StepCall {
 
 /// One step.
 #[derive(Debug, Default)]
-pub(super) struct Step {
+pub(super) struct RecordedStep {
     pub(super) lives: Vec<Life>,
     pub(super) allocations: Vec<Allocation>,
     pub(super) ops: Vec<StepCall>,
@@ -204,7 +204,7 @@ pub(super) struct Step {
     is_wanted: bool,
 }
 
-impl Step {
+impl RecordedStep {
     /// Returns the number of allocations.
     pub(super) fn end(&self) -> u32 {
         self.allocations.len() as u32
@@ -251,7 +251,7 @@ pub(super) struct StepRecorder {
     /// parameter, so that the trace has no type for it.
     gathered: DType,
     step: i64,
-    now: Step,
+    now: RecordedStep,
     /// The live blocks, by id: indices of `now.lives`.
     live: FxHashMap<i64, u32>,
     /// The claims of the outermost ops on the allocations of the step. `freeing` has their claims on its
@@ -272,7 +272,7 @@ impl StepRecorder {
             types,
             gathered: DType::Unknown,
             step: i64::MIN,
-            now: Step { freed_ns: i64::MIN, ..Step::default() },
+            now: RecordedStep { freed_ns: i64::MIN, ..RecordedStep::default() },
             live: FxHashMap::default(),
             allocating: Claims::default(),
             freeing: Claims::default(),
@@ -296,13 +296,13 @@ impl StepRecorder {
 
     /// Returns the number of rows of the step that are kept.
     pub(super) fn rows(&self) -> usize {
-        let Step { allocations, ops, modules, frees, .. } = &self.now;
+        let RecordedStep { allocations, ops, modules, frees, .. } = &self.now;
         allocations.len() + ops.len() + modules.len() + frees.len() + self.open_calls
     }
 
     /// Returns the step so far, after filling in the ops that allocated and freed its blocks.
-    pub(super) fn step(&mut self) -> &Step {
-        let Step { lives, allocations, ops, own, frees, .. } = &mut self.now;
+    pub(super) fn step(&mut self) -> &RecordedStep {
+        let RecordedStep { lives, allocations, ops, own, frees, .. } = &mut self.now;
         own.clear();
         own.resize(ops.len(), (0, 0));
         for claim in self.allocating.all() {
@@ -328,8 +328,8 @@ impl StepRecorder {
             *life = Life { birth: 0, is_older: true, call: NO_CALL, ..*life };
             self.live.insert(life.id, index as u32);
         }
-        let Step { end_allocated, freed_ns, .. } = self.now;
-        self.now = Step { lives, end_allocated, freed_ns, ..Step::default() };
+        let RecordedStep { end_allocated, freed_ns, .. } = self.now;
+        self.now = RecordedStep { lives, end_allocated, freed_ns, ..RecordedStep::default() };
         (self.allocating, self.freeing) = (Claims::default(), Claims::default());
         for call in self.open.values_mut().flatten() {
             call.from = 0;

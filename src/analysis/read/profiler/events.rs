@@ -108,17 +108,18 @@ impl Events {
     }
 
     fn add(&mut self, event: &ChromeEvent) {
-        let Some(ts_ns) = nanoseconds(&event.ts) else { return };
+        let ts_ns = nanoseconds(&event.ts);
         let thread = event.tid.as_i64().unwrap_or(-1);
         if event.name == "[memory]" {
             if event.args.get("Device Type").and_then(Value::as_i64) == Some(CUDA) {
-                match memory_event(event, ts_ns, thread) {
+                match ts_ns.and_then(|ts_ns| memory_event(event, ts_ns, thread)) {
                     Some(found) => self.memory.push(found),
                     None => self.wrong += 1,
                 }
             }
             return;
         }
+        let Some(ts_ns) = ts_ns else { return };
         let Some(duration_ns) = nanoseconds(&event.dur).filter(|_| event.ph == "X") else { return };
         let Some((kind, name)) = kind_of(event) else { return };
         let name = self.intern(name);
@@ -151,31 +152,40 @@ fn memory_event(event: &ChromeEvent, ts_ns: i64, thread: i64) -> Option<MemoryEv
 }
 
 fn kind_of(event: &ChromeEvent) -> Option<(RangeKind, &str)> {
-    let name = cut(&event.name, LONGEST_NAME);
-    match &event.cat[..] {
+    let name = cut(event.name.as_str()?, LONGEST_NAME);
+    match event.cat.as_str()? {
         "cpu_op" if name.starts_with("autograd::engine::evaluate_function") => {
             Some((RangeKind::Backward, name))
         }
         "cpu_op" if name.contains("::") => Some((RangeKind::Op, name)),
         "python_function" => Some((RangeKind::Module, name.strip_prefix("nn.Module: ")?)),
         "user_annotation" if name.starts_with("Optimizer.step#") => Some((RangeKind::Optimizer, name)),
-        "user_annotation" if name.starts_with("ProfilerStep#") => Some((RangeKind::Step, name)),
+        "user_annotation" if step_number(name).is_some() => Some((RangeKind::Step, name)),
         _ => None,
     }
 }
 
-/// Returns a time in nanoseconds. The file has microseconds, with three decimals.
-fn nanoseconds(time_us: &Value) -> Option<i64> {
-    let time_ns = time_us.as_f64()? * 1000.0;
-    (time_ns.abs() <= MAX_NUMBER as f64 / 4.0).then(|| time_ns.round() as i64)
+/// Returns the number in the name of a step of the profiler's schedule.
+pub(super) fn step_number(name: &str) -> Option<i64> {
+    name.strip_prefix("ProfilerStep#")?.parse::<u32>().ok().map(i64::from)
 }
 
+/// Returns a time in nanoseconds. The file has microseconds, with three decimals, since `base_ns` or, if an older
+/// version of PyTorch wrote it, since 1970.
+fn nanoseconds(time_us: &Value) -> Option<i64> {
+    let time_us = time_us.as_f64()?;
+    // A product of the whole number would lose nanoseconds since 1970.
+    let time_ns = || time_us.trunc() as i64 * 1000 + (time_us.fract() * 1000.0).round() as i64;
+    (time_us.abs() <= MAX_NUMBER as f64 / 2000.0).then(time_ns)
+}
+
+/// An event. Its texts may be null.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ChromeEvent {
-    ph: String,
-    name: String,
-    cat: String,
+    ph: Value,
+    name: Value,
+    cat: Value,
     ts: Value,
     dur: Value,
     tid: Value,
@@ -201,6 +211,9 @@ impl<'de> Visitor<'de> for EventVisitor {
         let mut events = Events::default();
         while let Some(event) = list.next_element::<ChromeEvent>()? {
             events.add(&event);
+        }
+        if events.memory.is_empty() && events.wrong > 0 {
+            return Err(A::Error::custom("each of its memory events of a GPU has an invalid value"));
         }
         if events.memory.is_empty() {
             return Err(A::Error::custom(

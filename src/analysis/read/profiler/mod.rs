@@ -79,15 +79,15 @@ fn rows_of(source: impl io::BufRead) -> io::Result<Vec<u8>> {
 
 /// The owner of a memory event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Owner {
+struct RangeOwner {
     op: Option<String>,
     module: String,
     phase: &'static str,
 }
 
 /// Returns the owner of each memory event, which the ranges that are open on its thread name.
-fn owners(events: &Events) -> Vec<Owner> {
-    let mut owners = vec![Owner::default(); events.memory.len()];
+fn owners(events: &Events) -> Vec<RangeOwner> {
+    let mut owners = vec![RangeOwner::default(); events.memory.len()];
     let mut order: Vec<usize> = (0..owners.len()).collect();
     order.sort_by_key(|at| (events.memory[*at].thread, events.memory[*at].ts_ns));
     let mut ranges = events.ranges.iter().peekable();
@@ -112,7 +112,7 @@ fn close(open: &mut Vec<&Range>, thread: i64, ts_ns: i64) {
     while open.pop_if(|range| range.thread != thread || range.end_ns < ts_ns).is_some() {}
 }
 
-fn owner(events: &Events, open: &[&Range]) -> Owner {
+fn owner(events: &Events, open: &[&Range]) -> RangeOwner {
     let of = |kind| open.iter().filter(move |range| range.kind == kind);
     let modules: Vec<&str> = of(RangeKind::Module).map(|range| events.name(range)).collect();
     let has = |kind| of(kind).next().is_some();
@@ -122,25 +122,28 @@ fn owner(events: &Events, open: &[&Range]) -> Owner {
         () if !modules.is_empty() => "forward",
         () => NONE,
     };
-    Owner {
+    RangeOwner {
         op: of(RangeKind::Op).next_back().map(|range| events.name(range).to_owned()),
         module: modules[..modules.len().min(DEEPEST_MODULE)].join("."),
         phase,
     }
 }
 
-/// Returns the times at which steps begin, and the number of steps. A step is the profiler's own, or else it
-/// ends with the optimizer's step.
-fn step_starts(events: &Events) -> (Vec<i64>, usize) {
+/// Returns the time at which each step begins, with the number of the step, and the number of steps. The steps are
+/// those of the profiler, with its numbers, or else each ends with the optimizer's step.
+fn step_starts(events: &Events) -> (Vec<(i64, i64)>, usize) {
     let of = |kind| events.ranges.iter().filter(move |range| range.kind == kind);
-    let mut starts: Vec<i64> = of(RangeKind::Step).map(|range| range.start_ns).collect();
+    let numbered = |range: &Range| Some((range.start_ns, events::step_number(events.name(range))?));
+    let mut starts: Vec<(i64, i64)> = of(RangeKind::Step).filter_map(numbered).collect();
+    starts.sort_unstable();
     let mut steps = starts.len();
     if starts.is_empty() {
-        starts = of(RangeKind::Optimizer).map(|range| range.end_ns).collect();
-        steps = starts.len();
-        starts.extend(events.memory.first().map(|event| event.ts_ns).filter(|_| steps > 0));
+        let mut times: Vec<i64> = of(RangeKind::Optimizer).map(|range| range.end_ns).collect();
+        steps = times.len();
+        times.extend(events.memory.first().map(|event| event.ts_ns).filter(|_| steps > 0));
+        times.sort_unstable();
+        starts = times.into_iter().zip(0..).collect();
     }
-    starts.sort_unstable();
     (starts, steps)
 }
 
@@ -186,7 +189,10 @@ fn write(trace: &ChromeTrace, sink: &mut Vec<u8>) -> io::Result<()> {
         let state = devices.entry(event.device).or_default();
         let base = Row {
             ts_ns: event.ts_ns - start_ns,
-            step: starts.partition_point(|start| *start <= event.ts_ns) as i64 - 1,
+            step: match starts.partition_point(|(start_ns, _)| *start_ns <= event.ts_ns) {
+                0 => -1,
+                begun => starts[begun - 1].1,
+            },
             op: owner.op.as_deref().unwrap_or(NONE),
             module: if owner.module.is_empty() { NONE } else { &owner.module },
             phase: owner.phase,

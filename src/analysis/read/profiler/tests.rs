@@ -96,11 +96,38 @@ fn the_open_ranges_of_the_thread_name_the_owner_and_the_step() {
 }
 
 #[test]
+fn the_steps_of_the_profiler_keep_their_numbers() {
+    let events = [
+        memory(1.0, 1, 512, [512, GIB]),
+        range("user_annotation", "ProfilerStep#10", 2.0, 3.0),
+        memory(3.0, 2, 512, [1024, GIB]),
+        range("user_annotation", "ProfilerStep#11", 5.0, 3.0),
+        memory(6.0, 3, 512, [1536, GIB]),
+    ];
+    let rows = columns(&file(&events), &["event", "step"]);
+    let steps: Vec<&str> = rows.iter().filter_map(|row| row.strip_prefix("alloc ")).collect();
+    assert_eq!(steps, ["-1", "10", "11"]);
+}
+
+#[test]
+fn times_since_1970_and_null_names_are_read() {
+    let now_us = 1_700_000_000_000_000.0;
+    let events = [
+        json!({"ph": "M", "name": null, "cat": null}),
+        memory(now_us + 0.5, 1, 512, [512, GIB]),
+        memory(now_us + 2.0, 2, 512, [1024, GIB]),
+    ];
+    let rows = columns(&file(&events), &["event", "ts_ns"]);
+    assert_eq!(rows, ["segment_alloc 0", "alloc 0", "alloc 1500"]);
+}
+
+#[test]
 fn memory_events_that_contradict_each_other_are_counted_as_lost() {
     let event = memory(1.0, 1, 512, [512, GIB]);
     let missed = [event.clone(), memory(2.0, 1, 512, [1024, GIB])];
     let wrong = [event.clone(), memory(2.0, 2, i64::MAX, [1024, GIB])];
-    for events in [missed, wrong] {
+    let never = [event.clone(), memory(1e300, 2, 512, [1024, GIB])];
+    for events in [missed, wrong, never] {
         let rows = columns(&file(&events), &["event", "name"]);
         assert_eq!(rows.last().unwrap(), "lost the memory events contradict their totals");
     }
@@ -118,4 +145,6 @@ fn a_json_that_is_no_profile_of_memory_is_refused() {
         assert!(error.contains("not a Chrome trace of torch.profiler"), "{error}");
         assert_eq!(error.lines().count(), 1, "{error}");
     }
+    let wrong = file(&[memory(1e300, 1, 512, [512, GIB])]);
+    assert!(rows_of(wrong.as_bytes()).unwrap_err().to_string().contains("invalid value"));
 }

@@ -13,7 +13,7 @@ use crate::read::symbols::{Symbol, SymbolTable};
 use cpu::{Cpu, Work};
 use delimiters::Delimiters;
 use number::{digit_within, int, int_within, natural_within};
-use owners::Owners;
+use owners::OwnerCache;
 
 #[cfg_attr(
     target_arch = "x86_64",
@@ -75,7 +75,7 @@ pub(crate) struct Scanner {
     known: FxHashMap<Box<[u8]>, Symbol>,
     /// For each column, the text of the previous row, because most rows repeat it.
     last: [(Vec<u8>, Symbol); COLUMNS.len()],
-    owners: Owners,
+    owners: OwnerCache,
     delimiters: Delimiters,
 }
 
@@ -90,7 +90,7 @@ impl Scanner {
             symbols,
             known: FxHashMap::default(),
             last: std::array::from_fn(|_| (Vec::new(), Symbol::NONE)),
-            owners: Owners::default(),
+            owners: OwnerCache::default(),
             delimiters: Delimiters::default(),
         }
     }
@@ -98,7 +98,7 @@ impl Scanner {
     /// Parses `block`, which must be smaller than 4 GiB and contain whole lines. The last line end may be
     /// missing.
     pub(crate) fn scan(&mut self, block: &[u8], chunk: &mut Chunk) {
-        cpu::run(Block { scanner: self, block, chunk });
+        cpu::run(ScanWork { scanner: self, block, chunk });
     }
 
     /// Parses one line. Returns false if the scan must stop at this line.
@@ -231,16 +231,16 @@ impl Scanner {
 }
 
 /// A block of lines and the destination of its records.
-struct Block<'a> {
+struct ScanWork<'a> {
     scanner: &'a mut Scanner,
     block: &'a [u8],
     chunk: &'a mut Chunk,
 }
 
-impl Work for Block<'_> {
+impl Work for ScanWork<'_> {
     #[inline(always)]
     fn on(self, cpu: impl Cpu) {
-        let Block { scanner, block, chunk } = self;
+        let ScanWork { scanner, block, chunk } = self;
         let mut delimiters = std::mem::take(&mut scanner.delimiters);
         delimiters.clear();
         let (mut read, mut start) = (0, 0);

@@ -19,7 +19,7 @@ pub(super) const COLUMNS: [&str; 4] = ["op", "module", "phase", "category"];
 
 /// The owners that were seen.
 #[derive(Default)]
-pub(super) struct Owners {
+pub(super) struct OwnerCache {
     /// The index in `all` of each owner, by the bytes of its columns.
     known: FxHashMap<Arc<[u8]>, usize>,
     all: Vec<KnownOwner>,
@@ -43,7 +43,7 @@ struct OwnerSymbols {
     category: Category,
 }
 
-impl Owners {
+impl OwnerCache {
     /// Sets the owner of the record if these bytes are known. Returns whether they are.
     #[inline(always)]
     pub(super) fn find(&mut self, bytes: Option<&[u8]>, record: &mut Record) -> bool {
@@ -69,12 +69,12 @@ impl Owners {
         true
     }
 
-    /// Stores the owner of the record, so that [`Owners::find`] finds it by these bytes.
+    /// Stores the owner of the record, so that [`OwnerCache::find`] finds it by these bytes.
     #[cold]
     pub(super) fn add(&mut self, bytes: Option<&[u8]>, record: &Record) {
         let Some(bytes) = bytes else { return };
         if self.bytes > MOST_BYTES {
-            *self = Owners::default();
+            *self = OwnerCache::default();
         }
         // An estimate of the size of an entry in the tables, in bytes, without the entry's text.
         const ENTRY: usize = 128;
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     /// Returns the category found for these bytes, and whether they were known.
-    fn look(owners: &mut Owners, bytes: &str, category: Category) -> (Category, bool) {
+    fn look(owners: &mut OwnerCache, bytes: &str, category: Category) -> (Category, bool) {
         let mut record = Record::default();
         let seen = owners.find(Some(bytes.as_bytes()), &mut record);
         if !seen {
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn each_owner_is_found_whatever_owner_came_before_it() {
-        let mut owners = Owners::default();
+        let mut owners = OwnerCache::default();
         let (mut state, mut seen) = (0x9E37_79B9_u64, 0);
         for round in 0..3000 {
             // The first rounds repeat the owners in the same order, like training steps. The later rounds use
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn memory_for_owners_is_bounded() {
-        let mut owners = Owners::default();
+        let mut owners = OwnerCache::default();
         let long = "x".repeat(MOST_BYTES / 16);
         for n in 0..100 {
             let bytes = format!("{n}{long}");

@@ -190,7 +190,7 @@ fn a_scan_accepts_carriage_returns_and_a_missing_last_line_end() {
 }
 
 /// Every implementation that this processor can run. Without AVX2, the portable one is repeated.
-const IMPLEMENTATIONS: &[fn(Block<'_>)] = &[
+const IMPLEMENTATIONS: &[fn(ScanWork<'_>)] = &[
     |block| block.on(cpu::Plain),
     #[cfg(target_arch = "x86_64")]
     |block| match cpu::x86::Avx2::here() {
@@ -294,7 +294,7 @@ fn every_processor_reads_what_the_csv_crate_reads() {
         let expected = judge(&mut scanner(), &block);
         for (way, scan) in IMPLEMENTATIONS.iter().enumerate() {
             let (mut scanner, mut chunk) = (scanner(), Chunk::default());
-            scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
+            scan(ScanWork { scanner: &mut scanner, block: &block, chunk: &mut chunk });
             let counts = |chunk: &Chunk| (chunk.lines, chunk.skipped, chunk.faults.clone());
             assert_eq!(counts(&chunk), counts(&expected), "round {round}, way {way}");
             assert!(chunk.records == expected.records, "round {round}, way {way}");
@@ -321,7 +321,7 @@ fn strips_and_lines_of_a_scan_may_end_anywhere() {
             let (symbols, mut chunk) = (SymbolTable::default(), Chunk::default());
             let wanted = Wanted::all_events(Columns::ALL);
             let mut scanner = Scanner::new(wanted, COLUMNS.len(), true, symbols);
-            scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
+            scan(ScanWork { scanner: &mut scanner, block: &block, chunk: &mut chunk });
             assert_eq!((chunk.records.len(), chunk.skipped), (200, u64::from(before > 0)));
             assert!(chunk.records.iter().all(|record| *record == chunk.records[0]));
         }
@@ -335,7 +335,7 @@ fn every_byte_of_a_scanned_block_may_be_a_line_end() {
         for scan in IMPLEMENTATIONS {
             let (symbols, mut chunk) = (SymbolTable::default(), Chunk::default());
             let mut scanner = Scanner::new(Wanted::all_events(Columns::ALL), COLUMNS.len(), false, symbols);
-            scan(Block { scanner: &mut scanner, block: &block, chunk: &mut chunk });
+            scan(ScanWork { scanner: &mut scanner, block: &block, chunk: &mut chunk });
             assert_eq!((chunk.records.len(), chunk.lines), (2, ends as u64 + 2), "{:?}", chunk.faults);
             assert_eq!(chunk.records[0], chunk.records[1]);
         }

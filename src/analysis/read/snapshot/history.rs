@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use memtrace_trace::rounding::{Rounding, SMALL_SIZE};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::model::{Action, Event, Model, State};
-use super::owners::{Owners, Phase, StackId};
+use super::model::{Action, BlockState, Event, Model};
+use super::owners::{Phase, StackId, StackTable};
 
 /// Reserved memory, which is a segment or a mapped range of an expandable segment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -98,13 +98,13 @@ impl Memory {
                 stack: segment.stack,
             };
             memory.reserved.insert(segment.addr, reserved);
-            for block in segment.blocks.iter().filter(|block| block.state != State::Free) {
+            for block in segment.blocks.iter().filter(|block| block.state != BlockState::Free) {
                 let held = Held {
                     bytes: block.bytes,
                     requested: block.requested,
                     stream: segment.stream,
                     stack: block.stack,
-                    pending: block.state == State::Pending,
+                    pending: block.state == BlockState::Pending,
                 };
                 memory.blocks.insert(block.addr, held);
             }
@@ -171,7 +171,7 @@ pub(super) fn beginning(model: &Model, device: i32, rounding: Rounding) -> Begin
                     && let Some(held) = from_end.remove(&addr)
                 {
                     // With context="state", only the blocks at the end have stacks.
-                    stack = if Owners::is_empty(stack) { held.stack } else { stack };
+                    stack = if StackTable::is_empty(stack) { held.stack } else { stack };
                     result.at_end.insert(index, Held { stack, ..held });
                 }
                 let died = freed.remove(&addr).map(|time_us| model.step_at(time_us));

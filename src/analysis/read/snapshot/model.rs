@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use memtrace_trace::columns::{MAX_BYTES, MAX_DEVICE, MAX_NUMBER};
 
-use super::owners::{Owners, Phase, StackId};
+use super::owners::{Phase, StackId, StackTable};
 use super::pickle::{self, Fold, Folded, Value, Values};
 
 /// The maximum number of frames of one stack.
@@ -16,12 +16,12 @@ const MOST_EVENTS: usize = 1 << 26;
 /// A snapshot.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    pub(super) segments: Vec<Segment>,
+    pub(super) segments: Vec<SnapshotSegment>,
     /// The events of all devices.
     events: Vec<Event>,
     /// The events of each device, oldest first.
     by_device: Vec<Range<u32>>,
-    pub(super) owners: Owners,
+    pub(super) owners: StackTable,
     pub(super) settings: Settings,
     /// The times in microseconds at which a step of an optimizer ended, in order.
     pub(super) step_ends: Vec<i64>,
@@ -46,7 +46,7 @@ pub(super) struct Settings {
 
 /// A segment at the time of the snapshot.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Segment {
+pub(super) struct SnapshotSegment {
     pub(super) device: i32,
     pub(super) addr: i64,
     pub(super) bytes: i64,
@@ -54,24 +54,24 @@ pub(super) struct Segment {
     pub(super) pool: i64,
     pub(super) expandable: bool,
     pub(super) stack: StackId,
-    pub(super) blocks: Vec<Block>,
+    pub(super) blocks: Vec<SnapshotBlock>,
     /// True if `allocated_size` and `active_size` in the file are the sums over the blocks.
     pub(super) has_right_sums: bool,
 }
 
 /// A block at the time of the snapshot.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Block {
+pub(super) struct SnapshotBlock {
     pub(super) addr: i64,
     pub(super) bytes: i64,
     pub(super) requested: i64,
-    pub(super) state: State,
+    pub(super) state: BlockState,
     pub(super) stack: StackId,
 }
 
 /// The state of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum BlockState {
     #[default]
     Free,
     /// The program uses the block.
@@ -107,7 +107,7 @@ pub(super) enum Action {
     Unknown,
 }
 
-impl Segment {
+impl SnapshotSegment {
     /// Returns the address of the segment's end.
     pub(super) fn end(&self) -> i64 {
         self.addr.saturating_add(self.bytes)
@@ -130,8 +130,9 @@ impl Model {
             let segment = folder.segments.get_mut(number as usize).and_then(Option::take);
             segments.push(segment.ok_or("it lists a segment twice")?);
         }
-        segments.sort_by_key(|segment: &Segment| (segment.device, segment.addr));
-        let overlap = |pair: &&[Segment]| pair[0].device == pair[1].device && pair[0].end() > pair[1].addr;
+        segments.sort_by_key(|segment: &SnapshotSegment| (segment.device, segment.addr));
+        let overlap =
+            |pair: &&[SnapshotSegment]| pair[0].device == pair[1].device && pair[0].end() > pair[1].addr;
         if let Some(pair) = segments.windows(2).find(overlap) {
             return Err(format!("its segments at {:#x} and {:#x} overlap", pair[0].addr, pair[1].addr));
         }
@@ -168,7 +169,7 @@ impl Model {
             }
         }
         let has_event_stacks =
-            events.iter().any(|event| event.action == Action::Alloc && !Owners::is_empty(event.stack));
+            events.iter().any(|event| event.action == Action::Alloc && !StackTable::is_empty(event.stack));
         let unknown_actions = events.iter().filter(|event| event.action == Action::Unknown).count();
         let mut model = Model {
             segments,
@@ -216,7 +217,7 @@ impl Model {
     /// Returns the phase of an event with this stack. If stacks were recorded, memory without a stack was
     /// allocated by a thread without Python, which is a thread of autograd.
     pub(super) fn phase(&self, stack: StackId) -> Option<Phase> {
-        if Owners::is_empty(stack) && self.has_event_stacks {
+        if StackTable::is_empty(stack) && self.has_event_stacks {
             return Some(Phase::Backward);
         }
         self.owners.owner(stack).phase
@@ -250,7 +251,7 @@ impl Model {
     }
 
     /// Returns the segments of a device by address.
-    pub(super) fn segments(&self, device: i32) -> impl Iterator<Item = &Segment> {
+    pub(super) fn segments(&self, device: i32) -> impl Iterator<Item = &SnapshotSegment> {
         self.segments.iter().filter(move |segment| segment.device == device)
     }
 }
@@ -338,10 +339,10 @@ struct Folder {
     /// For each text of the pickle that was looked up so far: the index of its key in [`KEYS`], or a larger
     /// number if the text is not a key.
     keys: Vec<u8>,
-    segments: Vec<Option<Segment>>,
-    blocks: Vec<Block>,
+    segments: Vec<Option<SnapshotSegment>>,
+    blocks: Vec<SnapshotBlock>,
     events: Vec<Event>,
-    owners: Owners,
+    owners: StackTable,
     pools: Vec<(i64, i64)>,
     /// A buffer for the frames of one stack.
     frames: Vec<u32>,
@@ -424,14 +425,14 @@ impl Folder {
     fn block(&mut self, fields: &Fields, values: &mut Values) -> Result<u32, String> {
         let state = fields.get(Key::State).and_then(|state| values.text(state));
         let state = match state.ok_or("\"state\" is not a string")? {
-            "active_allocated" => State::Allocated,
-            "active_pending_free" | "active_awaiting_free" => State::Pending,
-            "inactive" => State::Free,
+            "active_allocated" => BlockState::Allocated,
+            "active_pending_free" | "active_awaiting_free" => BlockState::Pending,
+            "inactive" => BlockState::Free,
             other => return Err(format!("it has a block with an unknown state {other:?}")),
         };
         let bytes = fields.number(Key::Size, MAX_BYTES)?;
         let stack = self.stack(fields, values)?;
-        self.blocks.push(Block {
+        self.blocks.push(SnapshotBlock {
             addr: fields.number_or(Key::Address, MAX_NUMBER, Some(-1))?,
             bytes,
             requested: fields.number_or(Key::RequestedSize, MAX_BYTES, Some(bytes))?,
@@ -442,7 +443,7 @@ impl Folder {
     }
 
     fn segment(&mut self, fields: &Fields, values: &mut Values) -> Result<u32, String> {
-        let mut segment = Segment {
+        let mut segment = SnapshotSegment {
             device: fields.number_or(Key::Device, MAX_DEVICE - 1, Some(0))? as i32,
             addr: fields.number(Key::Address, MAX_NUMBER)?,
             bytes: fields.number(Key::TotalSize, MAX_BYTES)?,
@@ -476,11 +477,11 @@ impl Folder {
         if at != segment.addr.saturating_add(segment.bytes) {
             return Err(format!("the blocks of the segment at {:#x} are shorter than it", segment.addr));
         }
-        let sum = |is_of: fn(State) -> bool| {
+        let sum = |is_of: fn(BlockState) -> bool| {
             segment.blocks.iter().filter(|block| is_of(block.state)).map(|block| block.bytes).sum::<i64>()
         };
-        let allocated = sum(|state| state == State::Allocated);
-        let active = sum(|state| state != State::Free);
+        let allocated = sum(|state| state == BlockState::Allocated);
+        let active = sum(|state| state != BlockState::Free);
         // The sums cannot overflow, because MAX_BYTES bounds the size of the segment.
         segment.has_right_sums = allocated
             == fields.number_or(Key::AllocatedSize, MAX_BYTES, Some(allocated))?

@@ -13,7 +13,7 @@ const MOST_PATHS: usize = 8 << 20;
 
 /// The role of a frame in the call of a module.
 #[derive(Clone, Debug, Default)]
-pub(super) enum Place {
+pub(super) enum CallFrame {
     /// Neither Python nor part of a call.
     #[default]
     Other,
@@ -23,18 +23,18 @@ pub(super) enum Place {
     Line { level: Box<str>, line: i64, is_forward: bool },
 }
 
-impl Place {
+impl CallFrame {
     /// Returns the role of a Python frame.
-    pub(super) fn from_frame(name: &str, file: &str, line: i64) -> Place {
+    pub(super) fn from_frame(name: &str, file: &str, line: i64) -> CallFrame {
         if file.ends_with("torch/nn/modules/module.py") {
-            return if name.ends_with("_call_impl") { Place::Call } else { Place::Other };
+            return if name.ends_with("_call_impl") { CallFrame::Call } else { CallFrame::Other };
         }
         let is_forward = name == "forward" || name.ends_with(".forward");
         // Python 3.11 and later may provide the qualified name, which has the class.
         let class = name.rsplit('.').nth(1).filter(|class| is_forward && !class.contains('<'));
         let file = file.rsplit('/').next().unwrap_or(file);
         let level = class.unwrap_or(file.strip_suffix(".py").unwrap_or(file));
-        Place::Line { level: level.replace('.', "_").into_boxed_str(), line, is_forward }
+        CallFrame::Line { level: level.replace('.', "_").into_boxed_str(), line, is_forward }
     }
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Modules {
 impl Modules {
     /// Returns the index of the innermost module that a stack calls, or 0. `places` are the frames, outermost
     /// first.
-    pub(super) fn innermost<'a>(&mut self, places: impl Iterator<Item = &'a Place>) -> u32 {
+    pub(super) fn innermost<'a>(&mut self, places: impl Iterator<Item = &'a CallFrame>) -> u32 {
         let mut path = String::new();
         let mut levels = 0;
         let mut module = 0;
@@ -72,8 +72,8 @@ impl Modules {
         };
         for place in places {
             match place {
-                Place::Other => {}
-                Place::Call => {
+                CallFrame::Other => {}
+                CallFrame::Call => {
                     // `_wrapped_call_impl` and `_call_impl` are one call.
                     if let Some(level) = entered.take() {
                         enter(&mut path, level, call, &mut module);
@@ -83,7 +83,7 @@ impl Modules {
                         (in_call, call) = (true, caller);
                     }
                 }
-                Place::Line { level, line, is_forward } => {
+                CallFrame::Line { level, line, is_forward } => {
                     caller = Some(*line);
                     if in_call && *is_forward {
                         entered = None;
@@ -128,13 +128,13 @@ impl Modules {
 
 #[cfg(test)]
 mod tests {
-    use super::{Modules, Place};
+    use super::{CallFrame, Modules};
 
     const TORCH: &str = "/x/torch/nn/modules/module.py";
 
     fn path_of(frames: &[(&str, &str, i64)]) -> String {
-        let places: Vec<Place> =
-            frames.iter().map(|(name, file, line)| Place::from_frame(name, file, *line)).collect();
+        let places: Vec<CallFrame> =
+            frames.iter().map(|(name, file, line)| CallFrame::from_frame(name, file, *line)).collect();
         let mut modules = Modules::default();
         let module = modules.innermost(places.iter());
         modules.path(module).unwrap_or_default().to_owned()

@@ -5,9 +5,9 @@ use std::io;
 use memtrace_trace::stacks::{FrameKind, Stack, StackWriter};
 use rustc_hash::FxHashMap;
 
-use super::modules::{Modules, Place};
+use super::modules::{CallFrame, Modules};
 
-/// The maximum number of frames of all stacks in [`Owners::by_frames`] together.
+/// The maximum number of frames of all stacks in [`StackTable::by_frames`] together.
 const MOST_KNOWN: usize = 4 << 20;
 
 /// The index of a stack; 0 means no stack.
@@ -16,7 +16,7 @@ pub(super) struct StackId(pub(super) u32);
 
 /// The owner that a stack names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Owner {
+pub(super) struct StackOwner {
     /// The index of the frame with the op; 0 means no op.
     pub(super) op: u32,
     pub(super) phase: Option<Phase>,
@@ -57,15 +57,15 @@ struct KnownFrame {
     kind: Option<FrameKind>,
     phase: Option<Phase>,
     is_workspace: bool,
-    place: Place,
+    place: CallFrame,
 }
 
 /// All frames and stacks of a snapshot.
 #[derive(Debug)]
-pub(super) struct Owners {
+pub(super) struct StackTable {
     frames: Vec<KnownFrame>,
     by_text: FxHashMap<(FrameKind, Box<str>), u32>,
-    stacks: Vec<Owner>,
+    stacks: Vec<StackOwner>,
     /// The stacks by their frames. A file repeats the stacks of a training loop in every step.
     by_frames: FxHashMap<Box<[u32]>, StackId>,
     /// The number of frames of these stacks together.
@@ -82,13 +82,13 @@ pub(super) struct Owners {
 /// line nor an op. Frame 0 names nothing.
 const PLAIN: [(Option<Phase>, bool); 3] = [(None, false), (Some(Phase::Backward), false), (None, true)];
 
-impl Default for Owners {
+impl Default for StackTable {
     fn default() -> Self {
         let plain = |(phase, is_workspace)| KnownFrame { phase, is_workspace, ..KnownFrame::default() };
-        Owners {
+        StackTable {
             frames: PLAIN.map(plain).to_vec(),
             by_text: FxHashMap::default(),
-            stacks: vec![Owner::default()],
+            stacks: vec![StackOwner::default()],
             by_frames: FxHashMap::default(),
             known_frames: 0,
             nodes: vec![(0, 0)],
@@ -99,7 +99,7 @@ impl Default for Owners {
     }
 }
 
-impl Owners {
+impl StackTable {
     /// Returns the index of a frame, after adding the frame if it is new. A frame that is neither an op nor a
     /// Python line is represented by the frame in [`PLAIN`] with the same phase.
     pub(super) fn frame(&mut self, name: &str, file: &str, line: i64) -> u32 {
@@ -114,8 +114,11 @@ impl Owners {
         };
         let frames = &mut self.frames;
         *self.by_text.entry((kind, text.into_boxed_str())).or_insert_with_key(|(kind, text)| {
-            let place =
-                if *kind == FrameKind::Python { Place::from_frame(name, file, line) } else { Place::Other };
+            let place = if *kind == FrameKind::Python {
+                CallFrame::from_frame(name, file, line)
+            } else {
+                CallFrame::Other
+            };
             frames.push(KnownFrame {
                 text: text.clone(),
                 kind: Some(*kind),
@@ -165,22 +168,22 @@ impl Owners {
             });
         }
         self.has_ops |= op != 0;
-        self.stacks.push(Owner { op, phase, is_recomputed, is_workspace, module, stack });
+        self.stacks.push(StackOwner { op, phase, is_recomputed, is_workspace, module, stack });
         StackId(self.stacks.len() as u32 - 1)
     }
 
     /// Returns the owner that a stack names.
-    pub(super) fn owner(&self, stack: StackId) -> Owner {
+    pub(super) fn owner(&self, stack: StackId) -> StackOwner {
         self.stacks.get(stack.0 as usize).copied().unwrap_or_default()
     }
 
     /// Returns the op of an owner, or `None` if the owner's stack names no op.
-    pub(super) fn op(&self, owner: Owner) -> Option<&str> {
+    pub(super) fn op(&self, owner: StackOwner) -> Option<&str> {
         (owner.op != 0).then(|| &*self.frames[owner.op as usize].text)
     }
 
     /// Returns the module of an owner, or `None` if the owner's stack names no module.
-    pub(super) fn module(&self, owner: Owner) -> Option<&str> {
+    pub(super) fn module(&self, owner: StackOwner) -> Option<&str> {
         self.modules.path(owner.module)
     }
 

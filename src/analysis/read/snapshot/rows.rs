@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 use super::Snapshot;
 use super::history::{Beginning, Held, Life, Memory, Reserved};
 use super::model::{Action, Event, Model};
-use super::owners::{Owners, Phase, StackId};
+use super::owners::{Phase, StackId, StackTable};
 
 /// The `source` of the rows, which is the library with PyTorch's allocator.
 const SOURCE: &str = "libc10_cuda.so";
@@ -240,7 +240,7 @@ impl<W: Write> Rows<'_, W> {
         at.memory.blocks.insert(addr, Held { pending: false, ..held });
         let model = &self.snapshot.model;
         // Without a stack, a block from before the history may be anything.
-        let is_known = life.is_some() || !Owners::is_empty(held.stack);
+        let is_known = life.is_some() || !StackTable::is_empty(held.stack);
         let phase = is_known.then(|| model.phase(held.stack)).flatten();
         let pool = at.memory.around(addr).map_or(0, |segment| segment.pool);
         let category = category(model, held.stack, phase, life.unwrap_or(Life::Long), pool);
@@ -307,7 +307,7 @@ impl<W: Write> Rows<'_, W> {
         at.ids.reserved.insert(addr, self.seq + 1);
         let event = if reserved.expandable { EventName::SegmentMap } else { EventName::SegmentAlloc };
         let row = Row { alloc_id: -1, delta_bytes: bytes, ..self.segment_row(at, event, addr, &reserved) };
-        let is_known = name != LIVE || !Owners::is_empty(reserved.stack);
+        let is_known = name != LIVE || !StackTable::is_empty(reserved.stack);
         let phase = is_known.then(|| self.snapshot.model.phase(reserved.stack)).flatten();
         self.add_owned(Row { name, ..row }, reserved.stack, phase)
     }

@@ -13,7 +13,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::{percent, share, step_or_dash, upper_first};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::device::Moment;
+use crate::state::device::Peak;
 use crate::state::replay_trace::Replayed;
 use crate::whatif::{self, Change, ENDED_IN_OOM, Prediction, advice, sureness_in};
 
@@ -122,14 +122,7 @@ impl Report for AdviseChange {
 
 /// Adds a row to the table: the peak in `moment`, the bytes that it saves compared with `before`, and its
 /// owner.
-fn row(
-    table: &mut Table,
-    name: String,
-    replayed: &Replayed,
-    moment: &Moment,
-    before: i64,
-    options: &Options,
-) {
+fn row(table: &mut Table, name: String, replayed: &Replayed, moment: &Peak, before: i64, options: &Options) {
     let saved = before.wrapping_sub(moment.bytes);
     let owner = &moment.owner;
     table.row([

@@ -131,7 +131,7 @@ impl Report for Diff {
             printer.line([Cell::new(text, Style::Alarm)]);
         }
         let json = json!({
-            "by": by.name,
+            "by": by.name(),
             "before": before.json(),
             "after": after.json(),
             "changes": changes.iter().map(|(name, old, new)| json!({
@@ -145,7 +145,7 @@ impl Report for Diff {
         let of_step = pair
             .as_ref()
             .map_or_else(String::new, |[_, after]| format!(" --step {}", after.window.from_step));
-        let hints = vec![next("peak", input_after, &format!("--by {}{of_step}", by.name))];
+        let hints = vec![next("peak", input_after, &format!("--by {}{of_step}", by.name()))];
         Ok(Answer { body: printer, json, footer, next: hints, verdict, ..Answer::default() })
     }
 }
@@ -391,7 +391,7 @@ fn owners(printer: &mut Printer, changes: &[(String, Group, Group)], by: &Key, o
     let changed: Vec<_> =
         changes.iter().filter(|(_, old, new)| (old.bytes, old.blocks) != (new.bytes, new.blocks)).collect();
     if changed.is_empty() {
-        printer.plain(format!("every {} has the same bytes at both peaks", by.name));
+        printer.plain(format!("every {} has the same bytes at both peaks", by.name()));
         return;
     }
     let mut table = Table::new(&[
@@ -399,7 +399,7 @@ fn owners(printer: &mut Printer, changes: &[(String, Group, Group)], by: &Key, o
         ("before", Side::Right),
         ("after", Side::Right),
         ("blocks", Side::Right),
-        (by.name, Side::Left),
+        (by.name(), Side::Left),
     ]);
     let top = options.top.unwrap_or(15);
     for (name, old, new) in changed.iter().take(top) {

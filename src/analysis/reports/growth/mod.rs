@@ -82,8 +82,8 @@ impl Growth {
         let measured = MeasuredGrowth::new(device, is_chosen(options))?;
         let capacity = meta.total_bytes(device.ordinal);
         let first = measured.first().step;
-        let size_ops = device.ops_of_single_sizes(first, MOST_OPS).into_iter();
-        let size_ops = size_ops.map(|(op, sizes)| (symbols.or_dash(op), sizes));
+        let size_ops = device.ops_of_single_sizes(first, MOST_OPS, symbols).into_iter();
+        let size_ops = size_ops.map(|(op, sizes)| (op.to_string(), sizes));
         Some(Growth {
             forecast: Forecast::new(&measured, capacity),
             capacity,
@@ -91,7 +91,7 @@ impl Growth {
             is_kept_at_oom: false,
             trains: false,
             sizes: device.sizes_after(first),
-            size_ops: size_ops.filter(|(op, _)| !op.starts_with(['-', '('])).collect(),
+            size_ops: size_ops.filter(|(op, _)| !op.starts_with('(')).collect(),
             free: FreePlaces::default(),
             changes: Changes::default(),
             measured,

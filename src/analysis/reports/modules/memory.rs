@@ -33,8 +33,8 @@ pub(super) struct Memory {
     /// Like `tagged`, for the parameters of this module without its submodules.
     tagged_here: (i64, i64),
     /// The bytes of the parameters of each type: now, and at the peak of their sum.
-    types: BTreeMap<Symbol, i64>,
-    types_at_peak: BTreeMap<Symbol, i64>,
+    types: FxHashMap<Symbol, i64>,
+    types_at_peak: FxHashMap<Symbol, i64>,
 }
 
 impl Memory {

@@ -1,9 +1,9 @@
 //! A forward in evaluation mode that keeps a graph.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use memtrace_trace::{Api, Category, EventName};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::module_calls::ModuleCalls;
 use crate::read::record::Record;
@@ -93,7 +93,7 @@ impl EvaluationGraph {
         has_autograd: bool,
         symbols: &SymbolTable,
     ) -> Option<EvaluationGraph> {
-        let mut roots: BTreeMap<String, (i64, BTreeSet<Symbol>)> = BTreeMap::new();
+        let mut roots: BTreeMap<String, (i64, FxHashSet<Symbol>)> = BTreeMap::new();
         for (owner, bytes) in live {
             let is_result = matches!(owner.category, Category::Activation | Category::AutogradDetail);
             let path = symbols.or_dash(owner.module);
@@ -105,7 +105,7 @@ impl EvaluationGraph {
         }
         // If only one model has results, the graph is the graph of this model.
         let is_alone = roots.len() == 1;
-        let keeps = |root: &str, holding: &BTreeSet<Symbol>| {
+        let keeps = |root: &str, holding: &FxHashSet<Symbol>| {
             has_autograd
                 && (is_alone
                     || calls.keep_graph_among(step, holding, |name| root_of(&symbols.get(name)) == root))

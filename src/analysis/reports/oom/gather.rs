@@ -1,11 +1,12 @@
 //! Gathers the evidence about an OOM from its trace.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use memtrace_trace::memory::Totals;
 use memtrace_trace::rounding::{SMALL_SIZE, segment_size};
 use memtrace_trace::units::GIB;
 use memtrace_trace::{Api, Category};
+use rustc_hash::FxHashSet;
 
 use super::earlier_graph::continued_steps;
 use super::eval_mode::{EvaluationGraph, is_by_mode};
@@ -178,7 +179,7 @@ impl ForwardHistory {
             let is_of_step = block.owner.step == at.row.step && block.owner.module != at.row.module;
             is_of_step && matches!(block.owner.category, Category::Activation | Category::AutogradDetail)
         };
-        let holding: BTreeSet<Symbol> =
+        let holding: FxHashSet<Symbol> =
             live.iter().filter(is_result).map(|block| block.owner.module).collect();
         // If the search was incomplete, it may have missed the graphs, so assume that there are some.
         // It may also miss a graph that only variables of running functions hold.

@@ -1,9 +1,7 @@
 //! The calls of modules before an OOM.
 
-use std::collections::BTreeSet;
-
 use memtrace_trace::{Api, EventName};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
@@ -46,7 +44,7 @@ impl ModuleCalls {
 
     /// Whether at least 8 of the called modules, and a third of them, still hold results. Only a graph keeps
     /// so many. `holding` has the modules of the live results of the step.
-    pub(super) fn keep_graph(&self, step: i64, holding: &BTreeSet<Symbol>) -> bool {
+    pub(super) fn keep_graph(&self, step: i64, holding: &FxHashSet<Symbol>) -> bool {
         self.keep_graph_among(step, holding, |_| true)
     }
 
@@ -54,7 +52,7 @@ impl ModuleCalls {
     pub(super) fn keep_graph_among(
         &self,
         step: i64,
-        holding: &BTreeSet<Symbol>,
+        holding: &FxHashSet<Symbol>,
         counts: impl Fn(Symbol) -> bool,
     ) -> bool {
         let called = self.of.iter().filter(|(name, (_, last, ..))| *last == step && counts(**name)).count();
@@ -101,6 +99,6 @@ mod tests {
         // not count.
         assert!(!calls.keep_graph(3, &first(7)));
         assert!(!calls.keep_graph(4, &first(16)));
-        assert!(!calls.keep_graph(3, &BTreeSet::new()));
+        assert!(!calls.keep_graph(3, &FxHashSet::default()));
     }
 }

@@ -14,7 +14,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::duration;
 use crate::render::printer::{Cell, Style};
-use crate::state::group::{self, Key, sorted};
+use crate::state::group::{self, Key, KeyKind, sorted};
 use crate::state::moment::{self, NamedMoment, replay_to_moment};
 use crate::state::replay::{CPU, Device, HOST};
 use crate::state::replay_trace::Replayed;
@@ -76,7 +76,7 @@ impl Report for PeakAt {
         heading(&mut printer, input, &trace.meta);
         let as_of = options.is_set(super::AS_OF.name);
         let blocks = replayed.replay.live_on(device.ordinal, as_of);
-        if by.name == "category" && !as_of {
+        if by.kind == KeyKind::Category && !as_of {
             footer.note_inference(&replayed);
         }
         let by = by.on(trace).on_modules(&replayed.replay, &blocks);
@@ -108,7 +108,7 @@ impl Report for PeakAt {
             "device": device.ordinal,
             "at": text,
             "ts_ns": replayed.replay.ts_ns,
-            "by": by.name,
+            "by": by.name(),
             "allocated_bytes": total,
             "groups": groups_json(&groups, &by, total),
         });

@@ -19,7 +19,7 @@ use crate::render::numbers::step_or_dash;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::block::Owner;
 use crate::state::categories::KnownCategories;
-use crate::state::device::Moment;
+use crate::state::device::Peak;
 use crate::state::group::{APART, DEPTH};
 use crate::state::marks::{self, is_mark};
 use crate::state::module_layers::Layers;
@@ -47,7 +47,7 @@ enum Part {
 }
 
 /// The peaks of one device.
-type Peaks = FxHashMap<Part, Moment>;
+type Peaks = FxHashMap<Part, Peak>;
 
 /// `memtrace peak --each`.
 pub(super) struct PeakEach;
@@ -130,7 +130,7 @@ fn feed(devices: &mut BTreeMap<i32, Peaks>, kind: &str, row: &Record, replay: &R
     let peak = devices.entry(row.device).or_default().entry(part).or_default();
     if row.allocated_bytes > peak.bytes {
         let owner = Owner::from_row(row);
-        *peak = Moment { bytes: row.allocated_bytes, seq: row.seq, ts_ns: row.ts_ns, owner, untraced: 0 };
+        *peak = Peak { bytes: row.allocated_bytes, seq: row.seq, ts_ns: row.ts_ns, owner, untraced: 0 };
     }
 }
 
@@ -150,7 +150,7 @@ fn feed_mark(
     }
     for device in replay.devices() {
         let (bytes, owner) = (device.totals.allocated, Owner::from_row(row));
-        let moment = Moment { bytes, seq: row.seq, ts_ns: replay.ts_ns, owner, untraced: 0 };
+        let moment = Peak { bytes, seq: row.seq, ts_ns: replay.ts_ns, owner, untraced: 0 };
         devices.entry(device.ordinal).or_default().insert(Part::Mark(row.name, *count), moment);
     }
 }
@@ -179,7 +179,7 @@ fn named(
     depth: Option<usize>,
     options: &Options,
     replayed: &Replayed,
-) -> BTreeMap<Name, Moment> {
+) -> BTreeMap<Name, Peak> {
     let symbols = &replayed.symbols;
     let modules = peaks.keys().filter_map(|part| match part {
         Part::Named(module) => Some(*module),
@@ -190,7 +190,7 @@ fn named(
     } else {
         replayed.replay.classes.layers(modules, symbols)
     };
-    let mut all: BTreeMap<Name, Moment> = BTreeMap::new();
+    let mut all: BTreeMap<Name, Peak> = BTreeMap::new();
     for (part, moment) in peaks {
         for name in names(*part, kind, depth, &layers, symbols) {
             let peak = all.entry(name).or_default();
@@ -217,8 +217,8 @@ fn names(part: Part, kind: &str, depth: Option<usize>, layers: &Layers, symbols:
 }
 
 /// Sorts steps by number, marks by time, and phases and modules by peak.
-fn sorted(peaks: BTreeMap<Name, Moment>, kind: &str) -> Vec<(Name, Moment)> {
-    let mut rows: Vec<(Name, Moment)> = peaks.into_iter().collect();
+fn sorted(peaks: BTreeMap<Name, Peak>, kind: &str) -> Vec<(Name, Peak)> {
+    let mut rows: Vec<(Name, Peak)> = peaks.into_iter().collect();
     if kind == "mark" {
         rows.sort_by_key(|(_, moment)| moment.seq);
     } else if !matches!(rows.first(), Some((Name::Step(_), _))) {
@@ -227,7 +227,7 @@ fn sorted(peaks: BTreeMap<Name, Moment>, kind: &str) -> Vec<(Name, Moment)> {
     rows
 }
 
-fn print(printer: &mut Printer, kind: &str, rows: &[(Name, Moment)], replayed: &Replayed, options: &Options) {
+fn print(printer: &mut Printer, kind: &str, rows: &[(Name, Peak)], replayed: &Replayed, options: &Options) {
     if rows.is_empty() {
         printer.plain(if kind == "mark" {
             "no mark with memory on a GPU; memtrace.mark and torch.cuda.nvtx.mark write one"

@@ -18,7 +18,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::{duration, share};
 use crate::render::printer::{Cell, Style};
-use crate::state::group::{self, Group, Key, sorted, without_mark};
+use crate::state::group::{self, Group, Key, KeyKind, sorted, without_mark};
 use crate::state::moment;
 use crate::state::replay::{CPU, Device, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -146,7 +146,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     };
     let peak = device.peak(metric);
     let blocks = replayed.replay.at_peak(ordinal, options.is_set("as-of"));
-    if by.name == "category" && !options.is_set("as-of") {
+    if by.kind == KeyKind::Category && !options.is_set("as-of") {
         footer.note_inference(&replayed);
     }
     let by = by.on_modules(&replayed.replay, &blocks);
@@ -192,7 +192,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         "rank": trace.meta.rank,
         "device": ordinal,
         "of": device.name_of(metric),
-        "by": by.name,
+        "by": by.name(),
         "peak": replayed.moment(peak),
         "detailed_steps": detail.json(&trace.meta),
         "live_bytes": blocks.iter().map(|block| block.bytes).sum::<i64>(),
@@ -200,7 +200,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
     });
     let other = group::KEYS
         .iter()
-        .find(|key| **key != by.name && matches!(**key, "category" | "op"))
+        .find(|key| **key != by.name() && matches!(**key, "category" | "op"))
         .unwrap_or(&"module");
     let hints = vec![next("peak", input, &format!("--by {other}"))];
     Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
@@ -215,20 +215,20 @@ pub(super) fn note_missing(
     total: i64,
     replayed: &Replayed,
 ) {
-    if matches!(by.name, "line" | "stack") && !by.has_lines() {
+    if matches!(by.kind, KeyKind::Line | KeyKind::Stack) && !by.has_lines() {
         footer.notes.push("no lines of Python in this trace: MEMTRACE_STACKS=python records them".to_owned());
     }
-    if by.name == "type" && !replayed.replay.classes.has_classes(&replayed.symbols) {
+    if by.kind == KeyKind::Type && !replayed.replay.classes.has_classes(&replayed.symbols) {
         footer.notes.push(
             "no classes of modules in this trace: an older version wrote it, or no module was called"
                 .to_owned(),
         );
     }
-    if !matches!(by.name, "size" | "step") {
+    if !matches!(by.kind, KeyKind::Size | KeyKind::Step) {
         let missing =
             groups.iter().filter(|(name, _)| [by.missing(), WITHOUT_DETAIL].contains(&name.as_str()));
         let missing = missing.map(|(_, group)| group.bytes).sum();
-        footer.without_key = Some((by.name, share(missing, total)));
+        footer.without_key = Some((by.name(), share(missing, total)));
     }
 }
 
@@ -243,7 +243,7 @@ pub(super) fn groups_json(groups: &[(String, Group)], by: &Key, total: i64) -> V
             "blocks": group.blocks,
             "share": share(group.bytes, total),
         });
-        if by.name == "module" {
+        if by.kind == KeyKind::Module {
             value["total_bytes"] = group.total.into();
             value["modules"] = group.modules.into();
             value["largest_bytes"] = group.largest.into();

@@ -20,7 +20,7 @@ use crate::render::numbers::duration;
 use crate::render::printer::{Cell, Printer, Style};
 use crate::state::categories::KnownCategories;
 use crate::state::group::category;
-use crate::state::progress::{Progress, Step};
+use crate::state::progress::{Progress, StepSpan};
 use crate::state::replay::{self, Device, Metric, Window};
 use crate::state::replay_trace::{Replayed, read_by_metric, replay_rows, replay_trace};
 use crate::state::series::{Series, TimeGrid};
@@ -182,7 +182,7 @@ impl FirstReading {
         self.replayed.replay.find(self.ordinal)
     }
 
-    fn moment(&self) -> replay::Moment {
+    fn moment(&self) -> replay::Peak {
         self.device().map(|device| *device.peak(self.metric)).unwrap_or_default()
     }
 
@@ -287,7 +287,7 @@ impl SecondReading {
         }
         let phases = self.progress.phases.starts.iter().map(|(ts, phase)| (*ts, self.name(*phase))).collect();
         let sizes = first.inputs.sizes();
-        let size_of = |step: &Step| (step.time_ns.0, sizes.most(step.numbers.0, step.numbers.1));
+        let size_of = |step: &StepSpan| (step.time_ns.0, sizes.most(step.numbers.0, step.numbers.1));
         let curve = Curve {
             grid: self.grid,
             high: &self.total.high,

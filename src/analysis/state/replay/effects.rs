@@ -10,7 +10,7 @@ use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::block::{Block, Death, Owner};
 use crate::state::categories::is_from_outside;
-use crate::state::device::Moment;
+use crate::state::device::Peak;
 use crate::state::live_blocks::FreedSlot;
 
 impl Replay {
@@ -52,7 +52,7 @@ impl Replay {
             return;
         }
         let sample = Sample::parse(&self.symbols.get(row.name));
-        let owner = Owner { step: self.step, phase: self.phase, ..Moment::default().owner };
+        let owner = Owner { step: self.step, phase: self.phase, ..Peak::default().owner };
         if let Some(device) = self.memory.devices.sample(row.device, sample, row.seq)
             && self.inside
         {

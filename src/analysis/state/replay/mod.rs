@@ -25,7 +25,7 @@ pub use crate::state::block::{Block, Owner};
 use crate::state::categories::{KnownCategories, Passes, Phases, WorkedSteps};
 use crate::state::detail::{DetailedSteps, MARK_COLUMNS};
 use crate::state::device::Devices;
-pub use crate::state::device::{Device, Moment};
+pub use crate::state::device::{Device, Peak};
 use crate::state::live_blocks::{FreedSlot, LiveBlocks};
 use crate::state::module_layers::{ModuleClasses, RANGE_COLUMNS};
 pub use crate::state::problems::{Counts, Problems};

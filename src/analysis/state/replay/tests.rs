@@ -280,7 +280,7 @@ fn a_window_begins_with_the_totals_before_it() {
 
 #[test]
 fn a_live_block_is_found_at_any_age() {
-    let owner = Moment::default().owner;
+    let owner = Peak::default().owner;
     let block = |id, bytes| Block {
         kind: MemoryKind::Block,
         device: 0,

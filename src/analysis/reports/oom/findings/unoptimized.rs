@@ -1,10 +1,11 @@
 //! A model whose forward keeps a graph although no optimizer has its parameters, such as a frozen encoder that was
 //! not set to evaluation mode.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::super::finding::OomCase;
 use super::super::found_at_oom::FoundAtOom;
@@ -53,7 +54,7 @@ struct Part {
     has_state: bool,
     /// True if it gathers parameters that are sharded. Its optimizer may then have other tensors than its parameters.
     is_sharded: bool,
-    results: BTreeMap<Symbol, i64>,
+    results: FxHashMap<Symbol, i64>,
 }
 
 impl UnoptimizedGraph {
@@ -102,7 +103,7 @@ impl UnoptimizedGraph {
         let calls_of = |path: &str| calls.calls_of(path, step, symbols);
         let first_trained = trained.iter().filter_map(|path| Some(calls_of(path)?.0)).min();
         let keeps = |path: &str, part: &Part| {
-            let holding: BTreeSet<Symbol> = part.results.keys().copied().collect();
+            let holding: FxHashSet<Symbol> = part.results.keys().copied().collect();
             calls.keep_graph_among(step, &holding, |name| is_inside(&symbols.get(name), path))
         };
         let graphs = others.into_iter().filter_map(|path| {
@@ -122,7 +123,7 @@ impl UnoptimizedGraph {
 }
 
 /// Returns the path of the innermost module, at or below `path`, that has most of `results`.
-fn innermost(path: &str, results: &BTreeMap<Symbol, i64>, symbols: &SymbolTable) -> String {
+fn innermost(path: &str, results: &FxHashMap<Symbol, i64>, symbols: &SymbolTable) -> String {
     let whole: i64 = results.values().sum();
     let mut path = path.to_owned();
     loop {

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The system's allocator, except that a failed allocation ends the command instead of returning null.
-pub struct EndsWhenFull;
+pub(crate) struct EndsWhenFull;
 
 /// True once [`end`] has started. If memory runs out again inside [`end`], the process aborts without a
 /// message.
