@@ -105,7 +105,7 @@ fn of_process(
     let (mut searches, mut host) = (RetainedSearches::default(), HostMemory::new(&symbols));
     let Reading { whole, before_last, levels, found, holders } =
         findings(trace, options, known.clone(), &symbols, &mut [&mut searches, &mut host], |_, _| {})?;
-    footer.add(trace, &whole, whole.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+    footer.add(trace, &whole, options);
     let mut grown: Vec<Growth> = levels
         .devices
         .iter()

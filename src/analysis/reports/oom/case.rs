@@ -114,13 +114,18 @@ impl<'a> OomCase<'a> {
         all
     }
 
-    /// Prints the verdict, the remedies (`advised` has the changes of `memtrace advise`), and the figures.
-    pub(super) fn print(&self, printer: &mut Printer, advised: &[FirstAdvice], options: &Options) {
+    /// Prints the verdict on `process`, the remedies (`advised` has the changes of `memtrace advise`), and the figures.
+    pub(super) fn print(
+        &self,
+        printer: &mut Printer,
+        process: &str,
+        advised: &[FirstAdvice],
+        options: &Options,
+    ) {
         let (row, symbols) = (&self.at.row, self.at.symbols());
         let first = format!(
-            " at {}, rank {}, device {}: {} in {}, {}, step {}",
+            " at {}, {process}, device {}: {} in {}, {}, step {}",
             duration(row.ts_ns),
-            self.at.trace.meta.rank,
             row.device,
             symbols.or_dash(row.op),
             symbols.or_dash(row.module),

@@ -12,6 +12,7 @@ use crate::read::record::Columns;
 use crate::render::heading::heading;
 use crate::render::numbers::count;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::render::process_names::rank_or_name;
 use crate::state::replay::{Metric, is_gpu};
 use crate::state::replay_trace::replay_trace;
 
@@ -47,7 +48,7 @@ impl Report for Actions {
             let (profile, flow) = profile_and_flow(trace, options)?;
             let replayed =
                 replay_trace(trace, Columns::of(&[]), options, Metric::Allocated, flow, |_, _| {})?;
-            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            footer.add(trace, &replayed, options);
             for note in profile.notes() {
                 if !footer.notes.contains(&note) {
                     footer.notes.push(note);
@@ -63,7 +64,7 @@ impl Report for Actions {
                 }
                 printer.gap();
                 let rank = if input.traces.len() > 1 {
-                    format!("rank {}, ", trace.meta.rank)
+                    format!("{}, ", rank_or_name(trace, input))
                 } else {
                     String::new()
                 };

@@ -9,7 +9,7 @@ use memtrace_trace::EventName;
 use serde_json::{Value, json};
 
 use super::growth::growth_lines;
-use super::killed::Killed;
+use super::killed::{Killed, RunVictims};
 use super::late_buckets::late_buckets;
 use super::ranks::{highest, more_ranks};
 use super::report::{Answer, Report, View, next};
@@ -24,6 +24,7 @@ use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, duration, percent, share};
 use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::render::process_names::rank_or_name;
 use crate::state::block::Owner;
 use crate::state::group::{block_category, without_mark};
 use crate::state::host_memory::{HostMemory, SAMPLE};
@@ -65,7 +66,7 @@ impl Report for Summary {
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let mut printer = options.printer();
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         let (mut lines, mut processes) = (Vec::new(), Vec::<Value>::new());
         let mut hosts = Vec::new();
         let mut is_killed = false;
@@ -93,7 +94,7 @@ impl Report for Summary {
                     }
                 },
             )?;
-            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            footer.add(trace, &replayed, options);
             footer.note_inference(&replayed);
             let need = trace.needed_bytes().map(|bytes| Need { bytes, died: past_oom });
             let host = host.unwrap_or_default();
@@ -115,8 +116,9 @@ impl Report for Summary {
                 (highest_peak, fullest) = (peak, Some((trace, replayed, seen)));
             }
         }
+        let victims = RunVictims::new(&input.traces, options);
         let killed = input.traces.iter().zip(&hosts);
-        let killed = killed.map(|(trace, memory)| Killed::find(trace, memory, &input.traces, options));
+        let killed = killed.map(|(trace, memory)| Killed::find(trace, memory, &victims, options));
         let killed: Vec<Option<Killed<'_>>> = killed.collect::<Result<_>>()?;
         for (value, killed) in processes.iter_mut().zip(&killed) {
             value["killed"] = killed.as_ref().map(|killed| killed.json(options)).into();
@@ -131,7 +133,7 @@ impl Report for Summary {
             if lines.len() > 1 {
                 ranks(&mut printer, &lines, options);
                 printer.gap();
-                printer.plain(format!("rank {} has the highest peak:", trace.meta.rank));
+                printer.plain(format!("{} has the highest peak:", rank_or_name(trace, input)));
             }
             detail(&mut printer, trace, replayed, options);
             let at = input.traces.iter().position(|other| std::ptr::eq(other, *trace)).unwrap_or(0);
@@ -151,7 +153,7 @@ impl Report for Summary {
             for (trace, killed) in input.traces.iter().zip(&killed) {
                 if let Some(killed) = killed {
                     if lines.len() > 1 {
-                        printer.plain(format!("rank {}:", trace.meta.rank));
+                        printer.plain(format!("{}:", rank_or_name(trace, input)));
                     }
                     killed.print(&mut printer, options);
                     is_killed = true;
@@ -177,7 +179,7 @@ impl Report for Summary {
             }
             hints.push(next("peak", input, "--by module"));
         }
-        Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
+        Ok(Answer { next: hints, ..Answer::new(printer, json, footer) })
     }
 }
 
