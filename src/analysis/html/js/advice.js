@@ -102,7 +102,9 @@ painters.advice = () => {
   const advice = chosenAdvice(t);
   if (!advice) return;
   const { step, phase, op, module } = advice.peak;
-  const where = [step >= 0 ? `step ${step}` : "", phase, op, module].filter(Boolean).join(", ");
+  const where = [step >= 0 ? `step ${step}` : "", phase, op, module]
+    .filter((text) => text && text !== "(none)")
+    .join(", ");
   text.append(
     element("b", "", `${bytes(advice.peak.bytes)} with ${advice.change}`),
     ` instead of ${bytes(t.peak.bytes)}, ${bytes(advice.saved_bytes)} less (${percent(advice.saved_bytes / t.peak.bytes)})${where ? `, at ${where}` : ""}. `,

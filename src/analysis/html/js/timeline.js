@@ -12,7 +12,7 @@ import {
   phaseColour,
   readable,
 } from "./colours.js";
-import { $, last } from "./data.js";
+import { $, isUsed, last } from "./data.js";
 import {
   byteTicks,
   bytes,
@@ -59,6 +59,12 @@ export function columnsOf(t, line, from, to, pixels) {
   return { low, high };
 }
 
+/** Returns the column of the detail that has the values of a line. */
+function detailName(line) {
+  if (isUsed(line.name)) return "used";
+  return line.name === "reserved" ? "reserved" : "allocated";
+}
+
 /** Returns the detailed rows of a view that is finer than the time buckets; null if the
  * detail lacks the view. */
 function detailOf(t, from, to, pixels) {
@@ -99,22 +105,12 @@ painters.curve = () => {
   c.clip();
   const detail = detailOf(t, state.from, state.to, pixels);
   if (state.mode === "lines") {
-    for (const [place, one] of [...drawn.entries()].reverse()) {
+    for (const one of [...drawn].reverse()) {
       if (hiddenLines.has(one.line.name)) continue;
       const colour = lineColour(one.line.name);
-      const exact = detail && place < 2 ? detail : null;
-      paintLine(
-        c,
-        t,
-        one,
-        exact,
-        place === 1 ? "reserved" : "allocated",
-        y,
-        bottom,
-        colour,
-        one.line === t.total,
-        width,
-      );
+      const name = detailName(one.line);
+      const exact = detail && t.detail[name] ? detail : null;
+      paintLine(c, t, one, exact, name, y, bottom, colour, one.line === t.total, width);
     }
   } else {
     paintStack(c, t, y, bottom, pixels, drawn[t.lines.indexOf(t.total)]);
@@ -595,7 +591,7 @@ export function valueAt(t, line, ts) {
   if (line === t.total && ts === t.peak.ts_ns) return t.peak.bytes;
   const rows = t.detail,
     at = last(rows.ts, ts);
-  const name = line === t.total ? "allocated" : line.name;
+  const name = detailName(line);
   if (rows[name] && at >= 0 && at + 1 < rows.length && rows.ts[at + 1] - rows.ts[at] < t.width_ns * 64)
     return rows[name][at];
   return line.high[t.bucket(ts)];
@@ -609,8 +605,10 @@ function offerDetails(t, pixels) {
   if (!fine) return;
   const seconds = (ns, up) =>
     `${((up ? Math.ceil(ns) : Math.floor(ns)) / 1e9).toFixed(9).replace(/0+$/, "").replace(/\.$/, "")}s`;
-  const path = quoted(page.about.runs[t.run].path);
-  const command = `memtrace report ${path} --window ${seconds(state.from)}:${seconds(state.to, true)}${tracks.length > 1 ? ` --rank ${t.rank}` : ""} -o window.html`;
+  const ofRank = tracks.filter((one) => one.run === t.run && one.rank === t.rank);
+  const isAlone = ofRank.every((one) => one.file === t.file);
+  const path = quoted(isAlone ? page.about.runs[t.run].path : t.file);
+  const command = `memtrace report ${path} --window ${seconds(state.from)}:${seconds(state.to, true)}${tracks.length > 1 && isAlone ? ` --rank ${t.rank}` : ""} -o window.html`;
   const copy = element("button", "", "Copy");
   copy.type = "button";
   copy.onclick = () => navigator.clipboard?.writeText(command).then(() => (copy.textContent = "Copied"));
