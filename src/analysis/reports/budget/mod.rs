@@ -40,6 +40,7 @@ use crate::render::heading::process_heading;
 use crate::render::numbers::{counted, percent, share, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::categories::KnownCategories;
+use crate::state::group::module_levels;
 use crate::state::marks;
 use crate::state::replay::{HOST, Metric, Replay, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -234,7 +235,7 @@ impl<'a> Gauge<'a> {
         }
         let text = symbols.get(symbol);
         let whole = self.limit.subject != LimitSubject::Module;
-        let found: Vec<usize> = levels(&text)
+        let found: Vec<usize> = module_levels(&text)
             .filter(|path| (!whole || path.len() == text.len()) && self.limit.takes(path))
             .map(|path| match self.names.iter().position(|known| known == path) {
                 Some(at) => at,
@@ -293,11 +294,6 @@ impl<'a> Gauge<'a> {
             }
         }
     }
-}
-
-/// Returns the levels of a module path. For `GPT.h.0`, they are `GPT`, `GPT.h` and `GPT.h.0`.
-fn levels(path: &str) -> impl Iterator<Item = &str> {
-    path.match_indices('.').map(|(end, _)| end).chain([path.len()]).map(|end| &path[..end])
 }
 
 struct Meter<'a> {
@@ -418,7 +414,7 @@ impl<'a> Meter<'a> {
             named.map(|symbol| symbols.get(*symbol).to_string()).collect()
         };
         for path in owners(&self.modules) {
-            names.modules.extend(levels(&path).map(str::to_owned));
+            names.modules.extend(module_levels(&path).map(str::to_owned));
         }
         names.phases.extend(owners(&self.phases));
         let categories = self.categories.iter().filter(|category| **category != Category::None);

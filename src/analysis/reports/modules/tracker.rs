@@ -14,6 +14,7 @@ use crate::options::Options;
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
 use crate::state::categories::KnownCategories;
+use crate::state::group::module_levels;
 use crate::state::replay::{CPU, Replay, has_current_step, is_gpu};
 
 /// The states of `MemTracker`.
@@ -414,8 +415,7 @@ impl Tracker {
         while let Some(call) = self.backward.pop_if(|call| !is_on(&call.path)) {
             self.leave(call, row.seq);
         }
-        let ends = module.match_indices('.').map(|(end, _)| end).chain([module.len()]);
-        for path in ends.take(self.depth.followed).map(|end| &module[..end]) {
+        for path in module_levels(&module).take(self.depth.followed) {
             // A container (`GPT.h`) is never called, so it has no states.
             let was_called = self.modules.contains_key(path);
             if was_called && !self.backward.iter().any(|call| call.path == path) {

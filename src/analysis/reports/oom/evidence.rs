@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use memtrace_trace::Category;
 
+use super::super::growth::FEWEST_STEPS;
 use super::eval_mode::EvaluationGraph;
 use super::grown_model::GrownModel;
 use super::layers_left::LayersLeft;
@@ -15,9 +16,6 @@ use crate::state::retained::Holder;
 
 /// Memory below this share of the card is too small to be the cause of an OOM.
 pub(super) const MATERIAL: f64 = 0.1;
-/// The minimum number of finished steps that show growth. The first step does not count, because it allocates
-/// optimizer state.
-pub(super) const FEWEST_STEPS: usize = 3;
 /// The usual upper bound, in bytes, of a CUDA context with the code and workspaces of libraries: they take
 /// 300 to 600 MiB on one GPU.
 const USUAL_CONTEXT: i64 = 600 << 20;

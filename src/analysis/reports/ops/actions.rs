@@ -13,7 +13,7 @@ use crate::render::heading::heading;
 use crate::render::numbers::count;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::render::process_names::rank_or_name;
-use crate::state::replay::{Metric, is_gpu};
+use crate::state::replay::{Metric, device_title};
 use crate::state::replay_trace::replay_trace;
 
 /// `memtrace ops --actions`.
@@ -68,7 +68,7 @@ impl Report for Actions {
                 } else {
                     String::new()
                 };
-                printer.plain(format!("{rank}{}", device_name(device)));
+                printer.plain(format!("{rank}{}", device_title(device)));
                 let sums = Sums::from_profile(&profile, device);
                 sums.print(printer, options);
                 let mut value = sums.json(device);
@@ -87,10 +87,6 @@ impl Report for Actions {
         let hints = vec![next("peak", input, "--by category"), next("ops", input, "")];
         Ok(Answer { next: hints, ..answer })
     }
-}
-
-fn device_name(device: i32) -> String {
-    if !is_gpu(device) { "CPU tensors".to_owned() } else { format!("device {device}") }
 }
 
 /// The number of actions, and the sum of the bytes of their blocks.

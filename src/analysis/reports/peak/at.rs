@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::super::group_table::print_groups;
 use super::super::report::{Answer, Report, next};
-use super::{groups_json, note_missing};
+use super::{groups_json, note_missing, place_and_memory};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
@@ -17,7 +17,7 @@ use crate::render::printer::{Cell, Style};
 use crate::render::process_names::chosen_of;
 use crate::state::group::{self, Key, sorted};
 use crate::state::moment::{self, NamedMoment, replay_to_moment};
-use crate::state::replay::{CPU, Device, HOST};
+use crate::state::replay::{Device, Metric};
 use crate::state::replay_trace::Replayed;
 
 /// `memtrace peak --at`.
@@ -85,12 +85,9 @@ impl Report for PeakAt {
         let groups = sorted(by.groups(&blocks, &replayed.symbols));
         let total = device.totals.allocated;
         note_missing(&mut footer, &by, &groups, total, &replayed);
+        let (place, memory) = place_and_memory(&device, Metric::Allocated);
         printer.line([
-            match device.ordinal {
-                CPU => "cpu: CPU tensors ".into(),
-                HOST => "host: pinned memory ".into(),
-                ordinal => format!("device {ordinal}: allocated memory ").into(),
-            },
+            format!("{place}: {memory} ").into(),
             Cell::new(options.units.show(total).to_string(), Style::Strong),
             format!(" at {}", duration(replayed.replay.ts_ns)).into(),
         ]);

@@ -20,7 +20,7 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::block::Owner;
 use crate::state::categories::KnownCategories;
 use crate::state::device::Moment;
-use crate::state::group::{APART, DEPTH};
+use crate::state::group::{APART, DEPTH, module_levels};
 use crate::state::marks::{self, is_mark};
 use crate::state::module_layers::Layers;
 use crate::state::replay::{Metric, Replay};
@@ -210,8 +210,8 @@ fn names(part: Part, kind: &str, depth: Option<usize>, layers: &Layers, symbols:
         Part::Named(phase) if kind == "phase" => vec![Name::Text(symbols.or(phase, NO_PHASE))],
         Part::Named(module) => {
             let path = layers.joined(&symbols.or(module, NO_MODULE));
-            let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
-            ends.take(depth.unwrap_or(usize::MAX)).map(|end| Name::Text(path[..end].to_owned())).collect()
+            let levels = module_levels(&path).take(depth.unwrap_or(usize::MAX));
+            levels.map(|level| Name::Text(level.to_owned())).collect()
         }
     }
 }

@@ -257,10 +257,17 @@ pub(super) fn groups_json(groups: &[(String, Group)], by: &Key, total: i64) -> V
 
 /// Returns what the peak of a metric is a peak of, such as `device 0: peak of reserved memory`.
 pub(super) fn title(device: &Device, metric: Metric) -> String {
+    let (place, memory) = place_and_memory(device, metric);
+    format!("{place}: peak of {memory}")
+}
+
+/// Returns the place of a device's memory and the name of what `metric` counts there, such as `device 0` and
+/// `reserved memory`.
+fn place_and_memory(device: &Device, metric: Metric) -> (String, String) {
     match device.ordinal {
-        CPU => "cpu: peak of CPU tensors".to_owned(),
-        HOST => "host: peak of pinned memory".to_owned(),
-        ordinal => format!("device {ordinal}: peak of {}", memory_name(device, metric)),
+        CPU => ("cpu".to_owned(), "CPU tensors".to_owned()),
+        HOST => ("host".to_owned(), "pinned memory".to_owned()),
+        ordinal => (format!("device {ordinal}"), memory_name(device, metric)),
     }
 }
 

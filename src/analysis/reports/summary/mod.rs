@@ -29,7 +29,7 @@ use crate::state::block::Owner;
 use crate::state::group::{block_category, without_mark};
 use crate::state::host_memory::{HostMemory, SAMPLE};
 use crate::state::levels::Levels;
-use crate::state::replay::{self, Block, CPU, Device, HOST, Metric, is_gpu};
+use crate::state::replay::{self, Block, CPU, Device, HOST, Metric, device_title, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_rows_knowing, used_name};
 use crate::state::step_inputs::LargestInput;
 use stats::{STATS, Stats};
@@ -284,20 +284,11 @@ fn steps(replayed: &Replayed) -> u64 {
     replay.first_step.map_or(0, |first| (replay.last_step() - first + 1).max(0).cast_unsigned())
 }
 
-/// Returns the name of a device in a line of its own.
-fn title(ordinal: i32) -> String {
-    match ordinal {
-        CPU => "CPU tensors".to_owned(),
-        HOST => "pinned host memory".to_owned(),
-        _ => format!("device {ordinal}"),
-    }
-}
-
 fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options: &Options) {
     let many = replayed.gpus(options).count() > 1;
     for device in replayed.gpus(options) {
         if many || !is_gpu(device.ordinal) {
-            printer.line([Cell::new(title(device.ordinal), Style::Strong)]);
+            printer.line([Cell::new(device_title(device.ordinal), Style::Strong)]);
         }
         peaks(printer, replayed, device, options);
         capacity(printer, trace, device, options);
@@ -307,7 +298,7 @@ fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options
     for ordinal in [CPU, HOST].into_iter().filter(|ordinal| options.device != Some(*ordinal)) {
         if let Some(device) = replayed.replay.find(ordinal) {
             let peak = options.units.show(device.peak(Metric::Allocated).bytes);
-            printer.plain(format!("{}: peak {peak}", title(ordinal)));
+            printer.plain(format!("{}: peak {peak}", device_title(ordinal)));
         }
     }
     let counts = &replayed.replay.counts;

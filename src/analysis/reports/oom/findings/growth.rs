@@ -3,7 +3,8 @@
 use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 
-use super::super::evidence::{Evidence, FEWEST_STEPS, StepTotals};
+use super::super::super::growth::FEWEST_STEPS;
+use super::super::evidence::{Evidence, StepTotals};
 use super::super::finding::{Blame, Cause, GROWS, Help, OomCase};
 use super::super::kept_reasons::{Kept, words};
 use super::super::retained_holders::is_of_forward;
