@@ -16,7 +16,7 @@ impl OomCase<'_> {
         let is_estimated = evidence.to_come.bytes > 0 && evidence.forwards.has_autograd;
         evidence.steps.finished.is_empty()
             && !is_estimated
-            && !["backward", "optimizer"].contains(&&*self.at.phase())
+            && !["backward", "optimizer"].contains(&&*self.oom_state.phase())
     }
 
     /// Returns the bytes that a change must save so that the rest of the step certainly fits. In a step
@@ -26,7 +26,7 @@ impl OomCase<'_> {
         let evidence = &self.evidence;
         if evidence.is_larger_than_before() {
             (evidence.torch.allocated + evidence.request.bytes) / 2
-        } else if self.at.phase() == "optimizer" {
+        } else if self.oom_state.phase() == "optimizer" {
             evidence.torch.allocated / 4
         } else {
             evidence.torch.allocated / 5 * 2
@@ -52,7 +52,7 @@ impl OomCase<'_> {
         if !advice.option.starts_with("--checkpoint") {
             return Some(advice);
         }
-        let is_without_graph = self.at.phase() == "forward" && !self.evidence.forwards.has_autograd;
+        let is_without_graph = self.oom_state.phase() == "forward" && !self.evidence.forwards.has_autograd;
         advice.saved -= running_forward::gathered(&self.evidence).map_or(0, |holder| holder.bytes);
         (!is_without_graph && advice.saved > 0).then_some(advice)
     }
@@ -65,7 +65,7 @@ impl OomCase<'_> {
         let is_of_batch = !advice.option.starts_with("--batch") || evidence.larger_step().is_none();
         // What such a step allocates outside of the model does not follow the model's types.
         let is_of_types = ["--dtype", "--autocast"].iter().any(|one| advice.option.starts_with(one));
-        let is_outside = is_of_types && self.at.is_in_script() && evidence.larger_step().is_some();
+        let is_outside = is_of_types && self.oom_state.is_in_script() && evidence.larger_step().is_some();
         let enough = match evidence.device.needed.filter(|needed| *needed > evidence.device.capacity) {
             Some(_) if saved < evidence.short() => ", not enough alone",
             None if !is_of_batch => {

@@ -302,7 +302,7 @@ fn helps(case: &OomCase<'_>, options: &Options) -> (Vec<FirstAdvice>, Option<Str
     if !case.is_need() {
         return (Vec::new(), None);
     }
-    let TraceToOom { trace, whole, .. } = case.at;
+    let TraceToOom { trace, whole, .. } = case.oom_state;
     match Advised::of_changes(trace, options, whole.changes.clone(), whole.has_tags, false) {
         Ok(advised) => {
             let first = advised.first(MOST_ADVISED);

@@ -59,7 +59,7 @@ pub(super) static CAUSE: Cause = Cause {
         format!("{}: {}{beside}", holder.line(units), words(*why).because)
     },
     tries: |case| match case.blame.kept.as_ref().map(|(_, why)| *why) {
-        Some(Kept::Graphs) if case.at.evaluates() && !case.evidence.forwards.has_backward => vec![
+        Some(Kept::Graphs) if case.oom_state.evaluates() && !case.evidence.forwards.has_backward => vec![
             "torch.no_grad() or torch.inference_mode() around this loop: the model runs in evaluation mode (model.eval()), and no \
              backward has run",
         ],
