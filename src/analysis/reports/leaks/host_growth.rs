@@ -253,7 +253,15 @@ fn growth(what: String, advice: &'static str, points: &[(When, i64)], least: i64
         .map(|(when, bytes)| (when.step as f64, *bytes as f64))
         .collect();
     let per_step = (by_step.len() >= FEWEST).then(|| fit(&by_step).slope).filter(|slope| *slope > 0.0);
-    Some(HostPartGrowth { what, bytes, per_second: line.slope, per_step, r2: line.r2, advice, owners: Vec::new() })
+    Some(HostPartGrowth {
+        what,
+        bytes,
+        per_second: line.slope,
+        per_step,
+        r2: line.r2,
+        advice,
+        owners: Vec::new(),
+    })
 }
 
 #[cfg(test)]

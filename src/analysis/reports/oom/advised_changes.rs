@@ -6,6 +6,9 @@ use super::super::advise::predictions::FirstAdvice;
 use super::evidence::ToCome;
 use super::finding::{OomCase, UNSURE, code_of};
 use super::findings::running_forward;
+use super::limits::{
+    LEAST_OF_SHORT, LEAST_SAVING, LEAST_SAVING_IN_LARGER_STEP, LEAST_SAVING_IN_OPTIMIZER, part_of,
+};
 
 impl OomCase<'_> {
     /// Returns true if the memory of the rest of this forward cannot be estimated, because no step has ended
@@ -19,17 +22,15 @@ impl OomCase<'_> {
             && !["backward", "optimizer"].contains(&&*self.oom_state.phase())
     }
 
-    /// Returns the bytes that a change must save so that the rest of the step certainly fits. In a step
-    /// larger than earlier ones this is half of the held memory, in the optimizer's step (which comes last) a
-    /// quarter, and in any other step two fifths. These shares were chosen with the programs of `tests/oom`.
+    /// Returns the bytes that a change must save so that the rest of the step certainly fits.
     fn least_saving(&self) -> i64 {
         let evidence = &self.evidence;
         if evidence.is_larger_than_before() {
-            (evidence.torch.allocated + evidence.request.bytes) / 2
+            part_of(evidence.torch.allocated + evidence.request.bytes, LEAST_SAVING_IN_LARGER_STEP)
         } else if self.oom_state.phase() == "optimizer" {
-            evidence.torch.allocated / 4
+            part_of(evidence.torch.allocated, LEAST_SAVING_IN_OPTIMIZER)
         } else {
-            evidence.torch.allocated / 5 * 2
+            part_of(evidence.torch.allocated, LEAST_SAVING)
         }
     }
 
@@ -42,7 +43,7 @@ impl OomCase<'_> {
     /// bytes with the memory that was not yet allocated.
     fn is_too_little_with(&self, saved: i64, in_all: i64) -> bool {
         let short = self.evidence.short_of_whole_step();
-        self.is_rest_unknown() || in_all < short / 4 * 5 || saved < self.least_saving()
+        self.is_rest_unknown() || in_all < part_of(short, LEAST_OF_SHORT) || saved < self.least_saving()
     }
 
     /// Returns the change as it applies to this case, or `None` if it saves nothing here: a checkpoint of a

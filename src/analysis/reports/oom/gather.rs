@@ -4,10 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::memory::Totals;
 use memtrace_trace::rounding::{SMALL_SIZE, segment_size};
-use memtrace_trace::units::GIB;
 use memtrace_trace::{Api, Category};
 
-use super::super::growth::FEWEST_STEPS;
 use super::earlier_graph::continued_steps;
 use super::eval_mode::{EvaluationGraph, is_by_mode};
 use super::evidence::{
@@ -16,6 +14,7 @@ use super::evidence::{
 };
 use super::grown_model::GrownModel;
 use super::layers_left::LayersLeft;
+use super::limits::{FEWEST_CYCLES, FEWEST_STEPS, MOST_OF_CONTEXT};
 use super::optimizer_step::OptimizerStep;
 use super::retained_holders::with_inputs_of_checkpoints;
 use super::trace_to_oom::TraceToOom;
@@ -24,12 +23,6 @@ use crate::state::block::{Block, Owner};
 use crate::state::layout::Segment;
 use crate::state::model_facts::{is_module, root_of};
 use crate::state::retained::with_whole_variables;
-
-/// An upper bound, in bytes, of the memory that a CUDA context and the code and workspaces of libraries take
-/// without a traced call. Unaccounted memory beyond it belongs to another process.
-const CONTEXT: i64 = GIB;
-/// The minimum number of forwards with a backward that predict the next one.
-const FEWEST_CYCLES: u64 = 2;
 
 impl Evidence {
     /// Gathers the evidence. `live` has the live blocks of the request's device.
@@ -86,7 +79,7 @@ impl DeviceUse {
         let untraced = sampled.map_or(0, |untraced| untraced.bytes).max(context_bytes).min(left);
         // If the driver reports nothing about other processes, memory beyond the largest possible context
         // belongs to them.
-        let most_of_context = if context_bytes > 0 { context_bytes } else { CONTEXT };
+        let most_of_context = if context_bytes > 0 { context_bytes } else { MOST_OF_CONTEXT };
         let host = sampled.and_then(|untraced| untraced.host).map(|host| host.min(untraced));
         let seen = sampled.and_then(|untraced| untraced.others);
         let others =

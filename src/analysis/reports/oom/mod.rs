@@ -18,6 +18,7 @@ mod gather;
 mod grown_model;
 mod kept_reasons;
 mod layers_left;
+mod limits;
 mod module_calls;
 mod optimizer_step;
 mod retained_holders;

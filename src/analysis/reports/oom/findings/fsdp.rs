@@ -130,7 +130,8 @@ pub(super) fn remedy_for_whole_gradients(case: &OomCase<'_>, units: Unit) -> Opt
     };
     let is_between = case.oom_state.is_in_forward() && case.live.iter().any(is_sharded);
     let earlier = is_between.then_some(case.oom_state.replayed.replay.phases.backward);
-    let (bytes, modules) = many_layers(&case.evidence, unreduced(&case.live, earlier, case.oom_state.symbols()))?;
+    let (bytes, modules) =
+        many_layers(&case.evidence, unreduced(&case.live, earlier, case.oom_state.symbols()))?;
     // If the root alone is sharded, all gradients are whole until its backward ends.
     let is_by_design = !case.oom_state.is_in_forward() && whole_gather(case).is_some();
     (!is_by_design).then(|| {

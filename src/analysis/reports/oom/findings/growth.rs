@@ -3,10 +3,10 @@
 use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 
-use super::super::super::growth::FEWEST_STEPS;
 use super::super::evidence::{Evidence, StepTotals};
 use super::super::finding::{Blame, Cause, GROWS, Help, OomCase};
 use super::super::kept_reasons::{Kept, words};
+use super::super::limits::FEWEST_STEPS;
 use super::super::retained_holders::is_of_forward;
 use super::copies;
 use crate::render::numbers::{counted, upper_first};

@@ -2,9 +2,10 @@
 
 use memtrace_trace::units::Unit;
 
-use super::super::evidence::{Evidence, MATERIAL};
+use super::super::evidence::Evidence;
 use super::super::finding::{Blame, Cause, Help, KEPT, OomCase};
 use super::super::kept_reasons::{Kept, words};
+use super::super::limits::MATERIAL;
 use super::super::retained_holders::{FEWEST_GATHERED, is_of_forward, is_of_state_dict};
 use super::copies::FEWEST_OF_STATE;
 use super::fragmentation::is_fragmented;
