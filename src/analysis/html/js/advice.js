@@ -1,10 +1,10 @@
 // Lets the reader choose an advised change, and draws the predicted curve of the run with this change.
 
+import { PLOT, plotWidth, toX } from "./axes.js";
 import { isDark, readable } from "./colours.js";
 import { $ } from "./data.js";
 import { bytes, choices, element, percent } from "./format.js";
 import { draw, painters, state, track } from "./state.js";
-import { PLOT, plotWidth, toX } from "./timeline.js";
 
 const ADVICE = { light: "#007A59", dark: "#2FD3A5" };
 export const adviceColour = () => (isDark() ? ADVICE.dark : ADVICE.light);

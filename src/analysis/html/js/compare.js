@@ -1,5 +1,6 @@
 // Compares two runs: their curves in one chart, and the changes from peak to peak.
 
+import { columnsOf } from "./axes.js";
 import { chart } from "./charts.js";
 import { highlightColour, lineColour } from "./colours.js";
 import { $ } from "./data.js";
@@ -16,7 +17,6 @@ import {
   timeTicks,
 } from "./format.js";
 import { page, painters, tracks } from "./state.js";
-import { columnsOf } from "./timeline.js";
 
 /** Returns the device with the highest peak of each run; null if the run is missing or used no GPU memory. */
 export function comparedTracks() {
