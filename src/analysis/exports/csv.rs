@@ -10,7 +10,6 @@ use memtrace_trace::text::{original_text, safe_text};
 use memtrace_trace::{EventName, Meta, Row};
 
 use super::export::{Export, Job, OutputKind};
-use super::out::Out;
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::read::record::{Columns, Record};
@@ -41,13 +40,13 @@ impl Export for Csv {
     }
 
     fn open_with(&self) -> &'static str {
-        "python -c \"import pandas; print(pandas.read_csv('FILE'))\""
+        "python -c \"import pandas, sys; print(pandas.read_csv(sys.argv[1]))\" FILE"
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
         let trace = job.trace()?;
         let failed = |source| Error::from(memtrace_trace::Error::Io { path: job.place.to_owned(), source });
-        let mut writer = RowWriter::new(Out::create(job.place)?);
+        let mut writer = RowWriter::new(job.create()?);
         let meta = Meta { journal: String::new(), ..trace.meta.clone() }
             .to_json()
             .map_err(|why| failed(why.into()))?;

@@ -8,7 +8,6 @@ use crate::options::{Flag, Options};
 use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
-use crate::state::replay::Metric;
 use crate::state::replay_trace::Replayed;
 
 /// The kind of output that an export writes, with the suffix of the file names.
@@ -86,13 +85,15 @@ pub(super) fn max_events(options: &Options) -> Result<usize> {
 pub struct Job<'a> {
     /// The processes to export.
     pub input: &'a Input,
+    /// The processes of the whole command, whose files no output may replace.
+    pub whole: &'a Input,
     /// The options of the command line.
     pub options: &'a Options,
     /// The file or folder to write.
     pub place: &'a Path,
-    /// Notes on the completeness of the data.
+    /// Notes on the completeness of the data, those of earlier jobs of the same command among them.
     pub footer: Footer,
-    /// The files written so far: path, size in bytes, and a description of the content.
+    /// The files that the command has written so far: path, size in bytes, and a description of the content.
     pub written: Vec<(PathBuf, u64, String)>,
 }
 
@@ -107,10 +108,25 @@ impl<'a> Job<'a> {
         self.input.traces.first().ok_or_else(none)
     }
 
+    /// Opens the file [`Job::place`].
+    ///
+    /// # Errors
+    /// When the file cannot be created, or when it is a trace that the command reads.
+    pub(super) fn create(&self) -> Result<Out> {
+        self.create_at(self.place)
+    }
+
+    /// Opens a file of the folder [`Job::place`].
+    ///
+    /// # Errors
+    /// When the file cannot be created, or when it is a trace that the command reads.
+    pub(super) fn create_at(&self, path: &Path) -> Result<Out> {
+        Out::beside(path, self.whole.files())
+    }
+
     /// Adds the notes on a trace to the footer.
     pub(super) fn add_to_footer(&mut self, trace: &TraceFile, replayed: &Replayed) {
-        let fullest = replayed.fullest(Metric::Allocated, self.options).map(|device| device.ordinal);
-        self.footer.add(trace, replayed, fullest);
+        self.footer.add(trace, replayed, self.options);
     }
 
     /// Closes a file and adds it to the written files, with a description of its content.
@@ -123,6 +139,12 @@ impl<'a> Job<'a> {
         self.written.push((path, bytes, content.into()));
         Ok(())
     }
+}
+
+/// Returns the error of an export without content. `has_host` is true if the program has pinned memory.
+pub(super) fn no_gpu(path: &Path, has_host: bool) -> Error {
+    let host = if has_host { "; --device -1 selects its pinned memory" } else { "" };
+    Error::usage(format!("{}: the traced program used no GPU{host}", path.display()))
 }
 
 /// Returns the name of a trace without its suffixes, such as `run` for `run.csv.gz`.

@@ -9,13 +9,13 @@ use memtrace_trace::text::printable;
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::export::{Export, Job, OutputKind};
+use super::export::{Export, Job, OutputKind, no_gpu};
 use crate::error::Result;
 use crate::profile::flow_categories;
 use crate::read::record::Columns;
 use crate::read::symbols::{NO_OWNER, Symbol, SymbolTable};
 use crate::render::numbers::{counted, duration};
-use crate::state::replay::{Metric, Owner};
+use crate::state::replay::{HOST, Metric, Owner};
 use crate::state::replay_trace::{Replayed, replay_trace};
 use crate::state::stacks::Stacks;
 
@@ -84,7 +84,7 @@ impl Export for Speedscope {
             "shared": { "frames": frames },
             "profiles": profiles,
         });
-        let mut out = super::Out::create(job.place)?;
+        let mut out = job.create()?;
         write!(out, "{file}").ok();
         job.finish_file(out, counted(stacks as u64, "stack"))
     }
@@ -114,7 +114,7 @@ impl Export for Collapsed {
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
         let profiles = profiles_of(job)?;
         let several = profiles.len() > 1;
-        let mut out = super::Out::create(job.place)?;
+        let mut out = job.create()?;
         let mut stacks = 0;
         for profile in &profiles {
             let root = several.then(|| format!("rank {} device {}", profile.rank, profile.ordinal));
@@ -145,6 +145,7 @@ struct Profile {
 
 fn profiles_of(job: &mut Job<'_>) -> Result<Vec<Profile>> {
     let mut profiles = Vec::new();
+    let mut has_host = false;
     for trace in &job.input.traces {
         let lines = Stacks::read(trace);
         let columns = if lines.has_lines() { Columns::of(&["stack_id"]) } else { Columns::of(&[]) };
@@ -157,6 +158,7 @@ fn profiles_of(job: &mut Job<'_>) -> Result<Vec<Profile>> {
             |_, _| {},
         )?;
         job.add_to_footer(trace, &replayed);
+        has_host |= replayed.replay.find(HOST).is_some();
         for device in replayed.gpus(job.options) {
             let peak = device.peak(Metric::Allocated);
             if peak.bytes > 0 {
@@ -167,6 +169,9 @@ fn profiles_of(job: &mut Job<'_>) -> Result<Vec<Profile>> {
                 profiles.push(Profile { rank, ordinal: device.ordinal, title, stacks });
             }
         }
+    }
+    if profiles.is_empty() {
+        return Err(no_gpu(&job.input.path, has_host));
     }
     Ok(profiles)
 }

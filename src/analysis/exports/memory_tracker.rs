@@ -62,7 +62,8 @@ impl Export for MemoryTracker {
     }
 
     fn open_with(&self) -> &'static str {
-        "torch.distributed._tools.memory_tracker.MemoryTracker().load('FILE')"
+        "python -ic \"import sys; from torch.distributed._tools.memory_tracker import MemoryTracker; \
+         tracker = MemoryTracker(); tracker.load(sys.argv[1])\" FILE"
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
@@ -84,7 +85,7 @@ impl Export for MemoryTracker {
             )));
         }
         let run = OpCallRun { trace, options, first, calls };
-        let mut out = Out::create(job.place)?;
+        let mut out = job.create()?;
         if options.text(FORMAT.name) == "json" {
             run.json(&mut out)?
         } else {

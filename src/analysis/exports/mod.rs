@@ -20,9 +20,9 @@ mod snapshot;
 mod timeline;
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use memtrace_trace::text::shell_word;
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
@@ -90,21 +90,13 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
         heading(&mut printer, input, &trace.meta);
     }
     printer.gap();
-    let mut footer = Footer::new(input);
+    let mut footer = Footer::of([input]);
     let mut written = Vec::new();
     let mut folder = PathBuf::new();
-    for (input, place) in jobs(export.output_kind(options), input, place)? {
-        refuse_trace_as_place(&input, &place)?;
-        // Start with an empty footer: `footer` already has the notes on the input, which must not appear
-        // twice.
-        let mut job =
-            Job { input: &input, options, place: &place, footer: Footer::default(), written: Vec::new() };
+    for (of_job, place) in jobs(export.output_kind(options), input, place)? {
+        let mut job = Job { input: &of_job, whole: input, options, place: &place, footer, written };
         export.write(&mut job)?;
-        footer.lost += job.footer.lost;
-        footer.damage.extend(job.footer.damage);
-        footer.add_bytes(job.footer.unattributed, job.footer.unattributed_ever);
-        footer.notes.extend(job.footer.notes);
-        written.extend(job.written);
+        Job { footer, written, .. } = job;
         folder = place;
     }
     let mut files = Vec::new();
@@ -117,13 +109,12 @@ pub fn run(export: &dyn Export, input: &Input, options: &Options, place: Option<
         files.push(json!({ "file": path.display().to_string(), "bytes": bytes, "holds": content }));
     }
     let file = written.first().map_or(&folder, |(path, ..)| path);
-    let open_with = export.open_with().replace("FILE", &file.display().to_string());
-    let open_with = open_with.replace("FOLDER", &folder.display().to_string());
+    let open_with = open_command(export.open_with(), file, &folder);
     printer.line([Cell::new("open it: ", Style::Faint), Cell::new(open_with, Style::Command)]);
     let mut json = Map::new();
     json.insert("to".to_owned(), export.name().into());
     json.insert("files".to_owned(), files.into());
-    Ok(Answer { body: printer, json: Value::Object(json), footer, ..Answer::default() })
+    Ok(Answer::new(printer, Value::Object(json), footer))
 }
 
 /// Returns the path of each file or folder to write, with the processes whose data it gets.
@@ -193,25 +184,28 @@ fn labelled(file: &Path, label: &str, ending: &str) -> PathBuf {
     file.with_file_name(named)
 }
 
-/// Returns an error if the output place is one of the traces.
-fn refuse_trace_as_place(input: &Input, place: &Path) -> Result<()> {
-    // Compare inodes instead of paths, because a hard link to the trace is the trace.
-    let id = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-    let Some(place) = id(place) else { return Ok(()) };
-    for file in input.traces.iter().flat_map(TraceFile::files) {
-        if id(file) == Some(place) {
-            return Err(Error::usage(format!(
-                "{} is the trace itself; name another file with -o",
-                file.display()
-            )));
-        }
+/// Returns the command that opens an export, from [`Export::open_with`] and the paths of the file and of the folder. A
+/// path is one word of the shell. Between apostrophes, it is a text of SQL in a word with double quotes.
+fn open_command(open_with: &str, file: &Path, folder: &Path) -> String {
+    for (name, path) in [("FILE", file), ("FOLDER", folder)] {
+        let Some((before, after)) = open_with.split_once(name) else { continue };
+        let path = path.display().to_string();
+        let path = match before.ends_with('\'') {
+            false => shell_word(&path),
+            true => {
+                let escape = |c: char| "\\\"$`".contains(c).then_some('\\').into_iter().chain([c]);
+                path.replace('\'', "''").chars().flat_map(escape).collect()
+            }
+        };
+        return format!("{before}{path}{after}");
     }
-    Ok(())
+    open_with.to_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::TraceBuilder;
 
     #[test]
     fn an_export_label_comes_before_the_ending() {
@@ -219,6 +213,58 @@ mod tests {
         assert_eq!(name("a/run.snapshot.pickle"), "a/run.r1.snapshot.pickle");
         assert_eq!(name("a/mine.pickle"), "a/mine.r1.pickle");
         assert_eq!(name("mine"), "mine.r1");
+    }
+
+    #[test]
+    fn the_command_that_opens_an_export_quotes_its_path() {
+        let of = |open_with: &str, path: &str| open_command(open_with, Path::new(path), Path::new(path));
+        assert_eq!(of("flamegraph.pl FILE > flame.svg", "a/b.txt"), "flamegraph.pl a/b.txt > flame.svg");
+        assert_eq!(of("show FILE", "it's FOLDER"), "show 'it'\\''s FOLDER'");
+        assert_eq!(of("duckdb -c \"from 'FILE'\"", "it's $a"), "duckdb -c \"from 'it''s \\$a'\"");
+    }
+
+    /// Exports a trace without GPU memory.
+    fn export_of_nothing(export: &str, place: &Path) -> Result<Answer> {
+        let thread = std::thread::current().id();
+        let trace = std::env::temp_dir().join(format!("memtrace-{export}-of-nothing-{thread:?}.csv"));
+        std::fs::write(&trace, TraceBuilder::default().finish()).unwrap();
+        let input = Input::open(&trace).unwrap();
+        let answer = run(find(export).unwrap(), &input, &Options::default(), Some(place));
+        std::fs::remove_file(&trace).unwrap();
+        answer
+    }
+
+    #[test]
+    fn an_export_without_content_is_refused() {
+        for export in ["speedscope", "collapsed", "timeline"] {
+            let place = std::env::temp_dir().join(format!("memtrace-{export}-{}", std::process::id()));
+            let error = export_of_nothing(export, &place).unwrap_err().to_string();
+            assert!(error.ends_with("used no GPU") && !place.exists(), "{export}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_error_of_a_file_names_its_path_once() {
+        let place = std::env::temp_dir().join(format!("memtrace-no-folder-{}", std::process::id()));
+        std::fs::write(&place, "").unwrap();
+        let error = export_of_nothing("parquet", &place.join("inside")).unwrap_err().to_string();
+        std::fs::remove_file(&place).unwrap();
+        assert!(error.matches("memtrace-no-folder").count() == 1 && !error.contains("Parquet"), "{error}");
+    }
+
+    #[test]
+    fn an_output_never_replaces_a_file_that_is_read() {
+        let place = std::env::temp_dir().join(format!("memtrace-itself-{}.csv", std::process::id()));
+        std::fs::write(&place, TraceBuilder::default().finish()).unwrap();
+        let linked = place.with_extension("link");
+        std::fs::hard_link(&place, &linked).unwrap();
+        let input = Input::open(&place).unwrap();
+        for path in [&place, &linked] {
+            let error = Out::beside(path, input.files()).err().unwrap().to_string();
+            assert!(error.contains("is the trace itself"), "{error}");
+        }
+        std::fs::remove_file(&place).unwrap();
+        std::fs::remove_file(&linked).unwrap();
     }
 
     #[test]

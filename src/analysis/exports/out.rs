@@ -94,20 +94,22 @@ impl Drop for Replacement {
 }
 
 impl Out {
-    /// Opens the output, and creates the folders of its path.
+    /// Opens the output of a command that reads the files `inputs`, and creates the folders of its path.
     ///
     /// # Errors
-    /// When a file or folder cannot be created or written to.
-    pub fn create(path: &Path) -> Result<Out> {
+    /// When a file or folder cannot be created or written to, or when `path` is one of the inputs.
+    pub fn beside<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Out> {
+        refuse_input(path, inputs)?;
         Out::open(path, true)
     }
 
-    /// Same as [`Out::create`], but never writes in place: an earlier file stays as it is until
+    /// Same as [`Out::beside`], but never writes in place: an earlier file stays as it is until
     /// [`Complete::publish`], and the new one belongs to this user.
     ///
     /// # Errors
-    /// When a file or folder cannot be created or written to.
-    pub(super) fn create_beside(path: &Path) -> Result<Out> {
+    /// When a file or folder cannot be created or written to, or when `path` is one of the inputs.
+    pub(super) fn new_beside<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<Out> {
+        refuse_input(path, inputs)?;
         Out::open(path, false)
     }
 
@@ -139,7 +141,7 @@ impl Out {
         Ok(Out { path: path.to_owned(), replacement, sink, failed: None })
     }
 
-    /// Returns the path that was passed to [`Out::create`].
+    /// Returns the path that was passed to [`Out::beside`].
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -167,6 +169,19 @@ impl Out {
     }
 }
 
+/// Returns an error if `path` is one of `inputs`, which the output would destroy.
+fn refuse_input<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Result<()> {
+    // Compare inodes instead of paths, because a hard link to the trace is the trace.
+    let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let Some(place) = id(path) else { return Ok(()) };
+    match inputs.into_iter().find(|input| id(input) == Some(place)) {
+        Some(input) => {
+            Err(Error::usage(format!("{} is the trace itself; name another file with -o", input.display())))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Closes the output. Returns its size in bytes, or 0 for a pipe or device.
 fn close(mut sink: Sink) -> io::Result<u64> {
     let file = match &mut sink {
@@ -189,7 +204,7 @@ pub(super) struct Complete {
 }
 
 impl Complete {
-    /// Returns the path that was passed to [`Out::create`].
+    /// Returns the path that was passed to [`Out::beside`].
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

@@ -86,7 +86,8 @@ impl Parquet {
         let failed = |error: ParquetError| -> Error {
             memtrace_trace::Error::Io { path: path.to_owned(), source: std::io::Error::other(error) }.into()
         };
-        let mut file = File::create(path, trace).map_err(failed)?;
+        let out = Out::new_beside(path, job.whole.files())?;
+        let mut file = File::new(out, trace).map_err(failed)?;
         let mut failure = None;
         let replayed = replay_trace(
             trace,
@@ -217,8 +218,7 @@ struct File {
 }
 
 impl File {
-    fn create(path: &Path, trace: &TraceFile) -> std::result::Result<File, ParquetError> {
-        let out = Out::create_beside(path).map_err(|error| ParquetError::General(error.to_string()))?;
+    fn new(out: Out, trace: &TraceFile) -> std::result::Result<File, ParquetError> {
         let column = |column: &Column| {
             let physical =
                 if column.kind == ColumnType::Int { Physical::INT64 } else { Physical::BYTE_ARRAY };

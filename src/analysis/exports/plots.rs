@@ -5,7 +5,6 @@ use std::io::Write;
 
 use super::downsample::{DownsampledCurve, Point};
 use super::export::{Export, Job, OutputKind, trace_stem};
-use super::out::Out;
 use super::picture::{Axis, COLUMNS, Figure, png};
 use crate::error::Result;
 use crate::options::{Flag, Options};
@@ -252,7 +251,7 @@ fn save(job: &mut Job<'_>, name: &str, figure: &Figure) -> Result<()> {
     let svg = figure.svg();
     let image = job.options.text(IMAGE.name);
     if image != "png" {
-        let mut out = Out::create(&job.place.join(format!("{name}.svg")))?;
+        let mut out = job.create_at(&job.place.join(format!("{name}.svg")))?;
         out.write_all(svg.as_bytes()).ok();
         job.finish_file(out, "a figure")?;
     }
@@ -262,7 +261,7 @@ fn save(job: &mut Job<'_>, name: &str, figure: &Figure) -> Result<()> {
             let source = std::io::Error::other(why);
             memtrace_trace::Error::Io { path: path.clone(), source }
         })?;
-        let mut out = Out::create(&path)?;
+        let mut out = job.create_at(&path)?;
         out.write_all(&bytes).ok();
         job.finish_file(out, "a figure")?;
     }

@@ -4,7 +4,7 @@
 
 use std::io::Write;
 
-use super::export::{Export, Job, OutputKind};
+use super::export::{Export, Job, OutputKind, no_gpu};
 use super::out::Out;
 use super::picture::escaped;
 use super::plots::{categories, maxima};
@@ -74,12 +74,12 @@ impl Export for Timeline {
     }
 
     fn open_with(&self) -> &'static str {
-        "python -c \"import json; times, sizes = json.load(open('FILE'))\""
+        "python -ic \"import json, sys; times, sizes = json.load(open(sys.argv[1]))\" FILE"
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
         let DeviceProfile { profile, device, .. } = DeviceProfile::read(job)?;
-        let mut out = Out::create(job.place)?;
+        let mut out = job.create()?;
         // `Out` stores its first failure and returns it when it is closed, so write errors are ignored here
         // and below.
         out.write_all(b"[").ok();
@@ -109,12 +109,12 @@ impl Export for Raw {
     }
 
     fn open_with(&self) -> &'static str {
-        "python -c \"import json; events = json.load(open('FILE'))\""
+        "python -ic \"import json, sys; events = json.load(open(sys.argv[1]))\" FILE"
     }
 
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
         let DeviceProfile { profile, device, .. } = DeviceProfile::read(job)?;
-        let mut out = Out::create(job.place)?;
+        let mut out = job.create()?;
         let events = list(&mut out, profile.raw(device));
         job.finish_file(out, format!("device {device}, {}", counted(events, "event")))
     }
@@ -154,7 +154,7 @@ impl Export for Html {
             lines.insert(0, title.to_owned());
         }
         let picture = categories(&profile, device, &lines);
-        let mut out = Out::create(job.place)?;
+        let mut out = job.create()?;
         write!(
             out,
             "<!DOCTYPE html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>{}</title></head>\n\
@@ -198,12 +198,7 @@ impl DeviceProfile {
         job.add_to_footer(trace, &replayed);
         let Some(device) = replayed.fullest(Metric::Allocated, job.options).map(|device| device.ordinal)
         else {
-            let host = match replayed.replay.find(HOST) {
-                Some(_) => "; --device -1 selects its pinned memory",
-                None => "",
-            };
-            let path = trace.path.display();
-            return Err(Error::usage(format!("{path}: the traced program used no GPU{host}")));
+            return Err(no_gpu(&trace.path, replayed.replay.find(HOST).is_some()));
         };
         if !profile.has_io {
             job.footer.notes.push(

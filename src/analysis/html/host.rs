@@ -6,7 +6,7 @@ use super::pack::Pack;
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::stream::TraceFile;
-use crate::reports::killed_sentences;
+use crate::reports::{RunVictims, killed_sentences};
 use crate::state::host_memory::{HostMemory, QuickSample};
 
 /// The maximum number of samples of a process on a page. Of neighboring samples, the one with the highest
@@ -68,15 +68,15 @@ fn container(sample: &QuickSample) -> i64 {
 }
 
 /// Returns sentences that name the killer of the process or of one of its children; null if neither was
-/// killed. `among` are the traces of its run.
+/// killed. `victims` is of its run.
 ///
 /// # Errors
 /// When a trace cannot be read.
 pub(super) fn killed(
     trace: &TraceFile,
     memory: &HostMemory,
-    among: &[TraceFile],
+    victims: &RunVictims<'_>,
     options: &Options,
 ) -> Result<Value> {
-    Ok(killed_sentences(trace, memory, among, options)?.map_or(Value::Null, Value::from))
+    Ok(killed_sentences(trace, memory, victims, options)?.map_or(Value::Null, Value::from))
 }

@@ -24,6 +24,7 @@ use crate::options::Options;
 use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
+use crate::reports::RunVictims;
 use crate::selection::select;
 use crate::state::group::category;
 use pack::Pack;
@@ -47,7 +48,11 @@ const SCRIPTS: &[&str] = &[
     include_str!("js/colours.js"),
     include_str!("js/state.js"),
     include_str!("js/headline.js"),
-    include_str!("js/timeline.js"),
+    include_str!("js/axes.js"),
+    include_str!("js/pins.js"),
+    include_str!("js/overview.js"),
+    include_str!("js/search.js"),
+    include_str!("js/curve.js"),
     include_str!("js/host.js"),
     include_str!("js/advice.js"),
     include_str!("js/input.js"),
@@ -92,11 +97,11 @@ impl Page {
         let (mut pack, mut strings) = (Pack::default(), Strings::default());
         let mut firsts = Vec::new();
         for run in runs {
-            let mut footer = Footer::new(run);
+            let mut footer = Footer::of([run]);
             let mut processes = Vec::new();
             for trace in &run.traces {
                 let first = FirstReading::read(trace, options)?;
-                footer.add(
+                footer.add_with_device(
                     trace,
                     &first.replayed,
                     first.devices(options).first().map(|(ordinal, _)| *ordinal),
@@ -113,6 +118,7 @@ impl Page {
         let mut headline = String::new();
         for (number, (run, footer, processes)) in firsts.into_iter().enumerate() {
             let mut json = Vec::new();
+            let victims = RunVictims::new(&run.traces, options);
             for (trace, first) in processes {
                 let whole = fullest.as_ref().is_some_and(|(path, _)| *path == trace.path);
                 if whole && number == 0 || headline.is_empty() {
@@ -125,7 +131,8 @@ impl Page {
                         fullest.as_ref().is_some_and(|(path, o)| *path == trace.path && *o == ordinal);
                     if whole { (BUCKETS, blocks::MOST) } else { (others, kept) }
                 };
-                let own = first.second_reading(trace, &run.traces, options, size, &mut pack, &mut strings)?;
+                let own =
+                    first.second_reading((trace, run), &victims, options, size, &mut pack, &mut strings)?;
                 json.extend(own);
             }
             all.push(json!({
@@ -232,7 +239,11 @@ fn fullest(firsts: &Processes<'_>, options: &Options) -> Option<(std::path::Path
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::{EventName, Row};
+
     use super::*;
+    use crate::options::Window;
+    use crate::testing::TraceBuilder;
 
     /// Returns the name that a line outside functions declares, if any.
     fn declared(line: &str) -> Option<&str> {
@@ -261,6 +272,62 @@ mod tests {
             joined_code("// A\nimport {\n  b,\n} from \"./b.js\";\n\nexport let a = b;\n"),
             "// A\n\nlet a = b;\n"
         );
+    }
+
+    /// Returns the JSON of the first track of the page of a trace.
+    fn track_of(trace: TraceBuilder, options: &Options) -> Value {
+        let place = std::env::temp_dir().join(format!("memtrace-page-{:?}.csv", std::thread::current().id()));
+        std::fs::write(&place, trace.finish()).unwrap();
+        let page = Page::read(&[Input::open(&place).unwrap()], options);
+        std::fs::remove_file(&place).unwrap();
+        page.unwrap().about["runs"][0]["tracks"][0].clone()
+    }
+
+    #[test]
+    fn the_page_of_many_ooms_has_the_last_one() {
+        let mut trace = TraceBuilder::default();
+        trace.alloc(1 << 20, Row::default());
+        let mut last = 0;
+        for _ in 0..600 {
+            last = trace.change(Row { event: EventName::Oom, device: 0, ..Row::default() }, [0; 3]);
+        }
+        let track = track_of(trace, &Options::default());
+        let ooms = track["ooms"].as_array().unwrap();
+        assert_eq!((ooms.len(), ooms.last().unwrap()["seq"].as_i64()), (500, Some(last)));
+    }
+
+    #[test]
+    fn the_page_of_a_step_counts_the_blocks_of_that_step() {
+        let mut trace = TraceBuilder::default();
+        let kept = trace.alloc(1 << 10, Row { step: 0, ..Row::default() });
+        for step in 0..4 {
+            let row = Row { step, ..Row::default() };
+            let block = trace.alloc(1 << 20, row);
+            trace.free(block, 1 << 20, row);
+        }
+        trace.free(kept, 1 << 10, Row { step: 0, ..Row::default() });
+        let window = Window { from_step: 2, to_step: 2, ..Window::default() };
+        let track = track_of(trace, &Options { window, ..Options::default() });
+        // The kept block is live in the step, too.
+        assert_eq!((&track["allocations"], &track["sizes"]), (&json!(2), &json!([[20, 1, 1 << 20]])));
+        assert_eq!(track["blocks"]["id"][1], json!(2));
+    }
+
+    #[test]
+    fn the_detail_of_a_program_without_torch_has_the_memory_in_use() {
+        let mut trace = TraceBuilder::default();
+        let row = Row {
+            event: EventName::ExtAlloc,
+            device: 0,
+            alloc_id: 9,
+            delta_bytes: 1 << 20,
+            ..Row::default()
+        };
+        trace.change(row, [0; 3]);
+        let track = track_of(trace, &Options::default());
+        let of = |name: &str| track["detail"][name][1].clone();
+        assert_eq!((&track["metric"], of("used")), (&json!("device used"), of("allocated")));
+        assert_ne!(track["detail"]["used"], track["detail"]["allocated"]);
     }
 
     #[test]

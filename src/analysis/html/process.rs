@@ -14,9 +14,11 @@ use super::track::{Track, TrackPlan};
 use crate::error::Result;
 use crate::options::Options;
 use crate::profile::flow_categories;
-use crate::read::record::Columns;
+use crate::read::input::Input;
+use crate::read::record::{Columns, is_counted};
 use crate::read::stream::TraceFile;
-use crate::reports::oom_for_page;
+use crate::render::process_names::rank_or_name;
+use crate::reports::{RunVictims, oom_for_page};
 use crate::state::categories::KnownCategories;
 use crate::state::group::{Key, layers_of, sorted};
 use crate::state::host_memory::{HostMemory, SAMPLE};
@@ -76,17 +78,27 @@ impl FirstReading {
             contents.feed(row, &replay.symbols);
             retained.feed_row(row, &replay.symbols);
             host.get_or_insert_with(|| HostMemory::new(&replay.symbols)).feed(row);
-            if replay.in_window() {
-                let (start, _) = *time.get_or_insert((replay.ts_ns, replay.ts_ns));
-                time = Some((start, replay.ts_ns));
-            }
             let counts = row.event == EventName::Alloc
                 || row.event == EventName::Live
                 || row.event == EventName::HostAlloc
                 || row.event == EventName::ExtAlloc && metric == Metric::Used;
-            if counts {
-                of_device(&mut sizes, row.device).add(row.delta_bytes);
-            } else if row.event == EventName::Oom && replay.in_window() {
+            if replay.in_window() {
+                match time {
+                    // The blocks of the window are those that are live when it begins, this row's among them, and
+                    // those that are allocated in it.
+                    None => {
+                        let live = replay.live().values();
+                        for block in live.filter(|block| is_counted(block.kind, block.device, metric)) {
+                            of_device(&mut sizes, block.device).add(block.bytes);
+                        }
+                    }
+                    Some(_) if counts => of_device(&mut sizes, row.device).add(row.delta_bytes),
+                    Some(_) => {}
+                }
+                let (start, _) = time.unwrap_or((replay.ts_ns, replay.ts_ns));
+                time = Some((start, replay.ts_ns));
+            }
+            if row.event == EventName::Oom && replay.in_window() {
                 *of_device(&mut ooms, row.device) = Some(LastOom::new(row));
             } else if !ooms.is_empty()
                 && let Some(freed) = replay.freed()
@@ -240,13 +252,12 @@ impl FirstReading {
         })
     }
 
-    /// Reads the trace a second time, and fills a track for each device that was used. `among` has all traces
-    /// of the run. `size` returns the number of time buckets and the maximum number of allocations for a
-    /// device.
+    /// Reads the trace, which is one of `input`, a second time, and fills a track for each device that was used. `size`
+    /// returns the number of time buckets and the maximum number of allocations for a device.
     pub(super) fn second_reading(
         self,
-        trace: &TraceFile,
-        among: &[TraceFile],
+        (trace, input): (&TraceFile, &Input),
+        victims: &RunVictims<'_>,
         options: &Options,
         size: impl Fn(i32) -> (usize, usize),
         pack: &mut Pack,
@@ -257,7 +268,7 @@ impl FirstReading {
         let retained = self.retained(options);
         let verdict = if self.ooms.is_empty() { Value::Null } else { oom_for_page(trace, options)? };
         let host_memory = host::timeline(&self.host, self.time_ns, pack);
-        let killed = host::killed(trace, &self.host, among, options)?;
+        let killed = host::killed(trace, &self.host, victims, options)?;
         for (ordinal, metric) in self.devices(options) {
             // If the trace has only the kernel's samples of host memory, the replay has no entry for the
             // host.
@@ -276,6 +287,7 @@ impl FirstReading {
             let at_oom = oom.map(|oom| oom.blocks(&self.replayed.replay, ordinal));
             let oom = oom.map_or(0, |oom| oom.seq);
             let mut text = self.about(trace, device, &layers, &at_peak, at_oom.as_deref(), sizes.count);
+            text["process"] = rank_or_name(trace, input).into();
             text["retained"] = retained.clone();
             text["verdict"] = verdict.cloned().into();
             text["host_memory"] = host_memory.clone();

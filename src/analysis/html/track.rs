@@ -28,7 +28,8 @@ const STACK: usize = 8;
 const AROUND: i64 = 8192;
 /// The maximum number of segment changes that are kept.
 const MOST_MARKS: usize = 20_000;
-/// The maximum number of OOMs, and of failed calls, that are kept. The page shows each as a pin.
+/// The maximum number of OOMs, and of failed calls, that are kept: the first ones, and the last OOM. The page shows
+/// each as a pin.
 const MOST_PINS: usize = 500;
 
 /// The results of the first reading that a track needs.
@@ -50,6 +51,8 @@ struct DetailRows {
     ts_ns: Vec<i64>,
     allocated: Vec<i64>,
     reserved: Vec<i64>,
+    /// Only if the track is about memory in use.
+    used: Vec<i64>,
 }
 
 /// One device of one process.
@@ -62,9 +65,9 @@ pub(super) struct Track {
     stacked: StackedSeries,
     levels: Levels,
     detail: DetailRows,
-    /// The number and bytes of blocks, by power of two of their lifetime in ns.
+    /// The number and bytes of the blocks that are freed in the window, by power of two of their lifetime in ns.
     lifetimes: Vec<(u64, i64)>,
-    /// The number and bytes of blocks, by power of two of their size in bytes.
+    /// The number and bytes of the blocks that are allocated in the window, by power of two of their size in bytes.
     sizes: Vec<(u64, i64)>,
     ooms: Vec<Record>,
     failed: Vec<Record>,
@@ -103,6 +106,12 @@ impl Track {
         self.plan.ordinal
     }
 
+    /// Returns the end of the last time bucket.
+    fn end_ns(&self) -> i64 {
+        let grid = self.plan.grid;
+        grid.start_ns + grid.width_ns * grid.buckets as i64
+    }
+
     /// Returns the time buckets of the track's lines.
     pub(super) fn grid(&self) -> TimeGrid {
         self.plan.grid
@@ -128,7 +137,9 @@ impl Track {
             EventName::Brief => {
                 self.add(row, replay, row.category, Symbol::WITHOUT_DETAIL, row.delta_bytes);
             }
-            EventName::Oom if self.plan.grid.has(ts) && self.ooms.len() < MOST_PINS => {
+            EventName::Oom if self.plan.grid.has(ts) => {
+                // The last OOM is always kept, because the page opens there.
+                self.ooms.truncate(MOST_PINS - 1);
                 self.ooms.push(Record { ts_ns: ts, ..*row });
             }
             _ => {}
@@ -156,8 +167,11 @@ impl Track {
         let near = |moment: &i64| *moment > 0 && (row.seq - moment).abs() <= AROUND;
         if self.plan.moments.iter().any(near) && self.plan.grid.has(ts) {
             self.detail.ts_ns.push(ts);
-            self.detail.allocated.push(totals.get(self.plan.metric));
+            self.detail.allocated.push(totals.allocated);
             self.detail.reserved.push(totals.reserved);
+            if self.plan.metric == Metric::Used {
+                self.detail.used.push(totals.get(Metric::Used));
+            }
         }
     }
 
@@ -169,21 +183,28 @@ impl Track {
         if row.alloc_id == 0 {
             return;
         }
-        let at = row.delta_bytes.max(1).ilog2() as usize;
-        self.sizes[at].0 += 1;
-        self.sizes[at].1 += row.delta_bytes;
+        if replay.in_window() {
+            let at = row.delta_bytes.max(1).ilog2() as usize;
+            self.sizes[at].0 += 1;
+            self.sizes[at].1 += row.delta_bytes;
+        }
         let category = self.plan.selection.inferred(row.alloc_id).unwrap_or(row.category);
         self.add(row, replay, category, row.module, row.delta_bytes);
     }
 
     fn free(&mut self, row: &Record, replay: &Replay) {
         let Some(block) = replay.freed().filter(|block| self.counts(block.kind)) else { return };
-        let age = (replay.ts_ns - block.born_ns).max(1).ilog2() as usize;
-        self.lifetimes[age].0 += 1;
-        self.lifetimes[age].1 += block.bytes;
+        if replay.in_window() {
+            let age = (replay.ts_ns - block.born_ns).max(1).ilog2() as usize;
+            self.lifetimes[age].0 += 1;
+            self.lifetimes[age].1 += block.bytes;
+        }
         let category = self.plan.selection.inferred(block.id).unwrap_or(block.owner.category);
         self.add(row, replay, category, block.owner.module, -block.bytes);
-        self.plan.selection.add(block, Some(replay.ts_ns));
+        // A block outside the time of the page is on no moment of the page.
+        if replay.ts_ns >= self.plan.grid.start_ns && block.born_ns < self.end_ns() {
+            self.plan.selection.add(block, Some(replay.ts_ns));
+        }
     }
 
     fn owners(&mut self, replay: &Replay, category: Category, module: Symbol) -> [usize; 2] {
@@ -205,8 +226,10 @@ impl Track {
 
     /// Returns the JSON of this track, with its columns in `pack`.
     pub(super) fn finish(mut self, replayed: &Replayed, pack: &mut Pack, strings: &mut Strings) -> Value {
+        let end_ns = self.end_ns();
         for block in replayed.replay.live().values() {
-            if block.device == self.plan.ordinal && self.counts(block.kind) {
+            let is_here = block.device == self.plan.ordinal && self.counts(block.kind);
+            if is_here && block.born_ns < end_ns {
                 self.plan.selection.add(block, None);
             }
         }
@@ -232,7 +255,7 @@ impl Track {
         let phases: Vec<(i64, i64)> =
             self.progress.phases.starts.iter().map(|(ts, phase)| (*ts, text(*phase, strings))).collect();
         let grid = self.plan.grid;
-        let whole = (grid.start_ns, grid.start_ns + grid.width_ns * grid.buckets as i64);
+        let whole = (grid.start_ns, end_ns);
         let home = self.progress.initial_range(whole, self.plan.peak_ns);
         let blocks = blocks(&mut self.plan.selection, replayed, pack, strings);
         let owners = self.stacked.finish();
@@ -271,6 +294,8 @@ impl Track {
                 "ts": pack.column(self.detail.ts_ns.iter().copied()),
                 "allocated": pack.column(self.detail.allocated.iter().copied()),
                 "reserved": pack.column(self.detail.reserved.iter().copied()),
+                "used": (self.plan.metric == Metric::Used)
+                    .then(|| pack.column(self.detail.used.iter().copied())),
             },
             "segments": {
                 "ts": pack.column(self.segments.iter().map(|segment| segment.0)),

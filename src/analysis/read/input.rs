@@ -100,6 +100,11 @@ impl Input {
         Ok(input)
     }
 
+    /// Returns the files of all traces.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.traces.iter().flat_map(TraceFile::files)
+    }
+
     /// Keeps only the traces of one launch and adds the files of the removed traces to `others`. Returns the
     /// number of removed traces.
     pub fn only_run(&mut self, run_id: &str) -> usize {

@@ -9,13 +9,18 @@ use memtrace_util::process::start_of;
 use super::numbers::{counted, percent, share};
 use super::phantom_run::PhantomRun;
 use super::printer::{Cell, Printer, Style};
+use crate::error::Result;
+use crate::options::Options;
 use crate::read::input::Input;
+use crate::read::record::Columns;
 use crate::read::stream::{ReadSummary, TraceFile};
+use crate::state::categories::KnownCategories;
 use crate::state::detail::DetailedSteps;
-use crate::state::replay_trace::Replayed;
+use crate::state::replay::Metric;
+use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// The footer of a report, which shows how complete the report's data is.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Footer {
     /// The number of events that the traced processes dropped.
     pub lost: u64,
@@ -34,17 +39,35 @@ pub struct Footer {
 }
 
 impl Footer {
-    /// Returns a footer with the notes on `input` and on its runs on a simulated GPU.
+    /// Returns a footer with the notes on `inputs` and on their runs on a simulated GPU. Each trace that a report
+    /// reads must then be added with one of the methods below, whether the report shows it or not.
     #[must_use]
-    pub fn new(input: &Input) -> Footer {
-        let mut footer = Footer { notes: input.notes.clone(), ..Footer::default() };
-        footer.phantom.add(input);
+    pub fn of<'a>(inputs: impl IntoIterator<Item = &'a Input>) -> Footer {
+        let mut footer = Footer {
+            lost: 0,
+            unattributed: (0, 0),
+            unattributed_ever: (0, 0),
+            without_key: None,
+            phantom: PhantomRun::default(),
+            damage: Vec::new(),
+            notes: Vec::new(),
+        };
+        for input in inputs {
+            footer.phantom.add(input);
+            footer.notes.extend(input.notes.iter().cloned());
+        }
         footer.notes.extend(footer.phantom.warning());
         footer
     }
 
-    /// Adds the notes on one replayed trace. `ordinal` is the device whose peak the report shows, or `None`.
-    pub fn add(&mut self, trace: &TraceFile, replayed: &Replayed, ordinal: Option<i32>) {
+    /// Adds the notes on one replayed trace. The report shows the device with the highest peak of allocated memory.
+    pub fn add(&mut self, trace: &TraceFile, replayed: &Replayed, options: &Options) {
+        let fullest = replayed.fullest(Metric::Allocated, options).map(|device| device.ordinal);
+        self.add_with_device(trace, replayed, fullest);
+    }
+
+    /// Same as [`Footer::add`], but the report shows the device `ordinal`, or no device.
+    pub fn add_with_device(&mut self, trace: &TraceFile, replayed: &Replayed, ordinal: Option<i32>) {
         self.add_reading(trace, replayed);
         if let Some(ordinal) = ordinal {
             self.add_share(replayed, ordinal);
@@ -88,6 +111,19 @@ impl Footer {
     pub fn note_detail(&mut self, trace: &TraceFile, detail: &DetailedSteps) {
         let note = detail.note(&trace.meta);
         self.notes.extend(note.filter(|note| !self.notes.contains(note)));
+    }
+
+    /// Reads a trace to its end, and adds its lost events and damage. For a report that has no replay of the trace,
+    /// for example because the wanted moment does not exist.
+    ///
+    /// # Errors
+    /// When the trace cannot be read.
+    pub fn read(&mut self, trace: &TraceFile, options: &Options) -> Result<()> {
+        let known = KnownCategories::default();
+        let nothing = Columns::of(&[]);
+        let replayed = replay_trace(trace, nothing, options, Metric::Allocated, known, |_, _| {})?;
+        self.add_reading(trace, &replayed);
+        Ok(())
     }
 
     /// Adds the lost events and the damage of a trace. For a report that stops before the end of the trace,

@@ -28,6 +28,27 @@ pub(crate) fn rank_or_name(trace: &TraceFile, input: &Input) -> String {
     if same > 1 { process_name(trace, input) } else { format!("rank {rank}") }
 }
 
+/// Returns true if the processes of `input` have several ranks, so that `--rank` chooses between them.
+pub(crate) fn several_ranks(input: &Input) -> bool {
+    let mut ranks = input.traces.iter().map(|trace| trace.meta.rank);
+    let first = ranks.next();
+    ranks.any(|rank| Some(rank) != first)
+}
+
+/// Returns a line for a report that shows only `trace` of the processes of `input`: `rank 1 has the highest peak of 4;
+/// --rank shows another`, with `what` for what it has. `None` if there is only one process.
+pub(crate) fn chosen_of(trace: &TraceFile, input: &Input, what: &str) -> Option<String> {
+    let number = input.traces.len();
+    let another = if several_ranks(input) { "--rank shows another" } else { "name a file to see another" };
+    (number > 1).then(|| {
+        format!(
+            "{} has the {}; {another}",
+            rank_or_name(trace, input),
+            what.replace("{}", &number.to_string())
+        )
+    })
+}
+
 /// Returns the nearest ancestor of the process of `trace` that has a trace in `input`.
 pub(crate) fn parent<'a>(trace: &TraceFile, input: &'a Input) -> Option<&'a TraceFile> {
     // Compares numbers before names, because a run of thousands of ranks makes millions of comparisons.

@@ -36,7 +36,7 @@ use crate::options::{Flag, Options};
 use crate::read::input::Input;
 use crate::selection::{select, with_default_device};
 pub use growth::{GrowthCurve, growth_lines};
-pub(crate) use killed::killed_sentences;
+pub(crate) use killed::{RunVictims, killed_sentences};
 pub use oom::oom_for_page;
 pub use report::{Answer, Needs, Report, SearchRequest, Verdict, View};
 
@@ -105,4 +105,57 @@ pub fn answer(report: &'static dyn Report, inputs: &[Input], options: &Options) 
     let selected: Result<Vec<Input>> =
         inputs.iter().map(|input| select(input, options, report.takes_host())).collect();
     report.run(&selected?, options)
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::meta::Meta;
+    use memtrace_trace::{EventName, Row};
+
+    use super::*;
+    use crate::testing::TraceBuilder;
+
+    #[test]
+    fn every_report_counts_the_lost_events_of_every_process() {
+        let folder = std::env::temp_dir().join(format!("memtrace-lost-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for rank in 0..2 {
+            let mut trace = TraceBuilder::new(Meta { rank, world_size: 2, ..Meta::default() });
+            trace.raw(Row { event: EventName::Lost, requested_bytes: 30, ..Row::default() });
+            trace.segment(8 << 20);
+            trace.alloc(2 << 20, Row { step: 0, phase: "forward", ..Row::default() });
+            std::fs::write(folder.join(format!("a.r{rank}.csv")), trace.finish()).unwrap();
+        }
+        let run = Input::open(&folder).unwrap();
+        let moment = |at: &str| ("at", at.to_owned());
+        let mut cases: Vec<(&dyn Report, Vec<(&'static str, String)>)> = Vec::new();
+        for report in with_views() {
+            match report.name() {
+                // These limits cannot be checked, because events were lost.
+                "budget" => {}
+                "advise --batch x2" => cases.push((report, vec![("without", "op=aten::mm".to_owned())])),
+                "frag" | "serving" | "peak --at end" => {
+                    cases.extend([(report, Vec::new()), (report, vec![moment("oom")])]);
+                }
+                "ledger" => {
+                    let host = ("host", String::new());
+                    cases.extend([(report, Vec::new()), (report, vec![moment("oom")]), (report, vec![host])]);
+                }
+                _ => cases.push((report, Vec::new())),
+            }
+        }
+        for (report, asked) in cases {
+            let mut options = Options::default();
+            for flag in report.flags().iter().filter(|flag| flag.value.is_some() && !flag.default.is_empty())
+            {
+                options.values.insert(flag.name, flag.default.to_owned());
+            }
+            options.values.extend(asked);
+            let inputs = vec![run.clone(); report.inputs().len()];
+            let answer = report.run(&inputs, &options).unwrap();
+            let lost = 2 * 30 * inputs.len() as u64;
+            assert!(answer.is_list || answer.footer.lost == lost, "{}: {}", report.name(), answer.text());
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -120,7 +120,7 @@ pub enum Verdict {
 }
 
 /// The answer of a report.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Answer {
     /// The text, without the footer.
     pub body: Printer,
@@ -138,6 +138,12 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// Returns an answer without commands that show more, and with the verdict [`Verdict::Fine`].
+    #[must_use]
+    pub fn new(body: Printer, json: Value, footer: Footer) -> Answer {
+        Answer { body, json, footer, next: Vec::new(), verdict: Verdict::Fine, is_list: false }
+    }
+
     /// Returns the whole text, with the footer and the next commands.
     #[must_use]
     pub fn text(&self) -> String {
@@ -184,11 +190,11 @@ pub(super) fn for_each_process(
     options: &Options,
     mut process: impl FnMut(usize, &TraceFile, &mut Printer, &mut Footer) -> Result<Value>,
 ) -> Result<Answer> {
-    let (mut body, mut footer, mut processes) = (options.printer(), Footer::new(input), Vec::new());
+    let (mut body, mut footer, mut processes) = (options.printer(), Footer::of([input]), Vec::new());
     for (index, trace) in input.traces.iter().enumerate() {
         processes.push(process(index, trace, &mut body, &mut footer)?);
     }
-    Ok(Answer { body, json: json!({ "processes": processes }), footer, ..Answer::default() })
+    Ok(Answer::new(body, json!({ "processes": processes }), footer))
 }
 
 /// Returns the command line `memtrace REPORT TRACE MORE`.

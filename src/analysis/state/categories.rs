@@ -202,6 +202,12 @@ impl KnownCategories {
         self.by_id.as_ref().is_none_or(|by_id| by_id.is_empty())
     }
 
+    /// Returns the category of a block, if it is stored.
+    #[must_use]
+    pub fn category_of(&self, alloc_id: i64) -> Option<Category> {
+        self.by_id.as_ref()?.get(&alloc_id).copied()
+    }
+
     /// Returns the note that explains the categories to the reader of a report; empty if they need no note.
     #[must_use]
     pub fn rule(&self) -> &'static str {

@@ -351,13 +351,17 @@ pub fn layers_of(replay: &Replay, blocks: &[Block]) -> Layers {
     replay.classes.layers(modules, &replay.symbols)
 }
 
+/// Returns the levels of a module path. For `GPT.h.0`, they are `GPT`, `GPT.h` and `GPT.h.0`.
+pub fn module_levels(path: &str) -> impl Iterator<Item = &str> {
+    path.match_indices('.').map(|(end, _)| end).chain([path.len()]).map(|end| &path[..end])
+}
+
 /// Sets `total` of each group of modules: its own bytes and the bytes of the groups below it.
 fn add_totals(groups: &mut FxHashMap<String, Group>) {
     let own: Vec<(String, i64)> = groups.iter().map(|(name, group)| (name.clone(), group.bytes)).collect();
     for (path, bytes) in own {
-        let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
-        for end in ends {
-            if let Some(group) = groups.get_mut(&path[..end]) {
+        for level in module_levels(&path) {
+            if let Some(group) = groups.get_mut(level) {
                 group.total += bytes;
             }
         }

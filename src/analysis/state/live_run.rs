@@ -94,7 +94,9 @@ impl LiveRun {
         self.processes.iter_mut().map(|process| process.update(over_gaps)).sum()
     }
 
-    fn files(&self) -> Vec<PathBuf> {
+    /// Returns the files of the run.
+    #[must_use]
+    pub fn files(&self) -> Vec<PathBuf> {
         if self.path.is_file() {
             return vec![self.path.clone()];
         }

@@ -226,6 +226,18 @@ impl Replayed {
         (nobody, blocks.iter().map(|block| block.bytes).sum())
     }
 
+    /// Returns the categories of the blocks that were live at the peak of each device, if the replay has inferred them.
+    /// For a report that follows the rows of a category, because the rows have the category before the inference.
+    #[must_use]
+    pub fn inferred_at_peaks(&self) -> Option<KnownCategories> {
+        if !self.replay.infers() || !self.replay.known.is_none() {
+            return None;
+        }
+        let ordinals = self.replay.devices().iter().map(|device| device.ordinal);
+        let blocks: Vec<_> = ordinals.flat_map(|ordinal| self.replay.at_peak(ordinal, false)).collect();
+        Some(KnownCategories::of_blocks(&blocks, self.replay.rule()))
+    }
+
     /// Returns a moment for `--json`.
     #[must_use]
     pub fn moment(&self, moment: &Peak) -> Value {

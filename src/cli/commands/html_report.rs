@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
 use memtrace_analysis::exports::{self, Out};
 use memtrace_analysis::html::Page;
+use memtrace_analysis::read::input::Input;
 
 use crate::args::{self, DEFAULT_FOLDER};
 use crate::terminal;
@@ -77,7 +78,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     if to_stdout && opens {
         bail!("--open needs a page in a file, but -o - writes it to standard output");
     }
-    let mut out = Out::create(output)?;
+    let mut out = Out::beside(output, inputs.iter().flat_map(Input::files))?;
     page.write(&mut out)?;
     let size = out.finish()?;
     if to_stdout {

@@ -9,6 +9,7 @@ use anyhow::{Result, anyhow, bail};
 use clap::{ArgGroup, ArgMatches, Command};
 use memtrace_analysis::exports::Out;
 use memtrace_analysis::options::Flag;
+use memtrace_analysis::read::input::Input;
 use memtrace_analysis::render::formats::Form;
 use memtrace_analysis::reports::{self, Report, Verdict, View};
 
@@ -97,7 +98,7 @@ pub(crate) fn run(name: &str, matches: &ArgMatches) -> Result<ExitCode> {
     }
     match output {
         Some(path) => {
-            let mut out = Out::create(path)?;
+            let mut out = Out::beside(path, inputs.iter().flat_map(Input::files))?;
             out.write_all(text.as_bytes())?;
             out.finish()?;
         }

@@ -8,7 +8,6 @@ mod collector;
 mod events;
 
 use super::export::{Export, Job, MAX_EVENTS, OutputKind, max_events};
-use super::out::Out;
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
@@ -66,7 +65,7 @@ impl Export for Chrome {
     fn write(&self, job: &mut Job<'_>) -> Result<()> {
         let most = max_events(job.options)?;
         let base_ns = job.input.traces.iter().map(|trace| trace.meta.start_unix_ns).min().unwrap_or(0);
-        let mut out = Out::create(job.place)?;
+        let mut out = job.create()?;
         let mut list = EventList { out: &mut out, events: 0 };
         list.begin(base_ns);
         let mut dropped = 0;

@@ -20,7 +20,6 @@ use steps::{StepMemory, Steps};
 use table::DigestRow;
 
 use super::export::{Export, Job, OutputKind, trace_stem};
-use super::out::Out;
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::profile::flow_categories;
@@ -101,7 +100,7 @@ impl Export for Digest {
                 .text(C::RunId, &trace.meta.run_id)
                 .text(C::File, &file)
         };
-        let out = Out::create(job.place)?;
+        let out = job.create()?;
         let meta = serde_json::to_string(&trace.meta).unwrap_or_default();
         let (out, count) =
             table::write(rows.into_iter().chain(steps).map(named), meta, out).map_err(failed)?;

@@ -14,7 +14,6 @@ use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 
 use super::export::{Export, Job, MAX_EVENTS, OutputKind, max_events};
-use super::out::Out;
 use super::pickle::Pickle;
 use crate::error::Result;
 use crate::options::{Flag, Options};
@@ -108,7 +107,7 @@ impl Export for Snapshot {
         }
         let what =
             format!("{}, {}", counted(entries as u64, "entry"), counted(segments.len() as u64, "segment"));
-        let mut out = Out::create(job.place)?;
+        let mut out = job.create()?;
         let mut categories: FxHashMap<i64, Category> = FxHashMap::default();
         // The last known category of a block overrides earlier ones.
         categories.extend(collected.entries.iter().filter_map(|entry| entry.block));

@@ -1,10 +1,10 @@
 // Lets the reader choose an advised change, and draws the predicted curve of the run with this change.
 
+import { PLOT, plotWidth, toX } from "./axes.js";
 import { isDark, readable } from "./colours.js";
 import { $ } from "./data.js";
 import { bytes, choices, element, percent } from "./format.js";
 import { draw, painters, state, track } from "./state.js";
-import { PLOT, plotWidth, toX } from "./timeline.js";
 
 const ADVICE = { light: "#007A59", dark: "#2FD3A5" };
 export const adviceColour = () => (isDark() ? ADVICE.dark : ADVICE.light);
@@ -102,7 +102,9 @@ painters.advice = () => {
   const advice = chosenAdvice(t);
   if (!advice) return;
   const { step, phase, op, module } = advice.peak;
-  const where = [step >= 0 ? `step ${step}` : "", phase, op, module].filter(Boolean).join(", ");
+  const where = [step >= 0 ? `step ${step}` : "", phase, op, module]
+    .filter((text) => text && text !== "(none)")
+    .join(", ");
   text.append(
     element("b", "", `${bytes(advice.peak.bytes)} with ${advice.change}`),
     ` instead of ${bytes(t.peak.bytes)}, ${bytes(advice.saved_bytes)} less (${percent(advice.saved_bytes / t.peak.bytes)})${where ? `, at ${where}` : ""}. `,

@@ -1,5 +1,6 @@
 // Compares two runs: their curves in one chart, and the changes from peak to peak.
 
+import { columnsOf } from "./axes.js";
 import { chart } from "./charts.js";
 import { highlightColour, lineColour } from "./colours.js";
 import { $ } from "./data.js";
@@ -16,7 +17,6 @@ import {
   timeTicks,
 } from "./format.js";
 import { page, painters, tracks } from "./state.js";
-import { columnsOf } from "./timeline.js";
 
 /** Returns the device with the highest peak of each run; null if the run is missing or used no GPU memory. */
 export function comparedTracks() {
@@ -98,18 +98,32 @@ painters.compare = () => {
   for (const key of ["category", "module"]) pair.append(differences(a, b, key));
 };
 
-/** Returns the owners by `key` with their bytes at both peaks, the largest change first. */
+/** Returns the owners by `key` with their bytes at both peaks, the largest change first. A long list of a run ends with
+ * the sum of its smallest owners. An owner that only the other run lists may be among them, so such owners are one row. */
 export function changesBetween(a, b, key) {
-  const all = new Map();
+  const all = new Map(),
+    rest = [0, 0],
+    isCut = [false, false];
   for (const [place, t] of [a, b].entries()) {
-    for (const [name, size] of t.at_peak[key]) {
+    for (const [name, size, , modules] of t.at_peak[key]) {
+      if (modules === undefined) {
+        isCut[place] = true;
+        rest[place] += size;
+        continue;
+      }
       const plain = name.replace(" *", "");
-      if (!all.has(plain)) all.set(plain, [0, 0]);
-      all.get(plain)[place] += size;
+      if (!all.has(plain)) all.set(plain, [undefined, undefined]);
+      all.get(plain)[place] = (all.get(plain)[place] ?? 0) + size;
     }
   }
+  for (const [name, sizes] of all) {
+    if (!sizes.some((size, place) => size === undefined && isCut[place])) continue;
+    for (const place of [0, 1]) rest[place] += sizes[place] ?? 0;
+    all.delete(name);
+  }
+  if (isCut.includes(true)) all.set("(all others)", rest);
   return [...all]
-    .map(([name, [x, y]]) => ({ name, x, y, by: y - x }))
+    .map(([name, [x = 0, y = 0]]) => ({ name, x, y, by: y - x }))
     .sort((a, b) => Math.abs(b.by) - Math.abs(a.by));
 }
 

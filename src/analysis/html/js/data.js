@@ -63,7 +63,7 @@ export class Track {
     // A program without a GPU has one track: its CPU tensors, or its pinned memory.
     this.isHost = this.device < 0;
     this.kind = this.device === CPU ? "CPU tensors" : "pinned memory";
-    this.label = `rank ${this.rank}, ${this.isHost ? "host" : `GPU ${this.device}`}`;
+    this.label = `${this.process}, ${this.isHost ? "host" : `GPU ${this.device}`}`;
   }
 
   get lines() {

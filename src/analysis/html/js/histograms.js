@@ -4,7 +4,9 @@ import { chart, countTicks } from "./charts.js";
 import { lineColour } from "./colours.js";
 import { $ } from "./data.js";
 import { byteTicks, bytes, count, duration, percent } from "./format.js";
-import { painters, state, track } from "./state.js";
+import { canvas, painters, state, track } from "./state.js";
+
+const HEIGHT = 220;
 
 painters.histograms = () => {
   const t = track();
@@ -15,6 +17,7 @@ painters.histograms = () => {
 function bars(id, bins, title, colour, name) {
   const column = state.weigh === "bytes" ? 2 : 1;
   if (!bins.length) {
+    canvas(id, HEIGHT);
     $(id + "-text").textContent = "No blocks.";
     return;
   }
@@ -31,7 +34,7 @@ function bars(id, bins, title, colour, name) {
   }));
   const plot = chart(
     id,
-    220,
+    HEIGHT,
     most,
     state.weigh === "bytes" ? byteTicks : countTicks,
     ticks,

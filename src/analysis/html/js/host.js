@@ -1,10 +1,6 @@
 // Draws host memory over time, from samples of the kernel's counts, below the curve of a GPU. Both curves
 // have the same time axis, phases and steps.
 
-import { faded, highlightColour } from "./colours.js";
-import { $, last } from "./data.js";
-import { byteTicks, bytes, duration, element, legendEntry, moment, placeTip } from "./format.js";
-import { canvas, state, track } from "./state.js";
 import {
   PLOT,
   paintBands,
@@ -15,7 +11,11 @@ import {
   plotWidth,
   toTs,
   toX,
-} from "./timeline.js";
+} from "./axes.js";
+import { faded, highlightColour } from "./colours.js";
+import { $, last } from "./data.js";
+import { byteTicks, bytes, duration, element, legendEntry, moment, placeTip } from "./format.js";
+import { canvas, state, track } from "./state.js";
 
 const HOST_HEIGHT = 238;
 const HOST_PARTS = [

@@ -1,12 +1,13 @@
 // Handles input from the mouse, the wheel, touch and the keyboard.
 
 import { adviceBucket, adviceColour, chosenAdvice, showAdvice } from "./advice.js";
+import { PLOT, plotWidth, toTs, toX, valueAt } from "./axes.js";
 import { categoryColour, lineColour, moduleColour, switchTheme } from "./colours.js";
 import { $, last } from "./data.js";
 import { bytes, element, moment, placeTip } from "./format.js";
 import { hoverHost } from "./host.js";
-import { draw, pin, setView, state, track } from "./state.js";
-import { PLOT, hiddenLines, hideTallLines, pinsOf, plotWidth, toTs, toX, valueAt } from "./timeline.js";
+import { pinsOf } from "./pins.js";
+import { draw, hiddenLines, hideTallLines, pin, select, selected, setView, state, track } from "./state.js";
 
 /** Multiplies the time span of the view by `factor`. The moment `around` keeps its place on the screen. */
 export function zoom(factor, around) {
@@ -24,18 +25,11 @@ export function jump(ts) {
   pin(ts);
 }
 
-let oomShown = -1;
-
-/** Makes `jumpToOom` begin at the first OOM. */
-export function restartOoms() {
-  oomShown = -1;
-}
-
 export function jumpToOom() {
   const { ooms } = track();
   if (!ooms.length) return;
-  oomShown = (oomShown + 1) % ooms.length;
-  jump(ooms[oomShown].ts_ns);
+  state.oom = (state.oom + 1) % ooms.length;
+  jump(ooms[state.oom].ts_ns);
 }
 
 export function setMode(mode) {
@@ -58,9 +52,6 @@ function momentAt(t, x, width) {
   for (let i = best; i <= t.bucket(to); i++) if (t.total.high[i] > t.total.high[best]) best = i;
   return t.start_ns + (best + 0.5) * t.width_ns;
 }
-
-/** The range being selected with Shift, in pixels. */
-export let selected = null;
 
 /** Lets the mouse pin a moment and show its values on both curves, and move the view in the overview. */
 export function listenToCurves() {
@@ -121,7 +112,7 @@ function listenToCurve(id, tip, hover) {
     if (!drag.moved) return;
     $(tip).hidden = true;
     if (drag.select) {
-      selected = [drag.x, at];
+      select([drag.x, at]);
       draw("curve");
       return;
     }
@@ -138,7 +129,7 @@ function listenToCurve(id, tip, hover) {
     }
     drag = null;
     if (selected) {
-      selected = null;
+      select(null);
       draw("curve");
     }
   };

@@ -1,5 +1,6 @@
 // Shows the live blocks at the pinned moment as an icicle chart and as a table.
 
+import { valueAt } from "./axes.js";
 import { categoryColour, readable } from "./colours.js";
 import { $ } from "./data.js";
 import {
@@ -15,17 +16,9 @@ import {
   shown,
   swatch,
 } from "./format.js";
-import { draw, matches, page, painters, state, track } from "./state.js";
-import { valueAt } from "./timeline.js";
+import { TREES, draw, matches, page, painters, state, track } from "./state.js";
 
-export const TABLES = ["module", "category", "op", "phase", "step", "dtype", "shape", "block"];
 const NO_SHAPE = "(unknown shape)";
-export const TREES = {
-  module: { text: "module, then category", path: (b) => [...b.joined.split("."), b.category] },
-  apart: { text: "module, layers apart, then category", path: (b) => [...b.module.split("."), b.category] },
-  category: { text: "category, then module", path: (b) => [b.category, ...b.joined.split(".")] },
-  phase: { text: "phase, then op", path: (b) => [b.phase, b.op, b.category] },
-};
 
 export function blockWords(t, i) {
   const b = t.blocks,

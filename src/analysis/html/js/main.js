@@ -3,22 +3,17 @@
 import { applyTheme, switchTheme } from "./colours.js";
 import { $, load } from "./data.js";
 import { choices, element } from "./format.js";
-import {
-  jump,
-  jumpToOom,
-  listenToCurves,
-  listenToKeys,
-  restartOoms,
-  search,
-  setMode,
-  zoom,
-} from "./input.js";
-import { TABLES, TREES, liveAt, zoomOut } from "./live.js";
+import { jump, jumpToOom, listenToCurves, listenToKeys, search, setMode, zoom } from "./input.js";
+import { liveAt, zoomOut } from "./live.js";
 import { listenToSegments } from "./segments.js";
 import {
+  TABLES,
+  TREES,
+  choose,
   draw,
   drawAll,
   frames,
+  hideTallLines,
   page,
   painters,
   readHash,
@@ -28,18 +23,6 @@ import {
   track,
   tracks,
 } from "./state.js";
-import { hideTallLines } from "./timeline.js";
-
-export function choose(place) {
-  state.track = place;
-  const t = track();
-  [state.from, state.to] = t.home;
-  [state.at, state.more, state.advice] = [t.opening, 1, -1];
-  hideTallLines(t);
-  restartOoms();
-  $("tracks").value = String(place);
-  drawAll();
-}
 
 async function main() {
   setPage(await load());

@@ -1,11 +1,10 @@
 // Draws a small curve for each rank and device, all on one scale.
 
+import { columnsOf } from "./axes.js";
 import { faded, highlightColour, lineColour } from "./colours.js";
 import { $ } from "./data.js";
 import { bytes, element, moment, percent, shown } from "./format.js";
-import { choose } from "./main.js";
-import { painters, state, tracks } from "./state.js";
-import { columnsOf } from "./timeline.js";
+import { choose, painters, state, tracks } from "./state.js";
 
 painters.ranks = () => {
   const own = tracks.filter((t) => t.run === 0),

@@ -1,7 +1,16 @@
 // Keeps the state of the view, which is also stored in the page's address, and schedules drawing.
 
 import { $, Track } from "./data.js";
-import { TABLES, TREES } from "./live.js";
+
+/** The keys by which the table of live blocks groups. */
+export const TABLES = ["module", "category", "op", "phase", "step", "dtype", "shape", "block"];
+/** The orders of the levels of the icicle chart. */
+export const TREES = {
+  module: { text: "module, then category", path: (b) => [...b.joined.split("."), b.category] },
+  apart: { text: "module, layers apart, then category", path: (b) => [...b.module.split("."), b.category] },
+  category: { text: "category, then module", path: (b) => [b.category, ...b.joined.split(".")] },
+  phase: { text: "phase, then op", path: (b) => [b.phase, b.op, b.category] },
+};
 
 export const state = {
   track: 0,
@@ -10,6 +19,7 @@ export const state = {
   at: null,
   mode: "lines",
   advice: -1, // the index of the advice whose curve is shown, or -1
+  oom: -1, // the index of the out-of-memory error that `jumpToOom` showed last
   search: "",
   by: "module",
   tree: "module",
@@ -31,6 +41,38 @@ export function setPage(loaded) {
 }
 
 export const track = () => tracks[state.track];
+
+/** Shows another track, in the view in which its page would open. */
+export function choose(place) {
+  state.track = place;
+  const t = track();
+  [state.from, state.to] = t.home;
+  [state.at, state.more, state.advice, state.oom] = [t.opening, 1, -1, -1];
+  hideTallLines(t);
+  $("tracks").value = String(place);
+  drawAll();
+}
+
+export const hiddenLines = new Set();
+
+/** Hides the line of the device's memory in use if it is more than twice as high as all other lines, because
+ * those would then look flat. The legend can show the line again. */
+export function hideTallLines(t) {
+  hiddenLines.clear();
+  const most = (line) => line.high.reduce((a, b) => Math.max(a, b), 0);
+  // The line of the total that the page is about is always shown.
+  const others = t.lines.filter((line) => line.name !== "device used" || line === t.total);
+  const highest = Math.max(1, ...others.map(most));
+  for (const line of t.lines)
+    if (!others.includes(line) && most(line) > highest * 2) hiddenLines.add(line.name);
+}
+
+/** The range being selected with Shift, in pixels. */
+export let selected = null;
+
+export function select(range) {
+  selected = range;
+}
 
 /** Writes the state to the address, such as `#at=1819...&view=from:to`, with times in ns. */
 function writeHash() {

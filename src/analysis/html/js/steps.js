@@ -1,11 +1,11 @@
 // Compares steps: draws their curves in one chart, the peak of each, and the memory in use after each.
 
+import { columnsOf } from "./axes.js";
 import { chart } from "./charts.js";
 import { faded, highlightColour, lineColour } from "./colours.js";
 import { $, last } from "./data.js";
 import { byteTicks, bytes, count, timeTicks } from "./format.js";
 import { painters, pin, setView, state, track } from "./state.js";
-import { columnsOf } from "./timeline.js";
 
 /** The maximum number of evenly spaced steps in the chart. The highest and the pinned step are added. */
 const OVERLAID = 40;

@@ -66,13 +66,16 @@ impl Report for Advise {
         let input = &inputs[0];
         let target = target(options)?;
         let mut printer = options.printer();
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         let mut json = Vec::new();
         let mut verdict = Verdict::Fine;
         for (index, trace) in input.traces.iter().enumerate() {
             let found = Advised::new(trace, options, target.is_some())?;
-            footer.add(trace, &found.replayed, found.prediction.as_ref().map(|found| found.device));
-            footer.note_detail(trace, &found.replayed.replay.detail);
+            footer.add_with_device(
+                trace,
+                &found.replayed,
+                found.prediction.as_ref().map(|found| found.device),
+            );
             process_heading(&mut printer, input, index);
             let Some(prediction) = &found.prediction else {
                 printer.plain("No block was allocated on a device.");
@@ -101,12 +104,9 @@ impl Report for Advise {
             json.push(value);
         }
         Ok(Answer {
-            body: printer,
-            json: json!({ "devices": json }),
-            footer,
             next: vec![next("peak", input, "--by category")],
             verdict,
-            ..Answer::default()
+            ..Answer::new(printer, json!({ "devices": json }), footer)
         })
     }
 }

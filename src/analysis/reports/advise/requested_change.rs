@@ -84,7 +84,7 @@ impl Report for AdviseChange {
         let input = &inputs[0];
         let parsed = whatif::parse(|name| options.text(name))?;
         let mut printer = options.printer();
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         let mut json = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
             let changes = whatif::with_units(trace, &parsed, options)?;
@@ -95,8 +95,7 @@ impl Report for AdviseChange {
             }
             let (replayed, predictions) = whatif::predict(trace, &lists, options)?;
             let fullest = predictions.iter().max_by_key(|each| each.before.bytes).map(|each| each.device);
-            footer.add(trace, &replayed, fullest);
-            footer.note_detail(trace, &replayed.replay.detail);
+            footer.add_with_device(trace, &replayed, fullest);
             process_heading(&mut printer, input, index);
             for prediction in &predictions {
                 footer.notes.extend(prediction.cut_note());
@@ -111,11 +110,8 @@ impl Report for AdviseChange {
             }
         }
         Ok(Answer {
-            body: printer,
-            json: json!({ "devices": json }),
-            footer,
             next: vec![next("peak", input, "--by category")],
-            ..Answer::default()
+            ..Answer::new(printer, json!({ "devices": json }), footer)
         })
     }
 }

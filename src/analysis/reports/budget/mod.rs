@@ -39,6 +39,8 @@ use crate::render::footer::Footer;
 use crate::render::heading::process_heading;
 use crate::render::numbers::{counted, percent, share, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::state::categories::KnownCategories;
+use crate::state::group::module_levels;
 use crate::state::marks;
 use crate::state::replay::{HOST, Metric, Replay, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -86,27 +88,31 @@ impl Report for Budget {
         let text = std::fs::read_to_string(file).map_err(|error| Error::usage(format!("{file}: {error}")))?;
         let limits = parse(&text).map_err(|why| Error::usage(format!("{file}: {why}")))?;
         let mut printer = options.printer();
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         let mut json = Vec::new();
         let (mut broken, mut any) = (0, false);
         let mut names = Names::default();
         let mut devices = DevicePeaks::default();
         let has_host = limits.iter().any(|limit| limit.subject == LimitSubject::Host);
+        let has_categories = limits.iter().any(|limit| limit.subject == LimitSubject::Category);
         let columns = Columns::of(&["module", "category"]);
         let columns = if has_host { columns.and(Columns::of(&["api", "name"])) } else { columns };
         for (index, trace) in input.traces.iter().enumerate() {
-            let mut meter = Meter::new(&limits, options);
-            let replayed = replay_trace(
-                trace,
-                columns,
-                options,
-                Metric::Allocated,
-                flow_categories(trace, options)?,
-                |row, replay| {
-                    meter.feed(row, replay);
-                },
-            )?;
+            let flow = flow_categories(trace, options)?;
+            let read = |meter: &mut Meter<'_>| {
+                let feed = |row: &Record, replay: &Replay| meter.feed(row, replay);
+                replay_trace(trace, columns, options, Metric::Allocated, flow.clone(), feed)
+            };
+            let mut meter = Meter::new(&limits, flow.clone(), options);
+            let replayed = read(&mut meter)?;
             vouch(trace, &replayed)?;
+            if has_categories && let Some(inferred) = replayed.inferred_at_peaks() {
+                meter = Meter::new(&limits, inferred, options);
+                read(&mut meter)?;
+            }
+            if has_categories {
+                footer.note_inference(&replayed);
+            }
             any |= replayed.gpus(options).next().is_some();
             if let Some((limit, why)) = meter.unchecked(&replayed, options) {
                 let (trace, section) = (trace.path.display(), limit.subject.section());
@@ -119,7 +125,7 @@ impl Report for Budget {
                 let peaks = SUMMED.map(|metric| device.peak_with_failed(metric));
                 devices.add(trace, &replayed, device.ordinal, peaks);
             }
-            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            footer.add(trace, &replayed, options);
             process_heading(&mut printer, input, index);
             meter.add_names(&mut names, &replayed.symbols);
             let results = meter.results(&replayed, options);
@@ -162,7 +168,7 @@ impl Report for Budget {
         let verdict = if broken > 0 { Verdict::OverLimit } else { Verdict::Fine };
         let json = json!({ "broken": broken, "limits": json });
         let hints = vec![next("peak", input, "--by module")];
-        Ok(Answer { body: printer, json, footer, next: hints, verdict, ..Answer::default() })
+        Ok(Answer { next: hints, verdict, ..Answer::new(printer, json, footer) })
     }
 }
 
@@ -229,7 +235,7 @@ impl<'a> Gauge<'a> {
         }
         let text = symbols.get(symbol);
         let whole = self.limit.subject != LimitSubject::Module;
-        let found: Vec<usize> = levels(&text)
+        let found: Vec<usize> = module_levels(&text)
             .filter(|path| (!whole || path.len() == text.len()) && self.limit.takes(path))
             .map(|path| match self.names.iter().position(|known| known == path) {
                 Some(at) => at,
@@ -259,7 +265,8 @@ impl<'a> Gauge<'a> {
         }
     }
 
-    fn feed(&mut self, row: &Record, replay: &Replay) {
+    /// Processes a row, whose block has this category.
+    fn feed(&mut self, row: &Record, category: Category, replay: &Replay) {
         let owner = match self.limit.subject {
             LimitSubject::Total(_) | LimitSubject::Host => return,
             LimitSubject::Phase => {
@@ -272,7 +279,7 @@ impl<'a> Gauge<'a> {
                 return;
             }
             LimitSubject::Module => row.module,
-            LimitSubject::Category => replay.symbols.intern(row.category.as_str()),
+            LimitSubject::Category => replay.symbols.intern(category.as_str()),
         };
         if !row.event.is_block() {
             return;
@@ -289,14 +296,11 @@ impl<'a> Gauge<'a> {
     }
 }
 
-/// Returns the levels of a module path. For `GPT.h.0`, they are `GPT`, `GPT.h` and `GPT.h.0`.
-fn levels(path: &str) -> impl Iterator<Item = &str> {
-    path.match_indices('.').map(|(end, _)| end).chain([path.len()]).map(|end| &path[..end])
-}
-
 struct Meter<'a> {
     gauges: Vec<Gauge<'a>>,
     device: Option<i32>,
+    /// The inferred categories of blocks.
+    inferred: KnownCategories,
     modules: FxHashSet<Symbol>,
     phases: FxHashSet<Symbol>,
     categories: FxHashSet<Category>,
@@ -312,10 +316,11 @@ struct Meter<'a> {
 }
 
 impl<'a> Meter<'a> {
-    fn new(limits: &'a [Limit], options: &Options) -> Meter<'a> {
+    fn new(limits: &'a [Limit], inferred: KnownCategories, options: &Options) -> Meter<'a> {
         Meter {
             gauges: limits.iter().map(Gauge::new).collect(),
             device: options.device,
+            inferred,
             modules: FxHashSet::default(),
             phases: FxHashSet::default(),
             categories: FxHashSet::default(),
@@ -380,8 +385,9 @@ impl<'a> Meter<'a> {
         self.test = marks::running_test(row, &replay.symbols).unwrap_or(self.test);
         self.modules.insert(row.module);
         self.phases.insert(row.phase);
+        let category = self.inferred.category_of(row.alloc_id).unwrap_or(row.category);
         if row.event.is_block() {
-            self.categories.insert(row.category);
+            self.categories.insert(category);
         }
         if row.event == EventName::Alloc
             && replay.in_window()
@@ -396,7 +402,7 @@ impl<'a> Meter<'a> {
         self.was_inside = replay.in_window();
         if is_gpu(row.device) && self.device.is_none_or(|only| only == row.device) {
             for gauge in &mut self.gauges {
-                gauge.feed(row, replay);
+                gauge.feed(row, category, replay);
             }
         }
     }
@@ -408,7 +414,7 @@ impl<'a> Meter<'a> {
             named.map(|symbol| symbols.get(*symbol).to_string()).collect()
         };
         for path in owners(&self.modules) {
-            names.modules.extend(levels(&path).map(str::to_owned));
+            names.modules.extend(module_levels(&path).map(str::to_owned));
         }
         names.phases.extend(owners(&self.phases));
         let categories = self.categories.iter().filter(|category| **category != Category::None);
@@ -521,4 +527,45 @@ fn print(printer: &mut Printer, results: &[LimitResult], options: &Options) {
         ]);
     }
     printer.table(&table);
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::Row;
+
+    use super::*;
+    use crate::testing::TraceBuilder;
+
+    #[test]
+    fn a_limit_of_a_category_holds_for_inferred_categories() {
+        let folder = std::env::temp_dir().join(format!("memtrace-budget-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut trace = TraceBuilder::default();
+        // Allocated before the first forward and never freed: a parameter.
+        trace.alloc(8192, Row { phase: "init", ..Row::default() });
+        let forward = Row {
+            phase: "forward",
+            step: 0,
+            category: Category::Activation,
+            module: "Net",
+            ..Row::default()
+        };
+        trace.alloc(4096, forward);
+        std::fs::write(folder.join("a.csv"), trace.finish()).unwrap();
+        let limits = folder.join("limits.toml");
+        std::fs::write(&limits, "[categories]\nparameter = \"4k\"\nactivation = \"4k\"\n").unwrap();
+        let values = [("limits", limits.display().to_string())].into();
+        let input = Input::open(&folder.join("a.csv")).unwrap();
+        let answer = Budget.run(&[input], &Options { values, ..Options::default() }).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        let highest: Vec<(&str, i64)> = answer.json["limits"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|limit| (limit["name"].as_str().unwrap(), limit["highest_bytes"].as_i64().unwrap()))
+            .collect();
+        assert_eq!(highest, [("activation", 4096), ("parameter", 8192)]);
+        assert_eq!(answer.verdict, Verdict::OverLimit);
+        assert!(answer.text().contains("* inferred"), "{}", answer.text());
+    }
 }

@@ -61,7 +61,7 @@ impl Report for CheckFiles {
             }
         }
         let json = json!({ "files": files, "columns": columns()? });
-        Ok(Answer { body: printer, json, footer: Footer::new(input), is_list: true, ..Answer::default() })
+        Ok(Answer { is_list: true, ..Answer::new(printer, json, Footer::of([input])) })
     }
 }
 

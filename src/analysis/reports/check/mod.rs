@@ -14,7 +14,6 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::{count, counted};
 use crate::render::printer::{Cell, Printer, Style};
-use crate::state::replay::Metric;
 use crate::state::replay_trace::{Replayed, replay_checked};
 use files::{CheckFiles, FILES};
 
@@ -54,7 +53,7 @@ impl Report for Check {
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let mut printer = options.printer();
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         let mut verdict = Verdict::Fine;
         let mut files: Vec<Value> = Vec::new();
         // The check counts an invalid line like any other problem, so the line must not stop the reading.
@@ -68,7 +67,7 @@ impl Report for Check {
                     continue;
                 }
             };
-            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            footer.add(trace, &replayed, options);
             if index == 0 {
                 heading(&mut printer, input, &trace.meta);
                 printer.gap();
@@ -103,7 +102,7 @@ impl Report for Check {
         footer.damage.clear();
         let json = json!({ "ok": verdict == Verdict::Fine, "files": files });
         let next = vec![next("summary", input, "")];
-        Ok(Answer { body: printer, json, footer, next, verdict, ..Answer::default() })
+        Ok(Answer { next, verdict, ..Answer::new(printer, json, footer) })
     }
 }
 

@@ -17,8 +17,9 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::change;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::render::process_names::{rank_or_name, several_ranks};
 use crate::selection::select;
-use crate::state::group::{self, Group, Key};
+use crate::state::group::{self, Group, Key, without_mark};
 use crate::state::module_layers::Layers;
 use crate::state::replay::{Block, Device, Metric, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -76,8 +77,7 @@ impl Report for Diff {
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let limit = options.is_set("fail-over").then(|| limit(options.text("fail-over"))).transpose()?;
         let by = Key::from_options(options)?;
-        let mut footer = Footer::default();
-        inputs.iter().for_each(|input| footer.phantom.add(input));
+        let mut footer = Footer::of(inputs);
         let mut printer = options.printer();
         let pair = options.is_set(STEPS).then(|| two_steps(options)).transpose()?;
         let sides: Vec<(Input, Options)> = match &pair {
@@ -108,15 +108,21 @@ impl Report for Diff {
             heading(&mut printer, input_after, &after.trace.meta);
         }
         if inputs.iter().any(|input| input.traces.len() > 1) {
+            let another = if inputs.iter().any(several_ranks) { "; --rank compares another" } else { "" };
             printer.plain(format!(
-                "compared: rank {} before, rank {} after, which have the highest peaks; --rank compares another",
-                before.trace.meta.rank, after.trace.meta.rank
+                "compared: {} before, {} after, which have the highest peaks{another}",
+                rank_or_name(before.trace, input_before),
+                rank_or_name(after.trace, input_after)
             ));
         }
         printer.gap();
         totals(&mut printer, &before, &after, options);
         printer.gap();
         let changes = changes(&before, &after);
+        if by.name == "category" {
+            footer.note_inference(&before.replayed);
+            footer.note_inference(&after.replayed);
+        }
         owners(&mut printer, &changes, &by, options);
         steps(&mut printer, &before, &after, options);
         let grown = limit.map(|limit| grown(&before, &after, limit)).transpose()?.flatten();
@@ -146,7 +152,7 @@ impl Report for Diff {
             .as_ref()
             .map_or_else(String::new, |[_, after]| format!(" --step {}", after.window.from_step));
         let hints = vec![next("peak", input_after, &format!("--by {}{of_step}", by.name()))];
-        Ok(Answer { body: printer, json, footer, next: hints, verdict, ..Answer::default() })
+        Ok(Answer { next: hints, verdict, ..Answer::new(printer, json, footer) })
     }
 }
 
@@ -279,10 +285,10 @@ impl<'a> DiffSide<'a> {
                 let peaks = [device.peak_with_failed(Metric::Allocated), used.bytes - used.untraced];
                 devices.add(trace, &replayed, device.ordinal, peaks);
             }
+            footer.add(trace, &replayed, options);
             let Some(device) = replayed.fullest(Metric::Allocated, options).cloned() else { continue };
             let mut steps = by_device.remove(&device.ordinal).unwrap_or_default();
             steps.retain(|step, _| *step <= replayed.replay.last_step());
-            footer.add(trace, &replayed, Some(device.ordinal));
             let (groups, devices) = (FxHashMap::default(), BTreeMap::new());
             let new = DiffSide { trace, replayed, device, groups, steps, devices };
             if best.as_ref().is_none_or(|best| new.peak(Metric::Allocated) > best.peak(Metric::Allocated)) {
@@ -372,16 +378,23 @@ fn totals(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, op
     printer.table(&table);
 }
 
-/// Returns every owner of memory at either peak, with the largest change first.
+/// Returns every owner of memory at either peak, with the largest change first. A category that is inferred in one
+/// run and recorded in the other is one owner.
 fn changes(before: &DiffSide<'_>, after: &DiffSide<'_>) -> Vec<(String, Group, Group)> {
-    let mut all: BTreeMap<&String, (Group, Group)> = BTreeMap::new();
-    for (name, group) in &before.groups {
-        all.entry(name).or_default().0 = *group;
+    let mut all: BTreeMap<&str, (&String, Group, Group)> = BTreeMap::new();
+    for (is_after, side) in [(false, before), (true, after)] {
+        for (name, group) in &side.groups {
+            let (plain, is_inferred) = without_mark(name);
+            let (shown, old, new) = all.entry(plain).or_insert((name, Group::default(), Group::default()));
+            if is_inferred {
+                *shown = name;
+            }
+            let sum = if is_after { new } else { old };
+            sum.bytes += group.bytes;
+            sum.blocks += group.blocks;
+        }
     }
-    for (name, group) in &after.groups {
-        all.entry(name).or_default().1 = *group;
-    }
-    let mut all: Vec<_> = all.into_iter().map(|(name, (old, new))| (name.clone(), old, new)).collect();
+    let mut all: Vec<_> = all.into_values().map(|(name, old, new)| (name.clone(), old, new)).collect();
     // The sort is stable: equal changes keep the order of their names.
     all.sort_by_key(|(_, old, new)| -(new.bytes - old.bytes).abs());
     all
@@ -435,7 +448,7 @@ fn steps(printer: &mut Printer, before: &DiffSide<'_>, after: &DiffSide<'_>, opt
 
 #[cfg(test)]
 mod tests {
-    use memtrace_trace::Row;
+    use memtrace_trace::{Category, Row};
 
     use super::*;
     use crate::testing::TraceBuilder;
@@ -460,6 +473,40 @@ mod tests {
         assert_eq!(by_step(Some(0)), json!({ "0": 100 << 10, "1": 300 << 10 }));
         assert_eq!(by_step(None), json!({ "0": 900 << 10, "1": 900 << 10 }));
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn diff_joins_a_category_that_one_run_infers_and_has_the_notes_of_both_runs() {
+        let folder = std::env::temp_dir().join(format!("memtrace-diff-joined-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let run = |name: &str, has_tags: bool| {
+            let mut trace = TraceBuilder::default();
+            let init = Row { phase: "init", ..Row::default() };
+            let id = trace.alloc(8192, init);
+            if has_tags {
+                trace.tag(id, 8192, init, Row { category: Category::Parameter, ..init });
+            }
+            trace.alloc(
+                512,
+                Row { phase: "forward", step: 0, category: Category::Activation, ..Row::default() },
+            );
+            std::fs::write(folder.join(name), trace.finish()).unwrap();
+            let mut run = Input::open(&folder.join(name)).unwrap();
+            run.notes.push(format!("about {name}"));
+            run
+        };
+        let runs = [run("tagged.csv", true), run("untagged.csv", false)];
+        let options = Options { values: [("by", "category".to_owned())].into(), ..Options::default() };
+        let answer = Diff.run(&runs, &options).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        let changes = answer.json["changes"].as_array().unwrap();
+        let of =
+            |key: &str| changes.iter().find(|change| change["key"] == key).unwrap()["delta_bytes"].clone();
+        assert_eq!((changes.len(), of("parameter *"), of("activation")), (2, json!(0), json!(0)));
+        let notes: Vec<String> = answer.footer.all_notes().collect();
+        for note in ["about tagged.csv", "about untagged.csv", "* inferred"] {
+            assert!(notes.iter().any(|line| line.starts_with(note)), "{notes:?}");
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::render::heading::heading;
 use crate::render::numbers::{bar, duration, percent, share};
 use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::render::process_names::rank_or_name;
 use crate::state::categories::KnownCategories;
 use crate::state::group::category;
 use crate::state::layout::{self, Layout, Segment};
@@ -45,11 +46,14 @@ impl Report for Frag {
         let input = &inputs[0];
         let at: NamedMoment = options.text(moment::FLAG.name).parse()?;
         let mut printer = options.printer();
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         let mut json = Vec::new();
         for trace in &input.traces {
             let known = flow_categories(trace, options)?;
-            let Some((replayed, held)) = fragmentation(trace, &at, options, known)? else { continue };
+            let Some((replayed, held)) = fragmentation(trace, &at, options, known)? else {
+                footer.read(trace, options)?;
+                continue;
+            };
             footer.add_reading(trace, &replayed);
             if replayed.replay.has_brief_blocks() {
                 return Err(Error::usage(format!(
@@ -63,7 +67,7 @@ impl Report for Frag {
                     heading(&mut printer, input, &trace.meta);
                 }
                 printer.gap();
-                state.print(&mut printer, trace, &replayed, options);
+                state.print(&mut printer, &rank_or_name(trace, input), &replayed, options);
                 json.push(state.json(trace, &replayed));
                 footer.add_share(&replayed, state.ordinal);
             }
@@ -72,13 +76,7 @@ impl Report for Frag {
             printer.plain("No memory tracked.");
         }
         let hints = vec![next("peak", input, "--mem-tracker --at end"), next("summary", input, "--stats")];
-        Ok(Answer {
-            body: printer,
-            json: json!({ "devices": json }),
-            footer,
-            next: hints,
-            ..Answer::default()
-        })
+        Ok(Answer { next: hints, ..Answer::new(printer, json!({ "devices": json }), footer) })
     }
 }
 
@@ -161,11 +159,11 @@ impl Fragmentation {
         state
     }
 
-    fn print(&self, printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options: &Options) {
+    /// Prints the reserved memory of `process` on the device.
+    fn print(&self, printer: &mut Printer, process: &str, replayed: &Replayed, options: &Options) {
         let units = options.units;
         printer.line([
-            format!("rank {}, device {}, at {}: ", trace.meta.rank, self.ordinal, duration(self.ts_ns))
-                .into(),
+            format!("{process}, device {}, at {}: ", self.ordinal, duration(self.ts_ns)).into(),
             Cell::new(units.show(self.reserved).to_string(), Style::Strong),
             " reserved".into(),
         ]);

@@ -3,7 +3,7 @@
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
-use super::Growth;
+use super::LevelGrowth;
 use super::forecast::Forecast;
 use super::part::GrowthPart;
 use crate::state::levels::Level;
@@ -11,7 +11,7 @@ use crate::state::levels::Level;
 /// The maximum number of levels in the JSON of a device, in addition to the last level.
 const MOST_POINTS: usize = 200;
 
-impl Growth {
+impl LevelGrowth {
     pub(in super::super) fn json(&self, units: Unit) -> Value {
         let measured = &self.measured;
         let named = |parts: &[i64; 4]| -> Value {

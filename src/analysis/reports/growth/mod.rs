@@ -51,7 +51,7 @@ use crate::state::replay_trace::Replayed;
 const MOST_OPS: usize = 3;
 
 /// The growth of the memory in use of one device, and its causes.
-pub(super) struct Growth {
+pub(super) struct LevelGrowth {
     measured: MeasuredGrowth,
     capacity: i64,
     forecast: Forecast,
@@ -70,21 +70,21 @@ pub(super) struct Growth {
     changes: Changes,
 }
 
-impl Growth {
+impl LevelGrowth {
     /// Returns the growth of a device, or `None` if the trace is too short. `symbols` must be from the reading
-    /// that produced the levels. The owners of the memory are unknown before [`Growth::explain`].
+    /// that produced the levels. The owners of the memory are unknown before [`LevelGrowth::explain`].
     pub(super) fn new(
         device: &DeviceLevels,
         symbols: &SymbolTable,
         meta: &Meta,
         options: &Options,
-    ) -> Option<Growth> {
+    ) -> Option<LevelGrowth> {
         let measured = MeasuredGrowth::new(device, is_chosen(options))?;
         let capacity = meta.total_bytes(device.ordinal);
         let first = measured.first().step;
         let size_ops = device.ops_of_single_sizes(first, MOST_OPS, symbols).into_iter();
         let size_ops = size_ops.map(|(op, sizes)| (op.to_string(), sizes));
-        Some(Growth {
+        Some(LevelGrowth {
             forecast: Forecast::new(&measured, capacity),
             capacity,
             is_expandable: meta.allocator.option("expandable_segments") == Some("True"),

@@ -2,14 +2,14 @@
 
 use memtrace_trace::units::Unit;
 
-use super::Growth;
+use super::LevelGrowth;
 use super::forecast::Forecast;
 use super::part::GrowthPart;
 use crate::options::Options;
 use crate::render::numbers::{count, counted, duration};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 
-impl Growth {
+impl LevelGrowth {
     pub(in super::super) fn print(&self, printer: &mut Printer, options: &Options) {
         let units = options.units;
         let show = |bytes: i64| units.show(bytes).to_string();

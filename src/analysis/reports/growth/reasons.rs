@@ -2,7 +2,7 @@
 
 use memtrace_trace::units::Unit;
 
-use super::Growth;
+use super::LevelGrowth;
 use super::cache_holders::FreePlaces;
 use super::needs::Shape;
 use super::part::GrowthPart;
@@ -23,7 +23,7 @@ const CROP_ONE: &str = "crop, split or skip inputs as large as this step's; run 
 const CROP_LONGEST: &str =
     "crop the longest input, or limit the total length of a batch; run the largest batch first";
 
-impl Growth {
+impl LevelGrowth {
     /// Returns the reason for the growth of a part, in one or two sentences.
     pub(super) fn why(&self, part: GrowthPart, units: Unit) -> String {
         let show = |bytes: i64| units.show(bytes).to_string();

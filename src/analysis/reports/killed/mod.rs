@@ -11,7 +11,8 @@ pub(super) use evidence::WORKERS;
 use memtrace_trace::end_row::{self, ASKED, Ending, KILLS, MACHINE_KILLS, SIGNAL};
 use serde_json::{Value, json};
 
-use self::rank::{SIGKILL, Victim, kills_after, victim_instead, victims};
+pub(crate) use self::rank::RunVictims;
+use self::rank::{SIGKILL, Victim, kills_after, victim_instead};
 use self::signals::{about_signal, signal_name};
 
 use super::host_owners::Allocated;
@@ -61,18 +62,18 @@ struct KilledChild {
     rank: Option<(i64, i64)>,
 }
 
-/// Returns the verdict on a trace as sentences; `None` if neither its process nor a child was killed, and the
-/// process was not refused memory.
+/// Returns the verdict on a trace of the run of `victims` as sentences; `None` if neither its process nor a child was
+/// killed, and the process was not refused memory.
 ///
 /// # Errors
 /// When a trace cannot be read.
 pub(crate) fn killed_sentences(
     trace: &TraceFile,
     memory: &HostMemory,
-    among: &[TraceFile],
+    victims: &RunVictims<'_>,
     options: &Options,
 ) -> Result<Option<Vec<String>>> {
-    Ok(Killed::find(trace, memory, among, options)?.map(|killed| killed.sentences(options)))
+    Ok(Killed::find(trace, memory, victims, options)?.map(|killed| killed.sentences(options)))
 }
 
 /// The verdict on a process.
@@ -93,15 +94,15 @@ pub(super) struct Killed<'a> {
 }
 
 impl<'a> Killed<'a> {
-    /// Returns the verdict on one of the traces `among` a run; `None` if neither its process nor a child was
-    /// killed, and the process was not refused memory.
+    /// Returns the verdict on a trace of the run of `victims`; `None` if neither its process nor a child was killed, and
+    /// the process was not refused memory.
     ///
     /// # Errors
     /// When a trace cannot be read.
     pub(super) fn find(
         trace: &TraceFile,
         memory: &'a HostMemory,
-        among: &[TraceFile],
+        victims: &RunVictims<'_>,
         options: &Options,
     ) -> Result<Option<Killed<'a>>> {
         let text = trace.ending().unwrap_or_default();
@@ -120,7 +121,7 @@ impl<'a> Killed<'a> {
                     Some((rss, rise)) => {
                         let own = Victim { rss, rank: i64::from(trace.meta.rank) };
                         let instead;
-                        (instead, alike) = victim_instead(own, rise, victims(trace, among, options)?);
+                        (instead, alike) = victim_instead(own, rise, victims.beside(trace)?);
                         Some(instead.map_or(by, |Victim { rss, rank }| Killer::AfterRank(rank, rss)))
                     }
                     None => Some(by),
@@ -130,7 +131,7 @@ impl<'a> Killed<'a> {
             None => None,
         };
         if let Some(killed) = child.as_mut().filter(|killed| killed.child.is_none()) {
-            killed.rank = victims(trace, among, options)?.into_iter().max().map(|it| (it.rank, it.rss));
+            killed.rank = victims.beside(trace)?.into_iter().max().map(|it| (it.rank, it.rss));
         }
         // This process counted the kill of the other rank.
         if matches!(killer, Some(Killer::AfterRank(..))) && child.as_ref().is_some_and(|it| it.rank.is_some())

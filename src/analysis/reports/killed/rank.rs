@@ -1,5 +1,7 @@
 //! The rank that the kernel killed, among the killed ranks of a run.
 
+use std::cell::OnceCell;
+
 use memtrace_trace::end_row::{self, Ending, KILLS, MACHINE_KILLS, SIGNAL};
 
 use crate::error::Result;
@@ -34,24 +36,51 @@ impl Victim {
     }
 }
 
-/// Returns the other killed processes in the container of `trace` that the kernel may have killed.
-///
-/// A process whose last sample already has the kernel's final count lived after all kills, so the kernel did
-/// not kill it.
-pub(super) fn victims(trace: &TraceFile, among: &[TraceFile], options: &Options) -> Result<Vec<Victim>> {
-    let group = |of: &TraceFile| (of.meta.boot.clone(), of.meta.cgroup_id);
-    let mut found = Vec::new();
-    for other in among.iter().filter(|other| other.path != trace.path && group(other) == group(trace)) {
-        let text = other.ending().unwrap_or_default();
-        let is_other_signal = end_row::number::<i64>(&text, SIGNAL).is_some_and(|signal| signal != SIGKILL);
-        if Ending::from_text(&text) != Some(Ending::Killed) || is_other_signal {
-            continue;
-        }
-        let memory = HostMemory::read(other, options)?;
-        let last = memory.quick.last().filter(|last| kills_after(&text, last).is_some_and(|rise| rise > 0));
-        found.extend(last.map(|last| Victim { rss: last.rss, rank: i64::from(other.meta.rank) }));
+/// The processes of a run that the kernel may have killed. They are read when they are first needed, and only once.
+pub(crate) struct RunVictims<'a> {
+    run: &'a [TraceFile],
+    options: &'a Options,
+    found: OnceCell<Vec<(&'a TraceFile, Victim)>>,
+}
+
+impl<'a> RunVictims<'a> {
+    pub(crate) fn new(run: &'a [TraceFile], options: &'a Options) -> RunVictims<'a> {
+        RunVictims { run, options, found: OnceCell::new() }
     }
-    Ok(found)
+
+    /// Returns the other killed processes in the container of `trace` that the kernel may have killed.
+    pub(super) fn beside(&self, trace: &TraceFile) -> Result<Vec<Victim>> {
+        let found = match self.found.get() {
+            Some(found) => found,
+            None => {
+                let found = self.read()?;
+                self.found.get_or_init(|| found)
+            }
+        };
+        let group = |of: &TraceFile| (of.meta.boot.clone(), of.meta.cgroup_id);
+        let is_beside = |other: &TraceFile| other.path != trace.path && group(other) == group(trace);
+        Ok(found.iter().filter(|(other, _)| is_beside(other)).map(|(_, victim)| *victim).collect())
+    }
+
+    /// A process whose last sample already has the kernel's final count lived after all kills, so the kernel did
+    /// not kill it.
+    fn read(&self) -> Result<Vec<(&'a TraceFile, Victim)>> {
+        let mut found = Vec::new();
+        for trace in self.run {
+            let text = trace.ending().unwrap_or_default();
+            let is_other_signal =
+                end_row::number::<i64>(&text, SIGNAL).is_some_and(|signal| signal != SIGKILL);
+            if Ending::from_text(&text) != Some(Ending::Killed) || is_other_signal {
+                continue;
+            }
+            let memory = HostMemory::read(trace, self.options)?;
+            let last =
+                memory.quick.last().filter(|last| kills_after(&text, last).is_some_and(|rise| rise > 0));
+            let victim = |last: &QuickSample| Victim { rss: last.rss, rank: i64::from(trace.meta.rank) };
+            found.extend(last.map(|last| (trace, victim(last))));
+        }
+        Ok(found)
+    }
 }
 
 /// Returns the largest process that the kernel killed instead of `own`, and the ranks between which the sizes

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::super::ranks::MOST_RANKS;
 use super::super::report::{Answer, Needs, Report, SearchRequest, for_each_process, next};
-use super::{Findings, findings};
+use super::{Findings, Reading, findings};
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
@@ -82,10 +82,12 @@ impl Report for LeaksHolders {
         let mut answer = for_each_process(input, options, |index, trace, printer, footer| {
             let mut searches = RetainedSearches::default();
             let (known, symbols) = (flow_categories(trace, options)?, SymbolTable::default());
-            let found = findings(trace, options, known, &symbols, &mut [&mut searches], |_, _| {})?.found;
+            let Reading { whole, found, .. } =
+                findings(trace, options, known, &symbols, &mut [&mut searches], |_, _| {})?;
             let to_report =
                 if options.text("pid").is_empty() { searches.to_report() } else { searches.asked_for() };
             let unnamed = Unnamed::new(&found, to_report);
+            footer.add_reading(trace, &whole);
             footer.note_degraded(trace);
             if index < most {
                 process_heading(printer, input, index);

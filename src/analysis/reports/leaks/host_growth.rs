@@ -27,7 +27,7 @@ const LEAST: (i64, i64) = (16 << 20, 50);
 const LEAST_R2: f64 = 0.8;
 
 /// A part that grows.
-pub(super) struct Growth {
+pub(super) struct HostPartGrowth {
     what: String,
     /// The growth in bytes, from the first to the last sample that counts.
     bytes: i64,
@@ -47,7 +47,7 @@ type Series = (String, &'static str, Vec<(When, i64)>);
 /// The parts of host memory that grow.
 pub(super) struct HostGrowth {
     /// The growing parts, fastest first.
-    all: Vec<Growth>,
+    all: Vec<HostPartGrowth>,
     /// The growth of the container's page cache, in bytes; 0 if it is small or unknown. The kernel can
     /// reclaim the page cache, so it is not a leak.
     page_cache: i64,
@@ -105,7 +105,7 @@ impl HostGrowth {
         }
         let highest = memory.peak_rss();
         let least = LEAST.0.max(highest / LEAST.1);
-        let mut all: Vec<Growth> = series
+        let mut all: Vec<HostPartGrowth> = series
             .into_iter()
             .filter_map(|(what, advice, points)| growth(what, advice, &points, least))
             .collect();
@@ -236,7 +236,7 @@ fn bytes_at(points: &[(When, i64)], ts_ns: i64) -> i64 {
 }
 
 /// Returns the growth of a part, or `None` if the part does not grow steadily.
-fn growth(what: String, advice: &'static str, points: &[(When, i64)], least: i64) -> Option<Growth> {
+fn growth(what: String, advice: &'static str, points: &[(When, i64)], least: i64) -> Option<HostPartGrowth> {
     let (first, last) = (points.first()?, points.last()?);
     let bytes = last.1 - first.1;
     let by_time: Vec<(f64, f64)> =
@@ -253,7 +253,15 @@ fn growth(what: String, advice: &'static str, points: &[(When, i64)], least: i64
         .map(|(when, bytes)| (when.step as f64, *bytes as f64))
         .collect();
     let per_step = (by_step.len() >= FEWEST).then(|| fit(&by_step).slope).filter(|slope| *slope > 0.0);
-    Some(Growth { what, bytes, per_second: line.slope, per_step, r2: line.r2, advice, owners: Vec::new() })
+    Some(HostPartGrowth {
+        what,
+        bytes,
+        per_second: line.slope,
+        per_step,
+        r2: line.r2,
+        advice,
+        owners: Vec::new(),
+    })
 }
 
 #[cfg(test)]

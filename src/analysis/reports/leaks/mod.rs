@@ -14,7 +14,7 @@ use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::growth::{FEWEST_STEPS, Growth, Holders};
+use super::growth::{FEWEST_STEPS, Holders, LevelGrowth};
 use super::oom::KeptMemory;
 use super::report::{Answer, Report, View, for_each_process, next};
 use crate::error::Result;
@@ -105,11 +105,11 @@ fn of_process(
     let (mut searches, mut host) = (RetainedSearches::default(), HostMemory::new(&symbols));
     let Reading { whole, before_last, levels, found, holders } =
         findings(trace, options, known.clone(), &symbols, &mut [&mut searches, &mut host], |_, _| {})?;
-    footer.add(trace, &whole, whole.fullest(Metric::Allocated, options).map(|d| d.ordinal));
-    let mut grown: Vec<Growth> = levels
+    footer.add(trace, &whole, options);
+    let mut grown: Vec<LevelGrowth> = levels
         .devices
         .iter()
-        .filter_map(|device| Growth::new(device, &whole.symbols, &trace.meta, options))
+        .filter_map(|device| LevelGrowth::new(device, &whole.symbols, &trace.meta, options))
         .collect();
     let has_oom = whole.replay.counts.of(EventName::Oom) > 0;
     let kept = if has_oom { KeptMemory::find(trace, true, 0, options)? } else { None };
@@ -131,11 +131,11 @@ fn of_process(
                     counted(lost, "event")
                 ));
     }
-    let is_flat = !grown.iter().any(Growth::has_cause);
-    let is_replaced = grown.iter().any(Growth::is_replaced);
+    let is_flat = !grown.iter().any(LevelGrowth::has_cause);
+    let is_replaced = grown.iter().any(LevelGrowth::is_replaced);
     // The objects that hold the memory are printed before the owners that allocated it.
     print_retained(printer, searches.to_report(), options);
-    if grown.iter().any(Growth::keeps_more) {
+    if grown.iter().any(LevelGrowth::keeps_more) {
         print_larger_holder(&searches, is_replaced, printer, options);
     }
     if let Some(kept) = &kept {
@@ -143,7 +143,7 @@ fn of_process(
         printer.plain(format!("when it ran out of memory: {}", kept.line()));
     }
     printer.gap();
-    let hidden: Vec<i64> = grown.iter().map(Growth::hides_kept).collect();
+    let hidden: Vec<i64> = grown.iter().map(LevelGrowth::hides_kept).collect();
     let cached = if hidden.contains(&0) { 0 } else { hidden.iter().sum() };
     found.print(printer, options, Shown { is_flat, is_replaced, cached });
     let mut host_growth = HostGrowth::new(&host);

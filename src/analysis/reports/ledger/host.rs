@@ -8,18 +8,24 @@ use memtrace_trace::host::parts::{
 use serde_json::{Value, json};
 
 use super::super::host_owners::{Allocated, HostOwners, allocated_at, allocated_json};
-use super::super::killed::{Killed, WORKERS};
+use super::super::killed::{Killed, RunVictims, WORKERS};
 use crate::error::Result;
 use crate::options::Options;
 use crate::read::input::Input;
+use crate::read::record::Columns;
 use crate::read::stream::TraceFile;
+use crate::read::symbols::SymbolTable;
+use crate::read::together::RowReader;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::{bar, counted, duration, percent, share, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::render::process_names::rank_or_name;
 use crate::reports::report::{Answer, next};
 use crate::state::host_memory::{FullSample, HostMemory, ProcessesSample, QuickSample, When};
 use crate::state::moment::NamedMoment;
+use crate::state::replay::{Metric, Replay};
+use crate::state::replay_trace::replay_together;
 
 /// The name of a DataLoader worker, which torch sets.
 const LOADER: &str = "pt_data_worker";
@@ -97,11 +103,17 @@ pub(in crate::reports) fn part_about(name: &str, has_tensors: bool) -> (&'static
 /// Builds the answer to `memtrace ledger --host`.
 pub(super) fn answer(input: &Input, at: &NamedMoment, options: &Options) -> Result<Answer> {
     let mut printer = options.printer();
-    let footer = Footer::new(input);
+    let mut footer = Footer::of([input]);
     let mut json = Vec::new();
     let mut has_quick = false;
+    let victims = RunVictims::new(&input.traces, options);
     for trace in &input.traces {
-        let memory = HostMemory::read(trace, options)?;
+        let symbols = SymbolTable::default();
+        let mut memory = HostMemory::new(&symbols);
+        let replay = Replay::new(&symbols, options.window, Metric::Allocated);
+        let readers: &mut [&mut dyn RowReader] = &mut [&mut memory];
+        let replayed = replay_together(trace, Columns::of(&[]), options, replay, readers, |_, _| {})?;
+        footer.add_reading(trace, &replayed);
         let moment = at.without_mark(trace, options)?;
         let Some(mut state) = moment.and_then(|moment| HostState::new(&memory, &moment)) else {
             has_quick |= !memory.quick.is_empty();
@@ -112,8 +124,8 @@ pub(super) fn answer(input: &Input, at: &NamedMoment, options: &Options) -> Resu
             heading(&mut printer, input, &trace.meta);
         }
         printer.gap();
-        state.print(&mut printer, trace, &memory, options);
-        let killed = Killed::find(trace, &memory, &input.traces, options)?;
+        state.print(&mut printer, &rank_or_name(trace, input), &memory, options);
+        let killed = Killed::find(trace, &memory, &victims, options)?;
         let mut value = state.json(trace, &memory);
         value["killed"] = killed.as_ref().map(|killed| killed.json(options)).into();
         json.push(value);
@@ -126,7 +138,7 @@ pub(super) fn answer(input: &Input, at: &NamedMoment, options: &Options) -> Resu
         });
     }
     let hints = vec![next("leaks", input, ""), next("ledger", input, "")];
-    Ok(Answer { body: printer, json: json!({ "host": json }), footer, next: hints, ..Answer::default() })
+    Ok(Answer { next: hints, ..Answer::new(printer, json!({ "host": json }), footer) })
 }
 
 /// A part of the memory of a process.
@@ -261,13 +273,13 @@ impl<'a> HostState<'a> {
         })
     }
 
-    fn print(&self, printer: &mut Printer, trace: &TraceFile, memory: &HostMemory, options: &Options) {
+    /// Prints the memory of `process`.
+    fn print(&self, printer: &mut Printer, process: &str, memory: &HostMemory, options: &Options) {
         let show = |bytes: i64| options.units.show(bytes).to_string();
         let phase = memory.symbols.or_dash(self.when.phase);
         printer.line([
             format!(
-                "rank {}, at {}, step {}, {phase}: ",
-                trace.meta.rank,
+                "{process}, at {}, step {}, {phase}: ",
                 duration(self.when.ts_ns),
                 step_or_dash(self.when.step)
             )

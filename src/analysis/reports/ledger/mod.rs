@@ -72,11 +72,12 @@ impl Report for Ledger {
             return host::answer(input, &at, options);
         }
         let mut printer = options.printer();
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         let mut json = Vec::new();
         let mut held = Vec::new();
         for trace in &input.traces {
             let Some((replayed, states)) = states_at(trace, &at, options, &Later::default())? else {
+                footer.read(trace, options)?;
                 continue;
             };
             footer.add_reading(trace, &replayed);
@@ -107,13 +108,7 @@ impl Report for Ledger {
         }
         let hints =
             vec![next("peak", input, "--of used"), next("frag", input, ""), next("ledger", input, "--host")];
-        Ok(Answer {
-            body: printer,
-            json: json!({ "devices": json }),
-            footer,
-            next: hints,
-            ..Answer::default()
-        })
+        Ok(Answer { next: hints, ..Answer::new(printer, json!({ "devices": json }), footer) })
     }
 }
 

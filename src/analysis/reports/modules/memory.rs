@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::read::record::Record;
 use crate::read::symbols::{Symbol, SymbolTable};
 use crate::state::block::is_unknown_form;
+use crate::state::group::module_levels;
 
 /// The memory of one module, in bytes.
 #[derive(Clone, Debug, Default)]
@@ -160,8 +161,7 @@ impl Memories {
             row.dtype
         };
         let module = symbols.get(row.module);
-        let ends = module.match_indices('.').map(|(end, _)| end).chain([module.len()]);
-        for path in ends.map(|end| &module[..end]) {
+        for path in module_levels(&module) {
             if !self.by_path.contains_key(path) {
                 self.by_path.insert(path.to_owned(), Memory::default());
             }

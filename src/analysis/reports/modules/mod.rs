@@ -30,11 +30,12 @@ use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::input::Input;
-use crate::read::record::Columns;
+use crate::read::record::{Columns, Record};
 use crate::render::heading::process_heading;
 use crate::render::numbers::counted;
+use crate::state::categories::KnownCategories;
 use crate::state::group;
-use crate::state::replay::Metric;
+use crate::state::replay::{Metric, Replay};
 use crate::state::replay_trace::replay_trace;
 use memtrace_trace::config::Ops;
 use tracker::{Depth, Tracker};
@@ -101,7 +102,7 @@ impl Report for Modules {
         };
         let calls = options.count("calls")?.unwrap_or(100);
         let answer = for_each_process(input, options, |index, trace, printer, footer| {
-            let mut tracker = Tracker::new(depth, calls, options);
+            let new_tracker = |inferred: KnownCategories| Tracker::new(depth, calls, inferred, options);
             let columns = Columns::of(&[
                 "name",
                 "tid",
@@ -113,15 +114,19 @@ impl Report for Modules {
                 "ts_ns",
                 "rounded_bytes",
             ]);
-            let replayed = replay_trace(
-                trace,
-                columns,
-                options,
-                Metric::Allocated,
-                flow_categories(trace, options)?,
-                |row, replay| tracker.feed(row, replay),
-            )?;
-            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            let flow = flow_categories(trace, options)?;
+            let mut tracker = new_tracker(flow.clone());
+            let read = |tracker: &mut Tracker| {
+                let feed = |row: &Record, replay: &Replay| tracker.feed(row, replay);
+                replay_trace(trace, columns, options, Metric::Allocated, flow.clone(), feed)
+            };
+            let replayed = read(&mut tracker)?;
+            footer.add(trace, &replayed, options);
+            if let Some(inferred) = replayed.inferred_at_peaks() {
+                tracker = new_tracker(inferred);
+                read(&mut tracker)?;
+            }
+            footer.note_inference(&replayed);
             let all_ops = [Ops::All.name(), Ops::Io.name()].contains(&trace.meta.ops.as_str());
             if options.is_set("op-boundary") && !all_ops && !footer.notes.iter().any(|note| note == OUTER_OPS)
             {

@@ -13,6 +13,8 @@ use super::snapshots::{DeviceTypes, Snapshot, Snapshots};
 use crate::options::Options;
 use crate::read::record::Record;
 use crate::read::symbols::Symbol;
+use crate::state::categories::KnownCategories;
+use crate::state::group::module_levels;
 use crate::state::replay::{CPU, Replay, has_current_step, is_gpu};
 
 /// The states of `MemTracker`.
@@ -144,6 +146,8 @@ pub(super) struct Tracker {
     op_boundary: bool,
     rounded: bool,
     device: Option<i32>,
+    /// The inferred categories of blocks.
+    inferred: KnownCategories,
     now: DeviceTypes,
     /// The open ranges of each thread; the call is `None` for a range that is not a module, or is too deep.
     ranges: FxHashMap<i32, Vec<(Symbol, Option<OpenCall>)>>,
@@ -158,7 +162,7 @@ pub(super) struct Tracker {
 }
 
 impl Tracker {
-    pub(super) fn new(depth: Depth, keep: usize, options: &Options) -> Tracker {
+    pub(super) fn new(depth: Depth, keep: usize, inferred: KnownCategories, options: &Options) -> Tracker {
         Tracker {
             depth,
             deeper: FxHashSet::default(),
@@ -166,6 +170,7 @@ impl Tracker {
             op_boundary: options.is_set("op-boundary"),
             rounded: options.is_set(ROUNDED.name),
             device: options.device,
+            inferred,
             now: DeviceTypes::new(),
             ranges: FxHashMap::default(),
             backward: Vec::new(),
@@ -221,7 +226,8 @@ impl Tracker {
         let block = row.event.is_block() || matches!(row.event, EventName::HostAlloc | EventName::HostFree);
         if block && self.device.is_none_or(|only| only == row.device) {
             let types = self.now.entry(row.device).or_default();
-            let kind = type_of(row.category, row.phase, &replay.phases);
+            let category = self.inferred.category_of(row.alloc_id).unwrap_or(row.category);
+            let kind = type_of(category, row.phase, &replay.phases);
             let bytes = &mut types[kind];
             let change = if self.rounded { rounded(row) } else { row.delta_bytes };
             *bytes = bytes.wrapping_add(change);
@@ -409,8 +415,7 @@ impl Tracker {
         while let Some(call) = self.backward.pop_if(|call| !is_on(&call.path)) {
             self.leave(call, row.seq);
         }
-        let ends = module.match_indices('.').map(|(end, _)| end).chain([module.len()]);
-        for path in ends.take(self.depth.followed).map(|end| &module[..end]) {
+        for path in module_levels(&module).take(self.depth.followed) {
             // A container (`GPT.h`) is never called, so it has no states.
             let was_called = self.modules.contains_key(path);
             if was_called && !self.backward.iter().any(|call| call.path == path) {

@@ -6,6 +6,9 @@ use super::super::advise::predictions::FirstAdvice;
 use super::evidence::ToCome;
 use super::finding::{OomCase, UNSURE, code_of};
 use super::findings::running_forward;
+use super::limits::{
+    LEAST_OF_SHORT, LEAST_SAVING, LEAST_SAVING_IN_LARGER_STEP, LEAST_SAVING_IN_OPTIMIZER, part_of,
+};
 
 impl OomCase<'_> {
     /// Returns true if the memory of the rest of this forward cannot be estimated, because no step has ended
@@ -16,20 +19,18 @@ impl OomCase<'_> {
         let is_estimated = evidence.to_come.bytes > 0 && evidence.forwards.has_autograd;
         evidence.steps.finished.is_empty()
             && !is_estimated
-            && !["backward", "optimizer"].contains(&&*self.at.phase())
+            && !["backward", "optimizer"].contains(&&*self.oom_state.phase())
     }
 
-    /// Returns the bytes that a change must save so that the rest of the step certainly fits. In a step
-    /// larger than earlier ones this is half of the held memory, in the optimizer's step (which comes last) a
-    /// quarter, and in any other step two fifths. These shares were chosen with the programs of `tests/oom`.
+    /// Returns the bytes that a change must save so that the rest of the step certainly fits.
     fn least_saving(&self) -> i64 {
         let evidence = &self.evidence;
         if evidence.is_larger_than_before() {
-            (evidence.torch.allocated + evidence.request.bytes) / 2
-        } else if self.at.phase() == "optimizer" {
-            evidence.torch.allocated / 4
+            part_of(evidence.torch.allocated + evidence.request.bytes, LEAST_SAVING_IN_LARGER_STEP)
+        } else if self.oom_state.phase() == "optimizer" {
+            part_of(evidence.torch.allocated, LEAST_SAVING_IN_OPTIMIZER)
         } else {
-            evidence.torch.allocated / 5 * 2
+            part_of(evidence.torch.allocated, LEAST_SAVING)
         }
     }
 
@@ -42,7 +43,7 @@ impl OomCase<'_> {
     /// bytes with the memory that was not yet allocated.
     fn is_too_little_with(&self, saved: i64, in_all: i64) -> bool {
         let short = self.evidence.short_of_whole_step();
-        self.is_rest_unknown() || in_all < short / 4 * 5 || saved < self.least_saving()
+        self.is_rest_unknown() || in_all < part_of(short, LEAST_OF_SHORT) || saved < self.least_saving()
     }
 
     /// Returns the change as it applies to this case, or `None` if it saves nothing here: a checkpoint of a
@@ -52,7 +53,7 @@ impl OomCase<'_> {
         if !advice.option.starts_with("--checkpoint") {
             return Some(advice);
         }
-        let is_without_graph = self.at.phase() == "forward" && !self.evidence.forwards.has_autograd;
+        let is_without_graph = self.oom_state.phase() == "forward" && !self.evidence.forwards.has_autograd;
         advice.saved -= running_forward::gathered(&self.evidence).map_or(0, |holder| holder.bytes);
         (!is_without_graph && advice.saved > 0).then_some(advice)
     }
@@ -65,7 +66,7 @@ impl OomCase<'_> {
         let is_of_batch = !advice.option.starts_with("--batch") || evidence.larger_step().is_none();
         // What such a step allocates outside of the model does not follow the model's types.
         let is_of_types = ["--dtype", "--autocast"].iter().any(|one| advice.option.starts_with(one));
-        let is_outside = is_of_types && self.at.is_in_script() && evidence.larger_step().is_some();
+        let is_outside = is_of_types && self.oom_state.is_in_script() && evidence.larger_step().is_some();
         let enough = match evidence.device.needed.filter(|needed| *needed > evidence.device.capacity) {
             Some(_) if saved < evidence.short() => ", not enough alone",
             None if !is_of_batch => {

@@ -57,7 +57,7 @@ impl<'a> OomCase<'a> {
         let mut outer = stacks.frames(at.row.stack_id).filter(|frame| frame.kind == FrameKind::Op);
         let is_in_foreach = at.op().contains(FOREACH) || outer.any(|frame| frame.text.contains(FOREACH));
         OomCase {
-            at,
+            oom_state: at,
             live,
             blame: evidence.judge(),
             evidence,
@@ -85,7 +85,7 @@ impl<'a> OomCase<'a> {
     /// simulated one, and no fact shows that the rest of the step would not fit there. Otherwise returns
     /// `None`.
     fn lacking_inside_range(&self) -> Option<(i64, ContextRange)> {
-        let (context, evidence) = (ContextRange::from_trace(self.at.trace)?, &self.evidence);
+        let (context, evidence) = (ContextRange::from_trace(self.oom_state.trace)?, &self.evidence);
         let lacking = evidence.request.segment - evidence.device.room;
         let range = context.here - context.least;
         let is_inside = lacking > 0 && lacking <= range && evidence.short_of_whole_step() <= range;
@@ -114,13 +114,18 @@ impl<'a> OomCase<'a> {
         all
     }
 
-    /// Prints the verdict, the remedies (`advised` has the changes of `memtrace advise`), and the figures.
-    pub(super) fn print(&self, printer: &mut Printer, advised: &[FirstAdvice], options: &Options) {
-        let (row, symbols) = (&self.at.row, self.at.symbols());
+    /// Prints the verdict on `process`, the remedies (`advised` has the changes of `memtrace advise`), and the figures.
+    pub(super) fn print(
+        &self,
+        printer: &mut Printer,
+        process: &str,
+        advised: &[FirstAdvice],
+        options: &Options,
+    ) {
+        let (row, symbols) = (&self.oom_state.row, self.oom_state.symbols());
         let first = format!(
-            " at {}, rank {}, device {}: {} in {}, {}, step {}",
+            " at {}, {process}, device {}: {} in {}, {}, step {}",
             duration(row.ts_ns),
-            self.at.trace.meta.rank,
             row.device,
             symbols.or_dash(row.op),
             symbols.or_dash(row.module),
@@ -131,8 +136,8 @@ impl<'a> OomCase<'a> {
         for line in self.lines.iter().take(LINES) {
             printer.plain(format!("  {line}"));
         }
-        if self.at.seen.ooms > 1 {
-            printer.plain(format!("the last of {}", counted(self.at.seen.ooms, "OOM")));
+        if self.oom_state.seen.ooms > 1 {
+            printer.plain(format!("the last of {}", counted(self.oom_state.seen.ooms, "OOM")));
         }
         printer.gap();
         self.print_verdict(printer, advised, options.units);
@@ -173,7 +178,7 @@ impl<'a> OomCase<'a> {
             table.row([Cell::new(units.show(bytes).to_string(), Style::Strong), what.into()]);
         };
         let Evidence { request, device, torch, .. } = &self.evidence;
-        let (row, symbols) = (&self.at.row, self.at.symbols());
+        let (row, symbols) = (&self.oom_state.row, self.oom_state.symbols());
         let form = Form { dtype: &symbols.get(row.dtype), shape: &symbols.get(row.shape) };
         let for_form = match form.shape {
             UNKNOWN => String::new(),
@@ -219,8 +224,8 @@ impl<'a> OomCase<'a> {
 
     pub(super) fn json(&self) -> Value {
         let Evidence { request, device, torch, to_come, .. } = &self.evidence;
-        let (row, trace) = (&self.at.row, self.at.trace);
-        let text = |symbol| self.at.symbols().get(symbol).to_string();
+        let (row, trace) = (&self.oom_state.row, self.oom_state.trace);
+        let text = |symbol| self.oom_state.symbols().get(symbol).to_string();
         let needs_at_least = self.evidence.needs_at_least();
         let kept = self.blame.kept.as_ref();
         let mut value = json!({
@@ -229,7 +234,7 @@ impl<'a> OomCase<'a> {
             "device": row.device,
             "seq": row.seq,
             "ts_ns": row.ts_ns,
-            "ooms": self.at.seen.ooms,
+            "ooms": self.oom_state.seen.ooms,
             "verdict": self.verdict(),
             "injected": request.is_injected,
             "because": self.because(Unit::B),
@@ -241,9 +246,9 @@ impl<'a> OomCase<'a> {
             "requested_bytes": row.requested_bytes,
             "rounded_bytes": row.rounded_bytes,
             "segment_bytes": request.segment,
-            "op": self.at.op(),
-            "module": self.at.module(),
-            "phase": self.at.phase(),
+            "op": self.oom_state.op(),
+            "module": self.oom_state.module(),
+            "phase": self.oom_state.phase(),
             "step": row.step,
             "lines": self.lines,
             "allocated_bytes": torch.allocated,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use memtrace_trace::Category;
 
-use super::evidence::MATERIAL;
+use super::limits::MATERIAL;
 use super::module_calls::ModuleCalls;
 use crate::read::symbols::SymbolTable;
 use crate::state::block::Owner;

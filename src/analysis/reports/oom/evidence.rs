@@ -10,17 +10,9 @@ use memtrace_trace::Category;
 use super::eval_mode::EvaluationGraph;
 use super::grown_model::GrownModel;
 use super::layers_left::LayersLeft;
+use super::limits::{FEWEST_STEPS, LARGER_STEP, MATERIAL, USUAL_CONTEXT};
 use crate::state::block::Block;
 use crate::state::retained::Holder;
-
-/// Memory below this share of the card is too small to be the cause of an OOM.
-pub(super) const MATERIAL: f64 = 0.1;
-/// The minimum number of finished steps that show growth. The first step does not count, because it allocates
-/// optimizer state.
-pub(super) const FEWEST_STEPS: usize = 3;
-/// The usual upper bound, in bytes, of a CUDA context with the code and workspaces of libraries: they take
-/// 300 to 600 MiB on one GPU.
-const USUAL_CONTEXT: i64 = 600 << 20;
 
 /// The evidence about an OOM.
 #[derive(Clone, Debug, Default)]
@@ -369,7 +361,9 @@ impl Evidence {
 
     /// Returns true if this step took much more than each earlier step.
     pub(super) fn is_larger_than_before(&self) -> bool {
-        self.steps.usual_height().is_some_and(|usual| self.taken_by_step() as f64 > 1.25 * usual as f64)
+        self.steps
+            .usual_height()
+            .is_some_and(|usual| self.taken_by_step() as f64 > LARGER_STEP * usual as f64)
     }
 }
 

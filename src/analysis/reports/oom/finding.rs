@@ -87,7 +87,7 @@ pub(super) const KEPT: &str = "memory is kept";
 
 /// One request that ran out of memory.
 pub(super) struct OomCase<'a> {
-    pub(super) at: &'a TraceToOom<'a>,
+    pub(super) oom_state: &'a TraceToOom<'a>,
     /// The owner and the bytes of each live block of this device.
     pub(super) live: Vec<(Owner, i64)>,
     pub(super) evidence: Evidence,

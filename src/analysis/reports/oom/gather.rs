@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 
 use memtrace_trace::memory::Totals;
 use memtrace_trace::rounding::{SMALL_SIZE, segment_size};
-use memtrace_trace::units::GIB;
 use memtrace_trace::{Api, Category};
 use rustc_hash::FxHashSet;
 
 use super::earlier_graph::continued_steps;
 use super::eval_mode::{EvaluationGraph, is_by_mode};
 use super::evidence::{
-    Copies, DeviceUse, Evaluation, Evidence, FEWEST_STEPS, FailedRequest, ForwardHistory, LiveMemory,
-    StateToCome, StepHistory, ToCome, TorchMemory,
+    Copies, DeviceUse, Evaluation, Evidence, FailedRequest, ForwardHistory, LiveMemory, StateToCome,
+    StepHistory, ToCome, TorchMemory,
 };
 use super::grown_model::GrownModel;
 use super::layers_left::LayersLeft;
+use super::limits::{FEWEST_CYCLES, FEWEST_STEPS, MOST_OF_CONTEXT};
 use super::optimizer_step::OptimizerStep;
 use super::retained_holders::with_inputs_of_checkpoints;
 use super::trace_to_oom::TraceToOom;
@@ -24,12 +24,6 @@ use crate::state::block::{Block, Owner};
 use crate::state::layout::Segment;
 use crate::state::model_facts::{is_module, root_of};
 use crate::state::retained::with_whole_variables;
-
-/// An upper bound, in bytes, of the memory that a CUDA context and the code and workspaces of libraries take
-/// without a traced call. Unaccounted memory beyond it belongs to another process.
-const CONTEXT: i64 = GIB;
-/// The minimum number of forwards with a backward that predict the next one.
-const FEWEST_CYCLES: u64 = 2;
 
 impl Evidence {
     /// Gathers the evidence. `live` has the live blocks of the request's device.
@@ -79,16 +73,16 @@ impl DeviceUse {
         let left = (capacity - totals.reserved - totals.outside).max(0);
         // The sample is older than the request. Its free bytes are out of date, but its bytes of other
         // processes are still used.
-        let foreign = at.seen.foreign.iter().find(|(device, ..)| *device == at.row.device);
+        let sampled = at.seen.untraced.iter().find(|untraced| untraced.device == at.row.device);
         // If the program allocates while the sample is taken, the sample is too small. A simulated context
         // has a known size, so use that as the minimum.
         let context_bytes = at.trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);
-        let untraced = foreign.map_or(0, |(_, bytes, ..)| *bytes).max(context_bytes).min(left);
+        let untraced = sampled.map_or(0, |untraced| untraced.bytes).max(context_bytes).min(left);
         // If the driver reports nothing about other processes, memory beyond the largest possible context
         // belongs to them.
-        let most_of_context = if context_bytes > 0 { context_bytes } else { CONTEXT };
-        let host = foreign.and_then(|(.., host)| *host).map(|host| host.min(untraced));
-        let seen = foreign.and_then(|(_, _, others, _)| *others);
+        let most_of_context = if context_bytes > 0 { context_bytes } else { MOST_OF_CONTEXT };
+        let host = sampled.and_then(|untraced| untraced.host).map(|host| host.min(untraced));
+        let seen = sampled.and_then(|untraced| untraced.others);
         let others =
             seen.unwrap_or_else(|| (untraced - host.unwrap_or(0) - most_of_context).max(0)).min(untraced);
         DeviceUse {
@@ -99,7 +93,7 @@ impl DeviceUse {
             host,
             unknown: (untraced - others - host.unwrap_or(0)).max(context_bytes.min(left)),
             room: left - untraced,
-            is_sampled: foreign.is_some(),
+            is_sampled: sampled.is_some(),
             needed: at.trace.needed_bytes(),
         }
     }
@@ -155,9 +149,9 @@ impl LiveMemory {
 
 impl StepHistory {
     fn gather(at: &TraceToOom<'_>, live: &[Block]) -> StepHistory {
-        let steps = at.seen.steps.iter().find(|(device, ..)| *device == at.row.device);
+        let steps = at.seen.steps.iter().find(|steps| steps.device == at.row.device);
         let (began, finished) =
-            steps.map_or((0, Vec::new()), |(_, _, totals, finished)| (totals.began, finished.clone()));
+            steps.map_or((0, Vec::new()), |steps| (steps.totals.began, steps.finished.clone()));
         let owners: Vec<(Owner, i64)> = live.iter().map(|block| (block.owner, block.bytes)).collect();
         StepHistory {
             began,

@@ -1,6 +1,7 @@
 //! The growth of a model's parameters from step to step.
 
-use super::evidence::{Copies, FEWEST_STEPS, StepTotals};
+use super::evidence::{Copies, StepTotals};
+use super::limits::FEWEST_STEPS;
 
 /// The number of parameter bytes must have grown by this factor.
 const GROWN: f64 = 1.1;

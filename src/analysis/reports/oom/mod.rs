@@ -18,6 +18,7 @@ mod gather;
 mod grown_model;
 mod kept_reasons;
 mod layers_left;
+mod limits;
 mod module_calls;
 mod optimizer_step;
 mod retained_holders;
@@ -37,7 +38,7 @@ use super::advise::predictions::{Advised, FirstAdvice};
 use super::device_users::{self, OthersAt};
 use super::group_table::print_groups;
 use super::growth::growth_lines;
-use super::killed::Killed;
+use super::killed::{Killed, RunVictims};
 use super::leaks::holders::print_retained;
 use super::report::{Answer, Report, next};
 use crate::error::Result;
@@ -48,6 +49,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::upper_first;
 use crate::render::printer::{Cell, Printer, Style};
+use crate::render::process_names::rank_or_name;
 use crate::state::group::{Key, sorted};
 use crate::state::replay::Block;
 use crate::state::replay_trace::Replayed;
@@ -86,19 +88,27 @@ impl Report for Oom {
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let mut printer = options.printer();
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         let mut cases = Vec::new();
-        let wholes: Vec<WholeTrace> =
-            input.traces.iter().map(|trace| WholeTrace::read(trace, options)).collect::<Result<_>>()?;
+        let mut wholes = Vec::new();
+        for trace in &input.traces {
+            let (whole, replayed) = WholeTrace::read(trace, options)?;
+            footer.add_reading(trace, &replayed);
+            wholes.push(whole);
+        }
+        let mut users = None;
         for (trace, whole) in input.traces.iter().zip(&wholes) {
             let Some(at) = TraceToOom::read(trace, whole, options)? else { continue };
             let (row, replayed) = (&at.row, &at.replayed);
             let mut case = OomCase::new(&at);
             let others = case.evidence.device.others;
             if others > 0 {
-                let users = device_users::read_users(input, options)?;
+                let users = match &mut users {
+                    Some(users) => users,
+                    unread => unread.insert(device_users::read_users(input, options)?),
+                };
                 let here = OthersAt { device: row.device, ts_ns: row.ts_ns, bytes: others };
-                case.neighbours = device_users::neighbours(&users, trace, &here, options);
+                case.neighbours = device_users::neighbours(users, trace, &here, options);
             }
             let search = at.search();
             if cases.is_empty() {
@@ -106,7 +116,7 @@ impl Report for Oom {
             }
             printer.gap();
             let (advised, why_not) = helps(&case, options);
-            case.print(&mut printer, &advised, options);
+            case.print(&mut printer, &rank_or_name(trace, input), &advised, options);
             let grown = growth_lines(&at.levels, options.units);
             for line in &grown {
                 printer.plain(line);
@@ -124,7 +134,6 @@ impl Report for Oom {
             holders(&mut printer, replayed, row.device, options);
             print_retained(&mut printer, search, options);
             footer.note_inference(replayed);
-            footer.add_reading(trace, replayed);
             footer.note_detail(trace, &whole.detail);
             footer.add_share(replayed, row.device);
             let advised: Vec<String> =
@@ -140,8 +149,9 @@ impl Report for Oom {
         // When the host's memory runs out, no request fails, but the kernel kills a process. So the report
         // lists killed processes, too.
         let mut killed = Vec::new();
+        let victims = RunVictims::new(&input.traces, options);
         for (trace, whole) in input.traces.iter().zip(&wholes) {
-            let Some(verdict) = Killed::find(trace, &whole.host, &input.traces, options)? else { continue };
+            let Some(verdict) = Killed::find(trace, &whole.host, &victims, options)? else { continue };
             if cases.is_empty() && killed.is_empty() {
                 heading(&mut printer, input, &trace.meta);
             }
@@ -150,7 +160,7 @@ impl Report for Oom {
             if cases.is_empty() || verdict.is_of_process() {
                 printer.gap();
                 if input.traces.len() > 1 {
-                    printer.plain(format!("rank {}:", trace.meta.rank));
+                    printer.plain(format!("{}:", rank_or_name(trace, input)));
                 }
                 verdict.print(&mut printer, options);
             }
@@ -190,7 +200,7 @@ impl Report for Oom {
             hints
         };
         let json = json!({ "ooms": cases, "killed": killed, "refused": refused });
-        Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
+        Ok(Answer { next: hints, ..Answer::new(printer, json, footer) })
     }
 }
 
@@ -216,7 +226,7 @@ impl KeptMemory {
         options: &Options,
     ) -> Result<Option<KeptMemory>> {
         if ended_in_oom {
-            let whole = WholeTrace::read(trace, options)?;
+            let (whole, _) = WholeTrace::read(trace, options)?;
             let Some(at) = TraceToOom::read(trace, &whole, options)? else { return Ok(None) };
             let case = OomCase::new(&at);
             return Ok(case.is_kept().then(|| KeptMemory {
@@ -274,7 +284,7 @@ impl KeptMemory {
 /// # Errors
 /// When the trace cannot be read.
 pub fn oom_for_page(trace: &TraceFile, options: &Options) -> Result<Value> {
-    let whole = WholeTrace::read(trace, options)?;
+    let (whole, _) = WholeTrace::read(trace, options)?;
     let Some(at) = TraceToOom::read(trace, &whole, options)? else { return Ok(Value::Null) };
     let case = OomCase::new(&at);
     let advised = helps(&case, options).0;
@@ -293,7 +303,7 @@ fn helps(case: &OomCase<'_>, options: &Options) -> (Vec<FirstAdvice>, Option<Str
     if !case.is_need() {
         return (Vec::new(), None);
     }
-    let TraceToOom { trace, whole, .. } = case.at;
+    let TraceToOom { trace, whole, .. } = case.oom_state;
     match Advised::of_changes(trace, options, whole.changes.clone(), whole.has_tags, false) {
         Ok(advised) => {
             let first = advised.first(MOST_ADVISED);

@@ -12,11 +12,19 @@ use crate::state::replay::Replay;
 /// connections keeps a few results, too.
 const FEWEST_HOLDING: usize = 8;
 
-/// For each called module: the number of its calls, the step of the last one, and the `seq` of the first and the last
-/// one in this step.
+/// The calls of one module.
+struct CallsOfModule {
+    count: u64,
+    /// The step of the last call, and the `seq` of the first and the last call in this step.
+    step: i64,
+    first: i64,
+    last: i64,
+}
+
+/// The calls of each called module.
 #[derive(Default)]
 pub(super) struct ModuleCalls {
-    of: FxHashMap<Symbol, (u64, i64, i64, i64)>,
+    by_module: FxHashMap<Symbol, CallsOfModule>,
     module_api: Option<Symbol>,
     /// The `seq` of the last call of a root.
     pub(super) last_root: i64,
@@ -30,12 +38,13 @@ impl ModuleCalls {
         }
         let module_api = *self.module_api.get_or_insert_with(|| replay.symbols.intern(Api::Module.as_str()));
         if row.api == module_api {
-            let (calls, step, first, last) = self.of.entry(row.name).or_insert((0, i64::MIN, 0, 0));
-            if *step != replay.step {
-                (*step, *first) = (replay.step, row.seq);
+            let none = CallsOfModule { count: 0, step: i64::MIN, first: 0, last: 0 };
+            let calls = self.by_module.entry(row.name).or_insert(none);
+            if calls.step != replay.step {
+                (calls.step, calls.first) = (replay.step, row.seq);
             }
-            *last = row.seq;
-            *calls += 1;
+            calls.last = row.seq;
+            calls.count += 1;
             if !replay.symbols.get(row.name).contains('.') {
                 self.last_root = row.seq;
             }
@@ -55,31 +64,32 @@ impl ModuleCalls {
         holding: &FxHashSet<Symbol>,
         counts: impl Fn(Symbol) -> bool,
     ) -> bool {
-        let called = self.of.iter().filter(|(name, (_, last, ..))| *last == step && counts(**name)).count();
-        let hold =
-            holding.iter().filter(|module| self.of.get(module).is_some_and(|(_, last, ..)| *last == step));
-        let hold = hold.count();
+        let called = self.by_module.iter();
+        let called = called.filter(|(name, calls)| calls.step == step && counts(**name)).count();
+        let is_called = |module: &&Symbol| self.by_module.get(module).is_some_and(|calls| calls.step == step);
+        let hold = holding.iter().filter(is_called).count();
         hold >= FEWEST_HOLDING && 3 * hold >= called
     }
 
     /// Returns the number of calls of a module.
     pub(super) fn of_module(&self, path: &str, symbols: &SymbolTable) -> u64 {
-        self.of.iter().find(|(name, _)| *symbols.get(**name) == *path).map_or(0, |(_, (calls, ..))| *calls)
+        let mut all = self.by_module.iter();
+        all.find(|(name, _)| *symbols.get(**name) == *path).map_or(0, |(_, calls)| calls.count)
     }
 
     /// Returns the `seq` of the first and the last call of the module at `path`, or of a module inside it, in a step.
     pub(super) fn calls_of(&self, path: &str, step: i64, symbols: &SymbolTable) -> Option<(i64, i64)> {
         let is_of_path = |name: Symbol| is_inside(&symbols.get(name), path);
-        let called = self.of.iter().filter(|(name, (_, last, ..))| *last == step && is_of_path(**name));
+        let called = self.by_module.iter().filter(|(name, calls)| calls.step == step && is_of_path(**name));
         called
-            .map(|(_, (.., first, last))| (*first, *last))
+            .map(|(_, calls)| (calls.first, calls.last))
             .reduce(|one, other| (one.0.min(other.0), one.1.max(other.1)))
     }
 
     /// Returns the step of the last call of a module of a root; `None` if none was called.
     pub(super) fn last_step(&self, root: &str, symbols: &SymbolTable) -> Option<i64> {
-        let of_root = self.of.iter().filter(|(name, _)| root_of(&symbols.get(**name)) == root);
-        of_root.map(|(_, (_, step, ..))| *step).max()
+        let of_root = self.by_module.iter().filter(|(name, _)| root_of(&symbols.get(**name)) == root);
+        of_root.map(|(_, calls)| calls.step).max()
     }
 }
 
@@ -91,8 +101,9 @@ mod tests {
     fn oom_sees_a_graph_in_the_results_that_most_modules_keep() {
         let symbols = SymbolTable::default();
         let modules: Vec<Symbol> = (0..24).map(|index| symbols.intern(&format!("Net.{index}"))).collect();
-        let of = modules.iter().map(|module| (*module, (2, 3, 0, 0))).collect();
-        let calls = ModuleCalls { of, ..ModuleCalls::default() };
+        let twice = CallsOfModule { count: 2, step: 3, first: 0, last: 0 };
+        let by_module = modules.iter().map(|module| (*module, CallsOfModule { ..twice })).collect();
+        let calls = ModuleCalls { by_module, ..ModuleCalls::default() };
         let first = |count: usize| modules[..count].iter().copied().collect();
         assert!(calls.keep_graph(3, &first(16)));
         // Without a graph, skip connections keep the results of a few modules. Modules of earlier steps do

@@ -20,6 +20,24 @@ use crate::state::device::Device;
 use crate::state::model_facts::{ModelFacts, is_module, root_of};
 use crate::state::replay::Replay;
 
+/// The bytes of a device in use at its last sample for which no row accounts.
+pub(super) struct Untraced {
+    pub(super) device: i32,
+    pub(super) bytes: i64,
+    /// The bytes of other processes, and of this process's memory on the host, if they are known.
+    pub(super) others: Option<i64>,
+    pub(super) host: Option<i64>,
+}
+
+/// The steps of a device.
+pub(super) struct DeviceSteps {
+    pub(super) device: i32,
+    /// The current step, and its totals so far.
+    step: i64,
+    pub(super) totals: StepTotals,
+    pub(super) finished: Vec<StepTotals>,
+}
+
 /// Facts from the rows before the OOM.
 #[derive(Default)]
 pub(super) struct RowsBefore {
@@ -33,11 +51,8 @@ pub(super) struct RowsBefore {
     /// The number of failed calls since the last successful one, which are the failed calls of this request.
     pub(super) failed: u64,
     pub(super) failed_of_oom: u64,
-    /// For each device, the bytes in use at the last sample for which no row accounts. The two optional
-    /// values are the bytes of other processes and of this process's memory on the host, if they are known.
-    pub(super) foreign: Vec<(i32, i64, Option<i64>, Option<i64>)>,
-    /// For each device: the current step, its totals so far, and the finished steps.
-    pub(super) steps: Vec<(i32, i64, StepTotals, Vec<StepTotals>)>,
+    pub(super) untraced: Vec<Untraced>,
+    pub(super) steps: Vec<DeviceSteps>,
     /// For each device: the memory of each op and module in the latest steps.
     pub(super) groups: Vec<(i32, StepGroups)>,
     pub(super) forwards: Forwards,
@@ -54,15 +69,15 @@ impl RowsBefore {
     /// Returns true if the last sample of the device has the process's memory on the host, which is in the
     /// device's memory, too.
     pub(super) fn shares_host(&self, device: i32) -> bool {
-        self.foreign.iter().any(|(ordinal, .., host)| *ordinal == device && host.is_some())
+        self.untraced.iter().any(|untraced| untraced.device == device && untraced.host.is_some())
     }
 
     /// Takes over the host memory of a later sample if it is more: the host's memory grew before the request.
     pub(super) fn host_grew(&mut self, device: i32, later: i64) {
-        for (ordinal, foreign, _, host) in &mut self.foreign {
-            if let Some(host) = host.as_mut().filter(|_| *ordinal == device) {
+        for untraced in self.untraced.iter_mut().filter(|untraced| untraced.device == device) {
+            if let Some(host) = &mut untraced.host {
                 let more = later.saturating_sub(*host).max(0);
-                *foreign = foreign.saturating_add(more);
+                untraced.bytes = untraced.bytes.saturating_add(more);
                 *host = host.saturating_add(more);
             }
         }
@@ -75,10 +90,10 @@ impl RowsBefore {
         if row.device_free_bytes >= 0 && capacity > 0 {
             let cache = device.and_then(Device::page_cache).unwrap_or(0);
             let used = capacity - row.device_free_bytes - cache;
-            let foreign = (used - totals.reserved - totals.outside).max(0);
-            self.foreign.retain(|(device, ..)| *device != row.device);
+            let bytes = (used - totals.reserved - totals.outside).max(0);
+            self.untraced.retain(|untraced| untraced.device != row.device);
             let (others, host) = (device.and_then(Device::others), device.and_then(Device::host));
-            self.foreign.push((row.device, foreign, others, host));
+            self.untraced.push(Untraced { device: row.device, bytes, others, host });
         }
         self.forwards.feed(row, replay);
         self.cycles.feed(row, replay);
@@ -149,11 +164,12 @@ impl RowsBefore {
     }
 
     fn count_step(&mut self, device: i32, step: i64, allocated: i64, more_parameters: i64, in_update: bool) {
-        let at = self.steps.iter().position(|(ordinal, ..)| *ordinal == device).unwrap_or_else(|| {
-            self.steps.push((device, step, StepTotals::default(), Vec::new()));
+        let at = self.steps.iter().position(|steps| steps.device == device).unwrap_or_else(|| {
+            let totals = StepTotals::default();
+            self.steps.push(DeviceSteps { device, step, totals, finished: Vec::new() });
             self.steps.len() - 1
         });
-        let (_, current, totals, finished) = &mut self.steps[at];
+        let DeviceSteps { step: current, totals, finished, .. } = &mut self.steps[at];
         if step > *current {
             if *current >= 0 {
                 finished.push(*totals);

@@ -10,6 +10,7 @@ use crate::read::symbols::SymbolTable;
 use crate::state::detail::DetailedSteps;
 use crate::state::host_memory::HostMemory;
 use crate::state::moment::{FoundOom, find_oom};
+use crate::state::replay_trace::Replayed;
 use crate::state::retained::RetainedSearches;
 use crate::whatif::{Change, Contents};
 
@@ -31,7 +32,8 @@ pub(super) struct WholeTrace {
 }
 
 impl WholeTrace {
-    pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<WholeTrace> {
+    /// Reads `trace`. Also returns its replay, for the footer of a report.
+    pub(super) fn read(trace: &TraceFile, options: &Options) -> Result<(WholeTrace, Replayed)> {
         let symbols = SymbolTable::default();
         let (mut searches, mut server) = (RetainedSearches::default(), ServerMarks::default());
         let (mut found, mut host) = (FoundAtOom::default(), HostMemory::new(&symbols));
@@ -44,15 +46,16 @@ impl WholeTrace {
             &symbols,
             &mut [&mut searches, &mut server, &mut found, &mut host, &mut contents],
         )?;
-        Ok(WholeTrace {
+        let whole = WholeTrace {
             oom,
             searches,
             server: server.part(),
             found,
             host,
-            detail: replayed.replay.detail,
+            detail: replayed.replay.detail.clone(),
             changes: contents.candidates(&symbols),
             has_tags: contents.tags,
-        })
+        };
+        Ok((whole, replayed))
     }
 }

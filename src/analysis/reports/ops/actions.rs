@@ -12,7 +12,8 @@ use crate::read::record::Columns;
 use crate::render::heading::heading;
 use crate::render::numbers::count;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
-use crate::state::replay::{Metric, is_gpu};
+use crate::render::process_names::rank_or_name;
+use crate::state::replay::{Metric, device_title};
 use crate::state::replay_trace::replay_trace;
 
 /// `memtrace ops --actions`.
@@ -47,7 +48,7 @@ impl Report for Actions {
             let (profile, flow) = profile_and_flow(trace, options)?;
             let replayed =
                 replay_trace(trace, Columns::of(&[]), options, Metric::Allocated, flow, |_, _| {})?;
-            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            footer.add(trace, &replayed, options);
             for note in profile.notes() {
                 if !footer.notes.contains(&note) {
                     footer.notes.push(note);
@@ -63,11 +64,11 @@ impl Report for Actions {
                 }
                 printer.gap();
                 let rank = if input.traces.len() > 1 {
-                    format!("rank {}, ", trace.meta.rank)
+                    format!("{}, ", rank_or_name(trace, input))
                 } else {
                     String::new()
                 };
-                printer.plain(format!("{rank}{}", device_name(device)));
+                printer.plain(format!("{rank}{}", device_title(device)));
                 let sums = Sums::from_profile(&profile, device);
                 sums.print(printer, options);
                 let mut value = sums.json(device);
@@ -86,10 +87,6 @@ impl Report for Actions {
         let hints = vec![next("peak", input, "--by category"), next("ops", input, "")];
         Ok(Answer { next: hints, ..answer })
     }
-}
-
-fn device_name(device: i32) -> String {
-    if !is_gpu(device) { "CPU tensors".to_owned() } else { format!("device {device}") }
 }
 
 /// The number of actions, and the sum of the bytes of their blocks.

@@ -100,7 +100,7 @@ impl Report for OpsReport {
                     }
                 },
             )?;
-            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            footer.add(trace, &replayed, options);
             ops.allocations.end();
             if ops.calls.count == 0
                 && !ops.sums.is_empty()

@@ -16,6 +16,7 @@ use crate::render::footer::Footer;
 use crate::render::formats::Form;
 use crate::render::heading::heading;
 use crate::render::printer::Printer;
+use crate::render::process_names::rank_or_name;
 use crate::render::rst;
 use crate::state::categories::Phases;
 use crate::state::moment::{self, replay_to_moment};
@@ -53,7 +54,7 @@ impl Report for PeakMemTracker {
         let input = &inputs[0];
         let at = options.text(moment::FLAG.name);
         let mut printer = options.printer();
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         let mut devices = Vec::new();
         for (index, trace) in input.traces.iter().enumerate() {
             if index == 0 {
@@ -84,25 +85,26 @@ impl Report for PeakMemTracker {
                     |_, _| {},
                 )?
                 else {
+                    footer.read(trace, options)?;
                     continue;
                 };
                 current(trace, &replayed, options, &mut footer)
             };
-            devices.extend(found.into_iter().map(|(ordinal, types)| (trace.meta.rank, ordinal, types)));
+            devices.extend(found.into_iter().map(|(ordinal, types)| (trace, ordinal, types)));
         }
         let many = input.traces.len() > 1;
         let named: Vec<(String, Types)> = devices
             .iter()
-            .map(|(rank, ordinal, types)| {
+            .map(|(trace, ordinal, types)| {
                 let device = device_name(*ordinal);
-                (if many { format!("rank {rank} {device}") } else { device }, *types)
+                (if many { format!("{} {device}", rank_or_name(trace, input)) } else { device }, *types)
             })
             .collect();
         print(&mut printer, &named, options.units, options.is_set("table"));
         let devices: Vec<Value> = devices
             .iter()
-            .map(|(rank, ordinal, types)| {
-                let mut value = json!({ "rank": rank, "device": ordinal });
+            .map(|(trace, ordinal, types)| {
+                let mut value = json!({ "rank": trace.meta.rank, "device": ordinal });
                 for (name, bytes) in names([types]).zip(types) {
                     value[name] = (*bytes).into();
                 }
@@ -111,13 +113,7 @@ impl Report for PeakMemTracker {
             })
             .collect();
         let json = json!({ "at": if at.is_empty() { "peak" } else { at }, "devices": devices });
-        Ok(Answer {
-            body: printer,
-            json,
-            footer,
-            next: vec![next("modules", input, "")],
-            ..Answer::default()
-        })
+        Ok(Answer { next: vec![next("modules", input, "")], ..Answer::new(printer, json, footer) })
     }
 }
 

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::super::group_table::print_groups;
 use super::super::report::{Answer, Report, next};
-use super::{groups_json, note_missing};
+use super::{groups_json, note_missing, place_and_memory};
 use crate::error::Result;
 use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
@@ -14,9 +14,10 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::duration;
 use crate::render::printer::{Cell, Style};
+use crate::render::process_names::chosen_of;
 use crate::state::group::{self, Key, KeyKind, sorted};
 use crate::state::moment::{self, NamedMoment, replay_to_moment};
-use crate::state::replay::{CPU, Device, HOST};
+use crate::state::replay::{Device, Metric};
 use crate::state::replay_trace::Replayed;
 
 /// `memtrace peak --at`.
@@ -48,12 +49,13 @@ impl Report for PeakAt {
         let at: NamedMoment = text.parse()?;
         let by = Key::from_options(options)?;
         let mut printer = options.printer();
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         let mut best: Option<(&TraceFile, Replayed, Device)> = None;
         for trace in &input.traces {
             let known = flow_categories(trace, options)?;
             let Some(replayed) = replay_to_moment(trace, &at, by.columns(), options, known, |_, _| {})?
             else {
+                footer.read(trace, options)?;
                 continue;
             };
             footer.add_reading(trace, &replayed);
@@ -71,7 +73,7 @@ impl Report for PeakAt {
             }
             printer.plain("No memory tracked.");
             let json = json!({ "at": text, "groups": [] });
-            return Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() });
+            return Ok(Answer { next: hints, ..Answer::new(printer, json, footer) });
         };
         heading(&mut printer, input, &trace.meta);
         let as_of = options.is_set(super::AS_OF.name);
@@ -83,21 +85,14 @@ impl Report for PeakAt {
         let groups = sorted(by.groups(&blocks, &replayed.symbols));
         let total = device.totals.allocated;
         note_missing(&mut footer, &by, &groups, total, &replayed);
+        let (place, memory) = place_and_memory(&device, Metric::Allocated);
         printer.line([
-            match device.ordinal {
-                CPU => "cpu: CPU tensors ".into(),
-                HOST => "host: pinned memory ".into(),
-                ordinal => format!("device {ordinal}: allocated memory ").into(),
-            },
+            format!("{place}: {memory} ").into(),
             Cell::new(options.units.show(total).to_string(), Style::Strong),
             format!(" at {}", duration(replayed.replay.ts_ns)).into(),
         ]);
-        if input.traces.len() > 1 {
-            printer.plain(format!(
-                "rank {} has the most of {} then; --rank shows another",
-                trace.meta.rank,
-                input.traces.len()
-            ));
+        if let Some(chosen) = chosen_of(trace, input, "most of {} then") {
+            printer.plain(chosen);
         }
         printer.gap();
         let top = options.top.unwrap_or(20);
@@ -112,6 +107,6 @@ impl Report for PeakAt {
             "allocated_bytes": total,
             "groups": groups_json(&groups, &by, total),
         });
-        Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
+        Ok(Answer { next: hints, ..Answer::new(printer, json, footer) })
     }
 }

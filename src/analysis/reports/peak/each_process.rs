@@ -20,7 +20,7 @@ use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::block::Owner;
 use crate::state::categories::KnownCategories;
 use crate::state::device::Peak;
-use crate::state::group::{APART, DEPTH};
+use crate::state::group::{APART, DEPTH, module_levels};
 use crate::state::marks::{self, is_mark};
 use crate::state::module_layers::Layers;
 use crate::state::replay::{Metric, Replay};
@@ -81,7 +81,7 @@ fn answer(input: &Input, options: &Options) -> Result<Answer> {
     };
     let depth = options.count(DEPTH.name)?;
     let mut printer = options.printer();
-    let mut footer = Footer::new(input);
+    let mut footer = Footer::of([input]);
     let mut processes = Vec::new();
     let columns = if kind == "mark" { marks::COLUMNS.and(Columns::of(&["ts_ns"])) } else { Columns::of(&[]) };
     for (index, trace) in input.traces.iter().enumerate() {
@@ -94,7 +94,7 @@ fn answer(input: &Input, options: &Options) -> Result<Answer> {
                 _ => feed(&mut devices, kind, row, replay),
             })?;
         let ordinal = replayed.fullest(Metric::Allocated, options).map(|device| device.ordinal);
-        footer.add(trace, &replayed, ordinal);
+        footer.add_with_device(trace, &replayed, ordinal);
         process_heading(&mut printer, input, index);
         let peaks = ordinal.and_then(|ordinal| devices.remove(&ordinal)).unwrap_or_default();
         let rows = sorted(named(&peaks, kind, depth, options, &replayed), kind);
@@ -110,7 +110,7 @@ fn answer(input: &Input, options: &Options) -> Result<Answer> {
         }));
     }
     let next = vec![next("peak", input, "--by module")];
-    Ok(Answer { body: printer, json: json!({ "processes": processes }), footer, next, ..Answer::default() })
+    Ok(Answer { next, ..Answer::new(printer, json!({ "processes": processes }), footer) })
 }
 
 fn feed(devices: &mut BTreeMap<i32, Peaks>, kind: &str, row: &Record, replay: &Replay) {
@@ -210,8 +210,8 @@ fn names(part: Part, kind: &str, depth: Option<usize>, layers: &Layers, symbols:
         Part::Named(phase) if kind == "phase" => vec![Name::Text(symbols.or(phase, NO_PHASE))],
         Part::Named(module) => {
             let path = layers.joined(&symbols.or(module, NO_MODULE));
-            let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
-            ends.take(depth.unwrap_or(usize::MAX)).map(|end| Name::Text(path[..end].to_owned())).collect()
+            let levels = module_levels(&path).take(depth.unwrap_or(usize::MAX));
+            levels.map(|level| Name::Text(level.to_owned())).collect()
         }
     }
 }

@@ -18,6 +18,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::{duration, share};
 use crate::render::printer::{Cell, Style};
+use crate::render::process_names::chosen_of;
 use crate::state::group::{self, Group, Key, KeyKind, sorted, without_mark};
 use crate::state::moment;
 use crate::state::replay::{CPU, Device, HOST, Metric};
@@ -91,16 +92,16 @@ impl Report for Peak {
         let mut metric = if options.text("of") == "used" { Metric::Used } else { Metric::Allocated };
         let by = Key::from_options(options)?;
         let mut best = fullest(input, options, metric, &by)?;
-        if best.peak == 0 && metric == Metric::Allocated {
+        if best.0.peak == 0 && metric == Metric::Allocated {
             // All memory of a program without torch is outside torch's allocator.
             metric = Metric::Used;
             best = fullest(input, options, metric, &by)?;
         }
-        if best.peak == 0 && options.device.is_none() {
+        if best.0.peak == 0 && options.device.is_none() {
             // If the program used no GPU, show its CPU tensors, provided that the trace has them.
             let host = Options { device: Some(HOST), ..options.clone() };
             let on_host = fullest(input, &host, Metric::Allocated, &by)?;
-            if on_host.peak > 0 {
+            if on_host.0.peak > 0 {
                 return answer(input, &host, Metric::Allocated, &by, on_host);
             }
         }
@@ -108,41 +109,46 @@ impl Report for Peak {
     }
 }
 
-/// The process with the highest peak, and the footer of all processes.
+/// The process with the highest peak.
 struct Best<'a> {
     trace: &'a TraceFile,
     replayed: Replayed,
     ordinal: i32,
     peak: i64,
-    footer: Footer,
 }
 
-fn fullest<'a>(input: &'a Input, options: &Options, metric: Metric, by: &Key) -> Result<Best<'a>> {
+/// Returns the process with the highest peak, and the footer of all processes.
+fn fullest<'a>(input: &'a Input, options: &Options, metric: Metric, by: &Key) -> Result<(Best<'a>, Footer)> {
     let mut best: Option<Best<'a>> = None;
-    let mut footer = Footer::new(input);
+    let mut footer = Footer::of([input]);
     for trace in &input.traces {
         let replayed =
             replay_trace(trace, by.columns(), options, metric, flow_categories(trace, options)?, |_, _| {})?;
         let device = replayed.fullest(metric, options);
         let (ordinal, peak) = device.map_or((0, 0), |device| (device.ordinal, device.peak(metric).bytes));
-        footer.add(trace, &replayed, Some(ordinal));
+        footer.add_with_device(trace, &replayed, Some(ordinal));
         if best.as_ref().is_none_or(|best| peak > best.peak) {
-            best = Some(Best { trace, replayed, ordinal, peak, footer: Footer::default() });
+            best = Some(Best { trace, replayed, ordinal, peak });
         }
     }
-    let mut best = best.ok_or_else(|| Error::usage(format!("{}: no trace", input.path.display())))?;
-    best.footer = footer;
-    Ok(best)
+    let best = best.ok_or_else(|| Error::usage(format!("{}: no trace", input.path.display())))?;
+    Ok((best, footer))
 }
 
-fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best<'_>) -> Result<Answer> {
-    let Best { trace, replayed, ordinal, mut footer, .. } = best;
+fn answer(
+    input: &Input,
+    options: &Options,
+    metric: Metric,
+    by: &Key,
+    (best, mut footer): (Best<'_>, Footer),
+) -> Result<Answer> {
+    let Best { trace, replayed, ordinal, .. } = best;
     let by = by.on(trace);
     let mut printer = options.printer();
     heading(&mut printer, input, &trace.meta);
     let Some(device) = replayed.replay.find(ordinal) else {
         printer.plain("No memory tracked.");
-        return Ok(Answer { body: printer, json: json!({ "groups": [] }), footer, ..Answer::default() });
+        return Ok(Answer::new(printer, json!({ "groups": [] }), footer));
     };
     let peak = device.peak(metric);
     let blocks = replayed.replay.at_peak(ordinal, options.is_set("as-of"));
@@ -173,12 +179,8 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
         format!(" at {}{place}", duration(peak.ts_ns)).into(),
     ]);
-    if input.traces.len() > 1 {
-        printer.plain(format!(
-            "rank {} has the highest peak of {}; --rank shows another",
-            trace.meta.rank,
-            input.traces.len()
-        ));
+    if let Some(chosen) = chosen_of(trace, input, "highest peak of {}") {
+        printer.plain(chosen);
     }
     let detail = &replayed.replay.detail;
     if let Some(text) = detail.about(peak.owner.step, &trace.meta) {
@@ -203,7 +205,7 @@ fn answer(input: &Input, options: &Options, metric: Metric, by: &Key, best: Best
         .find(|key| **key != by.name() && matches!(**key, "category" | "op"))
         .unwrap_or(&"module");
     let hints = vec![next("peak", input, &format!("--by {other}"))];
-    Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
+    Ok(Answer { next: hints, ..Answer::new(printer, json, footer) })
 }
 
 /// Adds notes to the footer about data that the grouping `by` needs and the trace lacks. Also stores the
@@ -253,16 +255,23 @@ pub(super) fn groups_json(groups: &[(String, Group)], by: &Key, total: i64) -> V
     groups.iter().map(json).collect()
 }
 
-/// Returns the name of the memory that `metric` counts, such as `allocated memory` or `device memory in use`.
 /// Returns what the peak of a metric is a peak of, such as `device 0: peak of reserved memory`.
 pub(super) fn title(device: &Device, metric: Metric) -> String {
+    let (place, memory) = place_and_memory(device, metric);
+    format!("{place}: peak of {memory}")
+}
+
+/// Returns the place of a device's memory and the name of what `metric` counts there, such as `device 0` and
+/// `reserved memory`.
+fn place_and_memory(device: &Device, metric: Metric) -> (String, String) {
     match device.ordinal {
-        CPU => "cpu: peak of CPU tensors".to_owned(),
-        HOST => "host: peak of pinned memory".to_owned(),
-        ordinal => format!("device {ordinal}: peak of {}", memory_name(device, metric)),
+        CPU => ("cpu".to_owned(), "CPU tensors".to_owned()),
+        HOST => ("host".to_owned(), "pinned memory".to_owned()),
+        ordinal => (format!("device {ordinal}"), memory_name(device, metric)),
     }
 }
 
+/// Returns the name of the memory that `metric` counts, such as `allocated memory` or `device memory in use`.
 fn memory_name(device: &Device, metric: Metric) -> String {
     match metric {
         Metric::Used if device.is_sampled() => "device memory in use".to_owned(),

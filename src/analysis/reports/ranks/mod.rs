@@ -47,8 +47,10 @@ impl Report for Ranks {
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let mut printer = options.printer();
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         let mut ranks = Vec::<Rank>::new();
+        // The first process, and the number of processes without those that another one started, such as workers.
+        let (mut first, mut compared) = (None::<RankWork>, 0);
         let mut part = None;
         let mut all = RunUsers::default();
         let mut owners: Vec<PeakOwners> = Vec::new();
@@ -84,19 +86,19 @@ impl Report for Ranks {
                     }
                 },
             )?;
-            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            footer.add(trace, &replayed, options);
             is_compared |= !work.order.is_empty();
-            let mut rank = Rank::new((trace, input), &replayed, &work, options);
+            let mut rank = Rank::new((trace, input), &replayed, options);
             let host = host.unwrap_or_default();
             (rank.host_rss, rank.host) = (host.peak_rss(), host.peak_with_children(&traced));
-            if let Some(first) = ranks.first() {
-                part = part.or_else(|| first_difference(first, &rank));
-                // All other ranks are compared with the first one, so drop the work of every rank but the
-                // first.
-                rank.work = Vec::new();
-            }
             if parent(trace, input).is_none() {
-                PeakOwners::add(&mut owners, &replayed, trace.meta.rank, options);
+                compared += 1;
+                let work = RankWork::new((trace, input), &replayed, &work);
+                match &first {
+                    Some(first) => part = part.or_else(|| first_difference(first, &work)),
+                    None => first = Some(work),
+                }
+                PeakOwners::add(&mut owners, (trace, input), &replayed, options);
             }
             ranks.push(rank);
             device_use.add_to(&mut all, trace, input, &replayed);
@@ -132,14 +134,14 @@ impl Report for Ranks {
         }
         match &part {
             Some(part) => part.print(&mut printer, options),
-            None if ranks.len() > 1 && is_partial => printer.plain(format!(
+            None if compared > 1 && is_partial => printer.plain(format!(
                 "{}; steps without detail (MEMTRACE_DETAIL) have no modules to compare",
                 match is_compared {
                     true => "in the detailed steps, every module allocates the same amount on all ranks",
                     false => "the modules cannot be compared",
                 }
             )),
-            None if ranks.len() > 1 => printer.plain("every module allocates the same amount on all ranks"),
+            None if compared > 1 => printer.plain("every module allocates the same amount on all ranks"),
             None => printer.plain(
                 "this trace has one rank; to compare ranks, name the folder with all traces of the run",
             ),
@@ -166,7 +168,7 @@ impl Report for Ranks {
         let fullest = ranks.iter().max_by_key(|rank| (rank.allocated, -rank.rank));
         let hints =
             fullest.map(|rank| next("peak", input, &format!("--rank {}", rank.rank))).into_iter().collect();
-        Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
+        Ok(Answer { next: hints, ..Answer::new(printer, json, footer) })
     }
 }
 
@@ -223,25 +225,14 @@ struct Rank {
     host_rss: i64,
     host: i64,
     used_name: &'static str,
-    /// Phase, module, blocks and bytes, in the order of the first allocation.
-    work: Vec<(String, String, u64, i64)>,
 }
 
 impl Rank {
-    fn new(
-        (trace, input): (&TraceFile, &Input),
-        replayed: &Replayed,
-        work: &Work,
-        options: &Options,
-    ) -> Rank {
+    fn new((trace, input): (&TraceFile, &Input), replayed: &Replayed, options: &Options) -> Rank {
         let peak =
             |metric| replayed.fullest(metric, options).map(|device| *device.peak(metric)).unwrap_or_default();
         let counts = &replayed.replay.counts;
         let allocated = peak(Metric::Allocated);
-        let named = |(phase, module): &(Symbol, Symbol)| {
-            let (blocks, bytes) = work.sums[&(*phase, *module)];
-            (replayed.symbols.or(*phase, NO_PHASE), replayed.symbols.or(*module, NO_MODULE), blocks, bytes)
-        };
         Rank {
             rank: trace.meta.rank,
             shown: rank_or_name(trace, input).trim_start_matches("rank ").to_owned(),
@@ -255,7 +246,6 @@ impl Rank {
             host_rss: -1,
             host: -1,
             used_name: used_name([replayed], options),
-            work: work.order.iter().map(named).collect(),
         }
     }
 
@@ -274,9 +264,33 @@ impl Rank {
     }
 }
 
+/// What a rank allocates, for the comparison of ranks.
+struct RankWork {
+    rank: i32,
+    /// `rank 1`, or the name of the process if the rank has several.
+    name: String,
+    /// Phase, module, blocks and bytes, in the order of the first allocation.
+    work: Vec<(String, String, u64, i64)>,
+}
+
+impl RankWork {
+    fn new((trace, input): (&TraceFile, &Input), replayed: &Replayed, work: &Work) -> RankWork {
+        let named = |(phase, module): &(Symbol, Symbol)| {
+            let (blocks, bytes) = work.sums[&(*phase, *module)];
+            (replayed.symbols.or(*phase, NO_PHASE), replayed.symbols.or(*module, NO_MODULE), blocks, bytes)
+        };
+        RankWork {
+            rank: trace.meta.rank,
+            name: rank_or_name(trace, input),
+            work: work.order.iter().map(named).collect(),
+        }
+    }
+}
+
 /// The first difference between two ranks.
 struct Difference {
     ranks: (i32, i32),
+    names: (String, String),
     phase: String,
     module: String,
     blocks: (u64, u64),
@@ -285,7 +299,7 @@ struct Difference {
 
 /// Returns the first module, in the order of rank `a`, with different allocations on rank `b`. If there is no
 /// such module, returns the first module that only rank `b` has.
-fn first_difference(a: &Rank, b: &Rank) -> Option<Difference> {
+fn first_difference(a: &RankWork, b: &RankWork) -> Option<Difference> {
     let others: FxHashMap<(&str, &str), (u64, i64)> = b
         .work
         .iter()
@@ -293,6 +307,7 @@ fn first_difference(a: &Rank, b: &Rank) -> Option<Difference> {
         .collect();
     let difference = |phase: &str, module: &str, old: (u64, i64), new: (u64, i64)| Difference {
         ranks: (a.rank, b.rank),
+        names: (a.name.clone(), b.name.clone()),
         phase: phase.to_owned(),
         module: module.to_owned(),
         blocks: (old.0, new.0),
@@ -315,12 +330,12 @@ impl Difference {
             "first difference: ".into(),
             Cell::new(self.module.clone(), Style::Strong),
             format!(
-                ", {}: rank {} allocates {} in {}, rank {} allocates {} in {}",
+                ", {}: {} allocates {} in {}, {} allocates {} in {}",
                 self.phase,
-                self.ranks.0,
+                self.names.0,
                 options.units.show(self.bytes.0),
                 counted(self.blocks.0, "block"),
-                self.ranks.1,
+                self.names.1,
                 options.units.show(self.bytes.1),
                 counted(self.blocks.1, "block")
             )
@@ -396,4 +411,46 @@ fn table(printer: &mut Printer, ranks: &[Rank], options: &Options) {
     }
     printer.table(&table);
     more_ranks(printer, more);
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::Row;
+    use memtrace_trace::meta::Meta;
+
+    use super::*;
+    use crate::reports::peak::Peak;
+    use crate::testing::TraceBuilder;
+
+    #[test]
+    fn processes_of_one_rank_have_names_and_workers_are_not_compared() {
+        let folder = std::env::temp_dir().join(format!("memtrace-ranks-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let answers = |ancestors: Vec<u32>| {
+            for (pid, ancestors) in [(1, Vec::new()), (2, ancestors)] {
+                let argv = vec![format!("{pid}.py")];
+                let meta =
+                    Meta { world_size: 1, start_unix_ns: pid.into(), argv, ancestors, ..Meta::default() };
+                let mut trace = TraceBuilder::of_process(pid, meta);
+                let module = if pid == 1 { "A" } else { "B" };
+                trace
+                    .alloc(i64::from(pid) << 20, Row { module, phase: "forward", step: 0, ..Row::default() });
+                std::fs::write(folder.join(format!("a.r0.{pid}.csv")), trace.finish()).unwrap();
+            }
+            let run = [Input::open(&folder).unwrap()];
+            let by_module = Options { values: [("by", "module".to_owned())].into(), ..Options::default() };
+            (Ranks.run(&run, &Options::default()).unwrap(), Peak.run(&run, &by_module).unwrap().text())
+        };
+        let (worker, _) = answers(vec![1]);
+        assert!(worker.json["first_difference"].is_null(), "{}", worker.text());
+        let (two, peak) = answers(Vec::new());
+        std::fs::remove_dir_all(&folder).unwrap();
+        let text = two.text();
+        let line = text.lines().find(|line| line.starts_with("first difference")).unwrap();
+        assert!(line.contains("1.py (pid 1) allocates") && line.contains("2.py (pid 2) allocates"), "{line}");
+        assert!(
+            peak.contains("2.py (pid 2) has the highest peak of 2; name a file to see another"),
+            "{peak}"
+        );
+    }
 }

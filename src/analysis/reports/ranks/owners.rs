@@ -6,8 +6,11 @@ use serde_json::{Value, json};
 use super::super::device_users::{UNEVEN, is_uneven};
 use super::super::growth::owner_name;
 use crate::options::Options;
+use crate::read::input::Input;
+use crate::read::stream::TraceFile;
 use crate::read::symbols::NO_PHASE;
 use crate::render::printer::{Cell, Printer, Style};
+use crate::render::process_names::rank_or_name;
 use crate::state::replay::Metric;
 use crate::state::replay_trace::Replayed;
 
@@ -17,6 +20,8 @@ const MOST_NAMED: usize = 4;
 /// The memory of a rank at its peak.
 pub(super) struct PeakOwners {
     rank: i32,
+    /// The rank, or the name of the process if the rank has several.
+    shown: String,
     bytes: i64,
     step: i64,
     phase: String,
@@ -24,8 +29,14 @@ pub(super) struct PeakOwners {
 }
 
 impl PeakOwners {
-    /// Adds the owners of a rank to `all`, which has only the highest and the lowest rank.
-    pub(super) fn add(all: &mut Vec<PeakOwners>, replayed: &Replayed, rank: i32, options: &Options) {
+    /// Adds the owners of a process of `input` to `all`, which has only the processes with the highest and the lowest
+    /// peak.
+    pub(super) fn add(
+        all: &mut Vec<PeakOwners>,
+        (trace, input): (&TraceFile, &Input),
+        replayed: &Replayed,
+        options: &Options,
+    ) {
         let Some(device) = replayed.fullest(Metric::Allocated, options) else { return };
         let peak = *device.peak(Metric::Allocated);
         let is_between =
@@ -39,7 +50,8 @@ impl PeakOwners {
             *owners.entry(owner_name(&replayed.symbols, &layers, &block)).or_default() += block.bytes;
         }
         let phase = replayed.symbols.or(peak.owner.phase, NO_PHASE);
-        all.push(PeakOwners { rank, bytes: peak.bytes, step: peak.owner.step, phase, owners });
+        let (rank, shown) = (trace.meta.rank, rank_or_name(trace, input));
+        all.push(PeakOwners { rank, shown, bytes: peak.bytes, step: peak.owner.step, phase, owners });
         all.sort_by_key(|owners| (owners.bytes, -owners.rank));
         if all.len() > 2 {
             all.remove(1);
@@ -82,23 +94,18 @@ impl OwnerDifference<'_> {
         let show = |bytes: i64| options.units.show(bytes);
         printer.line([
             Cell::new(
-                format!(
-                    "rank {} has {} more than rank {}",
-                    high.rank,
-                    show(high.bytes - low.bytes),
-                    low.rank
-                ),
+                format!("{} has {} more than {}", high.shown, show(high.bytes - low.bytes), low.shown),
                 Style::Strong,
             ),
-            format!(": {}, rank {} {}", high.text(options), low.rank, low.text(options)).into(),
+            format!(": {}, {} {}", high.text(options), low.shown, low.text(options)).into(),
         ]);
         for (name, high, low) in owners {
             let before = if *low == 0 { "nothing".to_owned() } else { show(*low).to_string() };
             printer.plain(format!(
-                "  {} more of {name}: {}, rank {} has {before}",
+                "  {} more of {name}: {}, {} has {before}",
                 show(high - low),
                 show(*high),
-                self.low.rank
+                self.low.shown
             ));
         }
     }

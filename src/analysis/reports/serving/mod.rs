@@ -104,13 +104,16 @@ impl Report for Serving {
         let input = &inputs[0];
         let at: NamedMoment = options.text(moment::FLAG.name).parse()?;
         let tokens = options.count(TOKENS.name)?.map(|tokens| tokens as i64);
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         // The devices by host and ordinal. Assumes that all processes of a host number the GPUs in the same
         // way, which is not checked.
-        let mut devices: BTreeMap<(String, i32), Device> = BTreeMap::new();
+        let mut devices: BTreeMap<(String, i32), ServedDevice> = BTreeMap::new();
         for trace in &input.traces {
             let (later, profile) = read_whole(trace, options)?;
-            let Some((replayed, states)) = states_at(trace, &at, options, &later)? else { continue };
+            let Some((replayed, states)) = states_at(trace, &at, options, &later)? else {
+                footer.read(trace, options)?;
+                continue;
+            };
             footer.add_reading(trace, &replayed);
             footer.note_inference(&replayed);
             for state in states {
@@ -141,11 +144,8 @@ impl Report for Serving {
             json.push(device.json(host, *ordinal));
         }
         Ok(Answer {
-            body: printer,
-            json: json!({ "devices": json }),
-            footer,
             next: vec![next("ledger", input, ""), next("peak", input, "--by category")],
-            ..Answer::default()
+            ..Answer::new(printer, json!({ "devices": json }), footer)
         })
     }
 }
@@ -171,7 +171,7 @@ fn read_whole(trace: &TraceFile, options: &Options) -> Result<(Later, ProfileRun
 
 /// The memory of one device, over all processes.
 #[derive(Default)]
-struct Device {
+struct ServedDevice {
     processes: u64,
     total: i64,
     used: i64,
@@ -189,7 +189,7 @@ struct Device {
     profile_run: i64,
 }
 
-impl Device {
+impl ServedDevice {
     fn add(&mut self, state: &LedgerState, profile: &ProfileRun) {
         self.processes += 1;
         self.total = self.total.max(state.total);

@@ -9,7 +9,7 @@ use memtrace_trace::EventName;
 use serde_json::{Value, json};
 
 use super::growth::growth_lines;
-use super::killed::Killed;
+use super::killed::{Killed, RunVictims};
 use super::late_buckets::late_buckets;
 use super::ranks::{highest, more_ranks};
 use super::report::{Answer, Report, View, next};
@@ -24,11 +24,12 @@ use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, duration, percent, share};
 use crate::render::numbers::{counted, step_or_dash};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
+use crate::render::process_names::rank_or_name;
 use crate::state::block::Owner;
 use crate::state::group::{block_category, without_mark};
 use crate::state::host_memory::{HostMemory, SAMPLE};
 use crate::state::levels::Levels;
-use crate::state::replay::{self, Block, CPU, Device, HOST, Metric, is_gpu};
+use crate::state::replay::{self, Block, CPU, Device, HOST, Metric, device_title, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_rows_knowing, used_name};
 use crate::state::step_inputs::LargestInput;
 use stats::{STATS, Stats};
@@ -65,7 +66,7 @@ impl Report for Summary {
     fn run(&self, inputs: &[Input], options: &Options) -> Result<Answer> {
         let input = &inputs[0];
         let mut printer = options.printer();
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         let (mut lines, mut processes) = (Vec::new(), Vec::<Value>::new());
         let mut hosts = Vec::new();
         let mut is_killed = false;
@@ -93,7 +94,7 @@ impl Report for Summary {
                     }
                 },
             )?;
-            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            footer.add(trace, &replayed, options);
             footer.note_inference(&replayed);
             let need = trace.needed_bytes().map(|bytes| Need { bytes, died: past_oom });
             let host = host.unwrap_or_default();
@@ -115,8 +116,9 @@ impl Report for Summary {
                 (highest_peak, fullest) = (peak, Some((trace, replayed, seen)));
             }
         }
+        let victims = RunVictims::new(&input.traces, options);
         let killed = input.traces.iter().zip(&hosts);
-        let killed = killed.map(|(trace, memory)| Killed::find(trace, memory, &input.traces, options));
+        let killed = killed.map(|(trace, memory)| Killed::find(trace, memory, &victims, options));
         let killed: Vec<Option<Killed<'_>>> = killed.collect::<Result<_>>()?;
         for (value, killed) in processes.iter_mut().zip(&killed) {
             value["killed"] = killed.as_ref().map(|killed| killed.json(options)).into();
@@ -131,7 +133,7 @@ impl Report for Summary {
             if lines.len() > 1 {
                 ranks(&mut printer, &lines, options);
                 printer.gap();
-                printer.plain(format!("rank {} has the highest peak:", trace.meta.rank));
+                printer.plain(format!("{} has the highest peak:", rank_or_name(trace, input)));
             }
             detail(&mut printer, trace, replayed, options);
             let at = input.traces.iter().position(|other| std::ptr::eq(other, *trace)).unwrap_or(0);
@@ -151,7 +153,7 @@ impl Report for Summary {
             for (trace, killed) in input.traces.iter().zip(&killed) {
                 if let Some(killed) = killed {
                     if lines.len() > 1 {
-                        printer.plain(format!("rank {}:", trace.meta.rank));
+                        printer.plain(format!("{}:", rank_or_name(trace, input)));
                     }
                     killed.print(&mut printer, options);
                     is_killed = true;
@@ -177,7 +179,7 @@ impl Report for Summary {
             }
             hints.push(next("peak", input, "--by module"));
         }
-        Ok(Answer { body: printer, json, footer, next: hints, ..Answer::default() })
+        Ok(Answer { next: hints, ..Answer::new(printer, json, footer) })
     }
 }
 
@@ -282,20 +284,11 @@ fn steps(replayed: &Replayed) -> u64 {
     replay.first_step.map_or(0, |first| (replay.last_step() - first + 1).max(0).cast_unsigned())
 }
 
-/// Returns the name of a device in a line of its own.
-fn title(ordinal: i32) -> String {
-    match ordinal {
-        CPU => "CPU tensors".to_owned(),
-        HOST => "pinned host memory".to_owned(),
-        _ => format!("device {ordinal}"),
-    }
-}
-
 fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options: &Options) {
     let many = replayed.gpus(options).count() > 1;
     for device in replayed.gpus(options) {
         if many || !is_gpu(device.ordinal) {
-            printer.line([Cell::new(title(device.ordinal), Style::Strong)]);
+            printer.line([Cell::new(device_title(device.ordinal), Style::Strong)]);
         }
         peaks(printer, replayed, device, options);
         capacity(printer, trace, device, options);
@@ -305,7 +298,7 @@ fn detail(printer: &mut Printer, trace: &TraceFile, replayed: &Replayed, options
     for ordinal in [CPU, HOST].into_iter().filter(|ordinal| options.device != Some(*ordinal)) {
         if let Some(device) = replayed.replay.find(ordinal) {
             let peak = options.units.show(device.peak(Metric::Allocated).bytes);
-            printer.plain(format!("{}: peak {peak}", title(ordinal)));
+            printer.plain(format!("{}: peak {peak}", device_title(ordinal)));
         }
     }
     let counts = &replayed.replay.counts;

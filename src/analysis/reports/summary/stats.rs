@@ -64,7 +64,7 @@ impl Report for Stats {
                     }
                 },
             )?;
-            footer.add(trace, &replayed, replayed.fullest(Metric::Allocated, options).map(|d| d.ordinal));
+            footer.add(trace, &replayed, options);
             process_heading(printer, input, index);
             numbers.print(printer, &replayed.symbols, options);
             Ok(numbers.json(trace, &replayed.symbols))

@@ -18,6 +18,7 @@ use crate::render::footer::Footer;
 use crate::render::heading::heading;
 use crate::render::numbers::duration;
 use crate::render::printer::{Cell, Printer, Style};
+use crate::render::process_names::chosen_of;
 use crate::state::categories::KnownCategories;
 use crate::state::group::category;
 use crate::state::progress::{Progress, StepSpan};
@@ -76,11 +77,11 @@ impl Report for Timeline {
         let input = &inputs[0];
         let width = options.count(WIDTH.name)?.or(options.width).unwrap_or(100).clamp(30, 400);
         let height = options.count(HEIGHT.name)?.unwrap_or(16).clamp(3, 200);
-        let mut footer = Footer::new(input);
+        let mut footer = Footer::of([input]);
         let mut best: Option<(i64, &TraceFile, FirstReading)> = None;
         for trace in &input.traces {
             let first = FirstReading::read(trace, options)?;
-            footer.add(trace, &first.replayed, Some(first.ordinal));
+            footer.add_with_device(trace, &first.replayed, Some(first.ordinal));
             let peak = first.peak();
             if best.as_ref().is_none_or(|(highest, ..)| peak > *highest) {
                 best = Some((peak, trace, first));
@@ -92,7 +93,7 @@ impl Report for Timeline {
         heading(&mut printer, input, &trace.meta);
         if first.peak() == 0 {
             printer.plain("No memory tracked.");
-            return Ok(Answer { body: printer, json: json!({ "buckets": 0 }), footer, ..Answer::default() });
+            return Ok(Answer::new(printer, json!({ "buckets": 0 }), footer));
         }
         let whole = first.time_ns;
         let shown = if options.is_set(ALL.name) || options.window != Window::default() {
@@ -102,12 +103,8 @@ impl Report for Timeline {
         };
         let grid = TimeGrid::new(shown.0, shown.1, (width - Curve::MARGIN) * 2);
         let drawn = SecondReading::read(trace, options, &first, grid)?;
-        if input.traces.len() > 1 {
-            printer.plain(format!(
-                "rank {} has the highest peak of {}; --rank shows another",
-                trace.meta.rank,
-                input.traces.len()
-            ));
+        if let Some(chosen) = chosen_of(trace, input, "highest peak of {}") {
+            printer.plain(chosen);
         }
         drawn.print(&mut printer, &first, height, options);
         if shown != whole {
@@ -122,13 +119,7 @@ impl Report for Timeline {
         }
         let other = if options.text(BY.name) == "category" { "" } else { "--by category" };
         let hints = vec![next("timeline", input, other), next("report", input, "-o report.html")];
-        Ok(Answer {
-            body: printer,
-            json: drawn.json(trace, &first),
-            footer,
-            next: hints,
-            ..Answer::default()
-        })
+        Ok(Answer { next: hints, ..Answer::new(printer, drawn.json(trace, &first), footer) })
     }
 }
 

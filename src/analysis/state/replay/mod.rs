@@ -89,6 +89,16 @@ pub fn device_name(ordinal: i32) -> String {
     }
 }
 
+/// Returns the name of a device in a line of its own: `device 0`, `CPU tensors`, or `pinned host memory`.
+#[must_use]
+pub fn device_title(ordinal: i32) -> String {
+    match ordinal {
+        CPU => "CPU tensors".to_owned(),
+        HOST => "pinned host memory".to_owned(),
+        _ => format!("device {ordinal}"),
+    }
+}
+
 /// The state of the memory of one process.
 pub struct Replay {
     /// The devices so far, and the live blocks by `alloc_id`.

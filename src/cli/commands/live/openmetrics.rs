@@ -2,7 +2,7 @@
 //! collector of node_exporter read.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use memtrace_analysis::exports::Out;
@@ -28,7 +28,8 @@ type Labels = Vec<(&'static str, String)>;
 /// When `file` cannot be written.
 pub(super) fn write(run: &LiveRun, file: &Path, rank: Option<i32>) -> Result<()> {
     let text = text(run, rank)?;
-    let mut out = Out::create(file)?;
+    let read = run.files();
+    let mut out = Out::beside(file, read.iter().map(PathBuf::as_path))?;
     out.write_all(text.as_bytes())?;
     out.finish()?;
     Ok(())

@@ -27,7 +27,7 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
 
 /// Returns true if scores of attention take a significant share of the card, or the request is for them.
 pub(super) fn is_attention(case: &OomCase<'_>) -> bool {
-    let at = case.at;
+    let at = case.oom_state;
     // A line begins with the path of its file. A folder may be called after a paper: `attention-is-all-you-need`.
     let of_file = |line: &str| line.rsplit('/').next().is_some_and(names_attention);
     let is_named = || names_attention(&at.module()) || case.lines.iter().any(|line| of_file(line));
@@ -39,8 +39,8 @@ pub(super) fn is_attention(case: &OomCase<'_>) -> bool {
 
 /// Returns the bytes of attention's scores, including the request.
 fn scores(case: &OomCase<'_>) -> i64 {
-    let request = (case.at.row.module, case.evidence.request.bytes);
-    case.at.seen.attention.scores(case.live.iter().copied(), request, case.at.symbols())
+    let request = (case.oom_state.row.module, case.evidence.request.bytes);
+    case.oom_state.seen.attention.scores(case.live.iter().copied(), request, case.oom_state.symbols())
 }
 
 #[cfg(test)]

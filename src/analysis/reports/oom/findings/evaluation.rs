@@ -39,16 +39,16 @@ pub(super) fn remedy_if(case: &OomCase<'_>, _units: Unit) -> Option<String> {
 
 /// Returns true if the request's model evaluates, in a step that is larger than earlier ones.
 fn is_larger(case: &OomCase<'_>) -> bool {
-    case.evidence.is_larger_than_before() && case.at.evaluates()
+    case.evidence.is_larger_than_before() && case.oom_state.evaluates()
 }
 
 /// Returns true if the request may be of an evaluation: no backward has run yet, or the step is larger
 /// than earlier ones, so that it may do another kind of work.
 fn may_evaluate(case: &OomCase<'_>) -> bool {
     // An optimizer that waits for its first step shows that the program trains.
-    let is_training = case.evidence.to_come.of_optimizer.class.is_some() && !case.at.evaluates();
-    let may = case.at.is_untrained() && !is_training
-        || case.at.is_in_forward() && case.evidence.is_larger_than_before();
+    let is_training = case.evidence.to_come.of_optimizer.class.is_some() && !case.oom_state.evaluates();
+    let may = case.oom_state.is_untrained() && !is_training
+        || case.oom_state.is_in_forward() && case.evidence.is_larger_than_before();
     case.needs_less() && may && case.evidence.forwards.has_autograd && other_graph::find(case).is_none()
 }
 

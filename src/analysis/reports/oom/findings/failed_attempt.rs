@@ -1,7 +1,7 @@
 //! The graph of a failed attempt that is still live, and whose holder is unknown.
 
-use super::super::evidence::MATERIAL;
 use super::super::finding::{Blame, Cause, Help, KEPT};
+use super::super::limits::MATERIAL;
 
 pub(super) static CAUSE: Cause = Cause {
     verdict: KEPT,

@@ -83,7 +83,7 @@ fn tries(case: &OomCase<'_>) -> Vec<&'static str> {
 
 /// Returns true if expandable segments are on.
 fn has_expandable(case: &OomCase<'_>) -> bool {
-    case.at.trace.meta.allocator.option("expandable_segments") == Some("True")
+    case.oom_state.trace.meta.allocator.option("expandable_segments") == Some("True")
 }
 
 /// Returns true if expandable segments would make room for the request. They can return each whole page of

@@ -81,7 +81,7 @@ fn whole_gather(case: &OomCase<'_>) -> Option<i64> {
     };
     let shards: i64 = of(&[Category::Parameter]).sum();
     let largest = of(&[Category::UnshardedParameter, Category::AllGather]).max().unwrap_or(0);
-    let is_it = is_whole(&case.evidence, largest, shards, case.at.trace.meta.world_size);
+    let is_it = is_whole(&case.evidence, largest, shards, case.oom_state.trace.meta.world_size);
     is_it.then_some(largest)
 }
 
@@ -111,7 +111,7 @@ pub(super) fn remedy_for_whole_gather(case: &OomCase<'_>, units: Unit) -> Option
 
 /// The whole parameters of many modules are live together.
 pub(super) fn remedy_for_gathered_modules(case: &OomCase<'_>, units: Unit) -> Option<String> {
-    let gathered = modules_of(&case.live, Category::UnshardedParameter, case.at.symbols());
+    let gathered = modules_of(&case.live, Category::UnshardedParameter, case.oom_state.symbols());
     let (bytes, modules) = many_layers(&case.evidence, gathered)?;
     let saved = bytes / modules as i64 * (modules as i64 - 2);
     Some(format!(
@@ -128,11 +128,12 @@ pub(super) fn remedy_for_whole_gradients(case: &OomCase<'_>, units: Unit) -> Opt
     let is_sharded = |(owner, _): &(Owner, i64)| {
         matches!(owner.category, Category::UnshardedParameter | Category::AllGather)
     };
-    let is_between = case.at.is_in_forward() && case.live.iter().any(is_sharded);
-    let earlier = is_between.then_some(case.at.replayed.replay.phases.backward);
-    let (bytes, modules) = many_layers(&case.evidence, unreduced(&case.live, earlier, case.at.symbols()))?;
+    let is_between = case.oom_state.is_in_forward() && case.live.iter().any(is_sharded);
+    let earlier = is_between.then_some(case.oom_state.replayed.replay.phases.backward);
+    let (bytes, modules) =
+        many_layers(&case.evidence, unreduced(&case.live, earlier, case.oom_state.symbols()))?;
     // If the root alone is sharded, all gradients are whole until its backward ends.
-    let is_by_design = !case.at.is_in_forward() && whole_gather(case).is_some();
+    let is_by_design = !case.oom_state.is_in_forward() && whole_gather(case).is_some();
     (!is_by_design).then(|| {
         format!(
             "reduce the gradients in each backward, without no_sync() (fully_shard: set_requires_gradient_sync(True); accelerate: \

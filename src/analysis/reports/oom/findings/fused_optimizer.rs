@@ -26,7 +26,7 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
     // Other optimizers, such as Muon, have no fused step. While Adam still allocates state, its temporary
     // results are to come.
     let is_allocating = to_come.bytes + to_come.requested_state > 0;
-    let is_to_come = is_allocating && case.at.whole.found.has_foreach_adam();
+    let is_to_come = is_allocating && case.oom_state.whole.found.has_foreach_adam();
     if !case.is_in_foreach && !is_to_come {
         return None;
     }
@@ -35,7 +35,7 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
     // to the need.
     let whole = case.evidence.needs_at_least() + to_come.bytes + temporaries;
     let is_short = is_allocating && temporaries < (whole - case.evidence.device.capacity) / 4 * 5;
-    let (argument, optimizers) = argument(&case.at.whole.found.optimizers())?;
+    let (argument, optimizers) = argument(&case.oom_state.whole.found.optimizers())?;
     Some(format!(
         "{argument} for {optimizers}, whose step then needs no temporary results for all parameters: about {}{}",
         units.show(temporaries),

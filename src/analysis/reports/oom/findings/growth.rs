@@ -3,9 +3,10 @@
 use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
 
-use super::super::evidence::{Evidence, FEWEST_STEPS, StepTotals};
+use super::super::evidence::{Evidence, StepTotals};
 use super::super::finding::{Blame, Cause, GROWS, Help, OomCase};
 use super::super::kept_reasons::{Kept, words};
+use super::super::limits::FEWEST_STEPS;
 use super::super::retained_holders::is_of_forward;
 use super::copies;
 use crate::render::numbers::{counted, upper_first};
@@ -38,7 +39,7 @@ pub(super) static CAUSE: Cause = Cause {
 
 /// The memory that each step leaves allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct Growth {
+pub(in super::super) struct GrowthFinding {
     /// The mean of the bytes per step.
     pub(in super::super) per_step: i64,
     /// The growth in bytes from the end of the second finished step to the end of the last one.
@@ -52,7 +53,7 @@ pub(in super::super) struct Growth {
 
 /// Returns the growth of the memory left at the ends of steps, without the first step. Returns `None` if too
 /// few steps add to it, or if later steps free much of it again.
-fn of_steps(steps: &[StepTotals]) -> Option<Growth> {
+fn of_steps(steps: &[StepTotals]) -> Option<GrowthFinding> {
     let steps = steps.get(1..)?;
     if steps.len() < FEWEST_STEPS {
         return None;
@@ -64,7 +65,7 @@ fn of_steps(steps: &[StepTotals]) -> Option<Growth> {
     // A leak may occur only in every third step, so at least a third of the steps must grow. Memory for a
     // longer input is freed again, so the total must be more than twice what the steps freed.
     let falls: i64 = more.iter().filter(|bytes| **bytes < 0).sum();
-    (total > 0 && 3 * grown >= more.len() && -2 * falls < total).then_some(Growth {
+    (total > 0 && 3 * grown >= more.len() && -2 * falls < total).then_some(GrowthFinding {
         per_step,
         total,
         steps: more.len(),
@@ -75,7 +76,7 @@ fn of_steps(steps: &[StepTotals]) -> Option<Growth> {
 impl Evidence {
     /// Returns the growth from step to step if it is the cause: without it, the request would fit, and this
     /// step is no larger than earlier ones.
-    pub(in super::super) fn growth(&self) -> Option<Growth> {
+    pub(in super::super) fn growth(&self) -> Option<GrowthFinding> {
         let steps = &self.steps.finished;
         let mut growth = of_steps(steps)?;
         if steps[1..].windows(2).all(|two| two[1].peak > two[0].peak) {
@@ -103,7 +104,7 @@ pub(super) fn has_growing_holder(evidence: &Evidence) -> bool {
 /// Returns the holder of the growing memory: the largest holder whose verdict is that it grows, if it has at
 /// least a quarter of the measured growth. Otherwise, returns the largest holder with at least half of the
 /// growth, such as a tensor to which results are joined.
-fn growing(evidence: &Evidence, growth: Option<Growth>) -> Option<(&Holder, Kept)> {
+fn growing(evidence: &Evidence, growth: Option<GrowthFinding>) -> Option<(&Holder, Kept)> {
     let holders = || evidence.holders.iter();
     let quarter = growth.map_or(0, |growth| growth.total / 4);
     let is_seen = |holder: &&Holder| holder.verdict == "grows" && holder.bytes >= quarter;
@@ -165,7 +166,7 @@ fn because(case: &OomCase<'_>, units: Unit) -> String {
         )
     });
     let buffer = grown_buffer(case).filter(|_| kept.is_none()).map(|(owner, bytes)| {
-        let module = case.at.symbols().or_dash(owner.module);
+        let module = case.oom_state.symbols().or_dash(owner.module);
         let of = if is_module(&module) { format!(" of {module}") } else { String::new() };
         format!("A buffer{of} has {} now, and was made anew in step {}", units.show(*bytes), owner.step)
     });

@@ -14,7 +14,7 @@ use crate::state::model_facts::{ModelFacts, is_module, root_of};
 
 /// Returns the models that this step does not train, the largest first, if the program is too big.
 pub(super) fn models(case: &OomCase<'_>) -> Vec<UntrainedModel> {
-    let at = case.at;
+    let at = case.oom_state;
     if !case.is_caused_by(&too_big::CAUSE) || at.row.step < 0 {
         return Vec::new();
     }
@@ -45,7 +45,7 @@ fn remedy(case: &OomCase<'_>, index: usize, units: Unit) -> Option<String> {
     if !model.is_called {
         let last = match model.last_step {
             Some(last) if last >= 0 => {
-                format!("was called last in step {last}, and this is step {}", case.at.row.step)
+                format!("was called last in step {last}, and this is step {}", case.oom_state.row.step)
             }
             Some(_) => "was called only before training".to_owned(),
             None => "was not called so far".to_owned(),

@@ -2,9 +2,10 @@
 
 use memtrace_trace::units::Unit;
 
-use super::super::evidence::{Evidence, MATERIAL};
+use super::super::evidence::Evidence;
 use super::super::finding::{Blame, Cause, Help, KEPT, OomCase};
 use super::super::kept_reasons::{Kept, words};
+use super::super::limits::MATERIAL;
 use super::super::retained_holders::{FEWEST_GATHERED, is_of_forward, is_of_state_dict};
 use super::copies::FEWEST_OF_STATE;
 use super::fragmentation::is_fragmented;
@@ -59,7 +60,7 @@ pub(super) static CAUSE: Cause = Cause {
         format!("{}: {}{beside}", holder.line(units), words(*why).because)
     },
     tries: |case| match case.blame.kept.as_ref().map(|(_, why)| *why) {
-        Some(Kept::Graphs) if case.at.evaluates() && !case.evidence.forwards.has_backward => vec![
+        Some(Kept::Graphs) if case.oom_state.evaluates() && !case.evidence.forwards.has_backward => vec![
             "torch.no_grad() or torch.inference_mode() around this loop: the model runs in evaluation mode (model.eval()), and no \
              backward has run",
         ],

@@ -10,12 +10,12 @@ use crate::state::block::is_unknown_form;
 
 /// A server sets its pool aside, and a forward in training keeps its keys and values for the backward.
 pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
-    if case.at.whole.server.is_some() || case.evidence.forwards.has_autograd {
+    if case.oom_state.whole.server.is_some() || case.evidence.forwards.has_autograd {
         return None;
     }
-    let blocks = case.at.replayed.replay.live_on(case.at.row.device, false);
+    let blocks = case.oom_state.replayed.replay.live_on(case.oom_state.row.device, false);
     let forms = blocks.iter().map(|block| (block.owner.category, block.bytes, block.dtype, block.shape));
-    let cache = KeyValueCache::find(forms, case.at.symbols());
+    let cache = KeyValueCache::find(forms, case.oom_state.symbols());
     case.evidence.is_material(cache.bytes).then(|| cache.line(units))
 }
 

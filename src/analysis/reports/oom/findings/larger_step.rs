@@ -25,7 +25,7 @@ pub(super) fn remark(case: &OomCase<'_>, units: Unit) -> Option<String> {
 /// Returns the memory that is much larger than in earlier steps, if the program is too big and this step is
 /// larger.
 pub(in super::super) fn differences(case: &OomCase<'_>) -> Vec<Difference> {
-    let (at, evidence) = (case.at, &case.evidence);
+    let (at, evidence) = (case.oom_state, &case.evidence);
     let groups = at.seen.groups.iter().find(|(device, _)| *device == at.row.device);
     let Some((_, groups)) = groups.filter(|_| usual(case).is_some()) else { return Vec::new() };
     let layers = at.replayed.replay.classes.layers([], at.symbols());

@@ -12,14 +12,14 @@ const FEWEST_OF_MODEL: usize = 8;
 /// Returns true if a program that has already run steps moves as many tensors to the GPU as a model has,
 /// outside of modules.
 pub(super) fn is_loading(case: &OomCase<'_>) -> bool {
-    let row = &case.at.row;
+    let row = &case.oom_state.row;
     let is_like_it = |(owner, _): &&(Owner, i64)| {
         owner.op == row.op && owner.module == row.module && owner.step == row.step
     };
     case.is_caused_by(&too_big::CAUSE)
-        && case.at.is_copy()
+        && case.oom_state.is_copy()
         && row.step >= 0
-        && case.at.phase() != "optimizer"
+        && case.oom_state.phase() != "optimizer"
         && case.live.iter().filter(is_like_it).count() >= FEWEST_OF_MODEL
 }
 

@@ -24,13 +24,13 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
 /// Returns the bytes of a log-softmax request, plus the bytes of this step's live blocks of the same size or
 /// half the size: the logits and their 16-bit originals. Returns 0 for a request of another op.
 fn logits(case: &OomCase<'_>) -> i64 {
-    let shape = case.at.symbols().get(case.at.row.shape);
-    if case.at.op() != "aten::_log_softmax" || shape.matches('x').count() + 1 > MOST_OF_TOKENS {
+    let shape = case.oom_state.symbols().get(case.oom_state.row.shape);
+    if case.oom_state.op() != "aten::_log_softmax" || shape.matches('x').count() + 1 > MOST_OF_TOKENS {
         return 0;
     }
     let request = case.evidence.request.bytes;
     let is_like = |bytes: i64| (bytes - request).abs() <= ROUNDING || (2 * bytes - request).abs() <= ROUNDING;
-    let is_same = |(owner, bytes): &&(Owner, i64)| owner.step == case.at.row.step && is_like(*bytes);
+    let is_same = |(owner, bytes): &&(Owner, i64)| owner.step == case.oom_state.row.step && is_like(*bytes);
     request + case.live.iter().filter(is_same).map(|(_, bytes)| bytes).sum::<i64>()
 }
 

@@ -86,7 +86,7 @@ const REMARKS: &[Sentence] = &[
     larger_step::remark,
     too_big::remark,
     kept::remark,
-    |case, units| late_buckets(&case.at.trace.meta, &case.live, case.at.symbols(), units),
+    |case, units| late_buckets(&case.oom_state.trace.meta, &case.live, case.oom_state.symbols(), units),
 ];
 
 /// The remedies for a program that needs more than the card has, in the order of the page.

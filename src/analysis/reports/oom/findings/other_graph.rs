@@ -15,8 +15,8 @@ pub(super) fn find<'a>(case: &'a OomCase<'_>) -> Option<&'a Holder> {
             && !is_of_forward(holder)
             && ["local", "global"].contains(&holder.text("kind"))
     };
-    let are_several = || case.at.seen.forwards.roots(case.at.symbols()) > 1;
-    case.evidence.holders.iter().find(is_it).filter(|_| case.at.is_untrained() && are_several())
+    let are_several = || case.oom_state.seen.forwards.roots(case.oom_state.symbols()) > 1;
+    case.evidence.holders.iter().find(is_it).filter(|_| case.oom_state.is_untrained() && are_several())
 }
 
 pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {

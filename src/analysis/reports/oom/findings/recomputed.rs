@@ -12,9 +12,10 @@ use crate::state::block::Owner;
 use crate::state::module_layers::Layers;
 
 pub(super) fn remedy(case: &OomCase<'_>, _units: Unit) -> Option<String> {
-    let replay = &case.at.replayed.replay;
-    let layers = replay.classes.layers([], case.at.symbols());
-    let bytes = recomputed(case.live.iter().copied(), replay.phases.backward, case.at.symbols(), &layers);
+    let replay = &case.oom_state.replayed.replay;
+    let layers = replay.classes.layers([], case.oom_state.symbols());
+    let bytes =
+        recomputed(case.live.iter().copied(), replay.phases.backward, case.oom_state.symbols(), &layers);
     (4 * bytes >= case.evidence.torch.allocated.max(1)).then(|| {
         "checkpoint each layer by itself: a checkpoint around several recomputes all of them at once"
             .to_owned()

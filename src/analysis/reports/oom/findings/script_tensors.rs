@@ -16,7 +16,7 @@ pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
     };
     let made = || case.live.iter().filter(is_made);
     let bytes = made().map(|(_, bytes)| bytes).sum();
-    (case.at.is_in_script() && case.evidence.is_material(bytes)).then(|| {
+    (case.oom_state.is_in_script() && case.evidence.is_material(bytes)).then(|| {
         format!(
             "keep on the CPU what the script makes outside of the model, such as its outputs (torch.zeros(..., device=\"cpu\"), \
              .cpu(); device=\"cpu\" for MONAI's sliding_window_inference), or give it a smaller type: {} in {} now",

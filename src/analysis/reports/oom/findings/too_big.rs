@@ -83,7 +83,7 @@ fn because(case: &OomCase<'_>, units: Unit) -> String {
             show(whole)
         );
     }
-    if let Some((root, _)) = case.at.being_moved() {
+    if let Some((root, _)) = case.oom_state.being_moved() {
         return format!(
             "{} of {root}'s parameters are still on the CPU, so at least {} is needed, and the card has {card}. Training \
              adds gradients (as much as the {} of parameters) and the optimizer's state (with Adam twice as much)",
@@ -94,7 +94,7 @@ fn because(case: &OomCase<'_>, units: Unit) -> String {
     }
     if to_come.bytes + to_come.temporaries > 0 && whole > case.evidence.needs_by_earlier_steps() {
         let of_step = if to_come.temporaries > 0 {
-            let avoided = fused_optimizer::argument(&case.at.whole.found.optimizers());
+            let avoided = fused_optimizer::argument(&case.oom_state.whole.found.optimizers());
             let avoided = avoided.map(|(argument, _)| format!(" (none with {argument})")).unwrap_or_default();
             let with_results = show(whole + to_come.temporaries);
             format!(", about {with_results} with the temporary results of the optimizer's step{avoided}")

@@ -15,7 +15,7 @@ use crate::state::block::Owner;
 use crate::state::model_facts::{ModelFacts, is_inside, is_module, root_of};
 
 pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
-    let (at, has_autograd) = (case.at, case.evidence.forwards.has_autograd);
+    let (at, has_autograd) = (case.oom_state, case.evidence.forwards.has_autograd);
     let (calls, facts) = (&at.seen.calls, &at.seen.facts);
     let UnoptimizedGraph { path, bytes } = UnoptimizedGraph::find(
         &case.live,

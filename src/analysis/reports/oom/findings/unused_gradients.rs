@@ -10,7 +10,7 @@ use crate::state::block::Owner;
 use crate::state::model_facts::{is_inside, root_of};
 
 pub(super) fn remedy(case: &OomCase<'_>, units: Unit) -> Option<String> {
-    let (at, evidence) = (case.at, &case.evidence);
+    let (at, evidence) = (case.oom_state, &case.evidence);
     let unused = UnusedGradients::find(&case.live, at.row.step, &at.whole.found, at.symbols())
         .filter(|unused| evidence.forwards.has_autograd && evidence.is_material(unused.cost()))?;
     Some(unused.line(units, case.unsure(unused.bytes)))
