@@ -14,13 +14,13 @@ use memtrace_trace::meta::{Device, Meta};
 use memtrace_trace::{Category, EventName, Row};
 
 use crate::common::copied::copy_program;
-use crate::common::{LOADER, commands};
+use crate::common::running::end;
+use crate::common::{LOADER, command, commands};
 
 fn memtrace(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
-    command.args(arguments).env_remove("NO_COLOR").env_remove("LD_PRELOAD");
+    let mut command = command::memtrace();
     // A wide terminal, so that help prints each command and option on one line.
-    command.env("COLUMNS", "500");
+    command.args(arguments).env("COLUMNS", "500");
     command
 }
 
@@ -543,6 +543,9 @@ fn help_describes_every_variable_every_column_and_every_event() {
         assert!(by_option.contains("Usage: memtrace"), "{by_option}");
         assert_eq!(stdout(&output(&["help", command])), by_option, "{command}");
     }
+    // An abbreviation works as on the command line; `o` begins two commands.
+    assert_eq!(stdout(&output(&["help", "summ"])), stdout(&output(&["summary", "--help"])));
+    assert!(stderr(&output(&["help", "o"])).contains("the nearest topics are o"));
     let variables = stdout(&output(&["help", "variables"]));
     for variable in memtrace_trace::config::variables() {
         assert!(variables.contains(variable.name), "{}", variable.name);
@@ -650,7 +653,35 @@ fn run_dies_of_the_same_signal_as_its_program() {
     for signal in [9, 15, 11] {
         let output = installed.run(&["--", "sh", "-c", &format!("kill -{signal} $$")]).output().unwrap();
         assert_eq!(output.status.signal(), Some(signal));
+        let error = stderr(&output);
+        assert!(error.contains(&format!("the program was killed (signal: {signal} ")), "{error}");
     }
+    let mut run = installed.run(&["--", "sh", "-c", "echo ready; exec sleep 60"]);
+    let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0; 6]).unwrap();
+    end(child.id());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.signal(), Some(15));
+    let error = stderr(&output);
+    assert!(error.contains("memtrace was asked to end (signal: 15 (SIGTERM))"), "{error}");
+    assert!(!error.contains("above"), "{error}");
+}
+
+#[test]
+fn run_that_writes_no_trace_leaves_no_folder_that_it_created() {
+    let Some(installed) = Installed::new() else { return };
+    let here = installed.folder.path();
+    let exists = |name: &str| here.join(name).exists();
+    fs::create_dir(here.join("kept")).unwrap();
+    let run = |arguments: &[&str]| installed.run(arguments).output().unwrap().status.code();
+    assert_eq!(run(&["-o", "a/b/c", "--", "true"]), Some(0));
+    assert_eq!(run(&["-o", "kept/d/e", "--", "true"]), Some(0));
+    assert!(!exists("a") && exists("kept") && !exists("kept/d"));
+    fs::remove_file(here.join("libmemtrace.so")).unwrap();
+    assert_eq!(run(&["--", "true"]), Some(2));
+    assert_eq!(run(&["-o", "a/b", "--", "true"]), Some(2));
+    assert_eq!(run(&["-o", "kept", "--", "true"]), Some(2));
+    assert!(!exists("memtrace-out") && !exists("a") && exists("kept"));
 }
 
 #[test]

@@ -2,14 +2,10 @@
 //! default tests run two of the programs. `scripts/test --deep` also runs a fixed third of them, and two more.
 //! `scripts/check --deep` runs all: it calls the script itself.
 
-use std::path::Path;
 use std::process::{Command, Output};
 
+use crate::common::command::root;
 use crate::common::installed::{cache, missing};
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 /// Runs `scripts/programs` with these arguments.
 fn programs(arguments: &[&str]) -> Output {

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 
+use crate::common::command::root;
 use crate::common::commands;
 use memtrace_trace::columns::{COLUMNS, ColumnType};
 use memtrace_trace::{EventName, Verdict, config};
@@ -323,6 +324,38 @@ fn every_test_and_script_that_the_promises_name_exists() {
     assert!(found > 40, "the page names {found} tests");
 }
 
+/// `tracer::examples` compares README's figure with a run.
+#[test]
+fn the_docs_agree_on_the_memory_outside_the_allocator() {
+    let [readme, page] =
+        ["README.md", "docs/how-it-works.md"].map(|page| std::fs::read_to_string(root().join(page)).unwrap());
+    let (_, stated) = readme.split_once("| measured: ").unwrap();
+    let (outside, rest) = stated.split_once(" MiB of ").unwrap();
+    let (device, _) = rest.split_once(" GiB here |").unwrap();
+    assert!(
+        page.contains(&format!("| {outside} MiB of the {device} GiB on the device |")),
+        "{outside} {device}"
+    );
+}
+
+#[test]
+fn the_docs_agree_with_the_comparison_on_the_errors_of_reserved() {
+    let read = |page| std::fs::read_to_string(root().join(page)).unwrap().replace('\n', " ");
+    let data = std::fs::read_to_string(root().join("docs/accuracy.md")).unwrap();
+    let row = data.lines().find(|line| line.starts_with("| reserved | ")).unwrap();
+    let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+    let [_, _, figures, median, ninety, largest, _] = cells[..] else { panic!("{row}") };
+    let stated =
+        format!("at most {largest} among the [published figures](accuracy.md), at most {ninety} for nine");
+    assert!(read("docs/trust.md").contains(&stated), "docs/trust.md lacks: {stated}");
+    let rounded: f64 = largest.trim_end_matches('%').parse().unwrap();
+    let stated = format!(
+        "half of {figures} published *reserved* figures differ by at most {median},   nine tenths by at most \
+         {ninety}; the largest difference is {rounded:.0}%"
+    );
+    assert!(read("README.md").contains(&stated), "README.md lacks: {stated}");
+}
+
 #[test]
 fn the_recording_of_the_tutorial_shows_its_blocks() {
     let script = root().join("scripts/parts/recording.py");
@@ -369,9 +402,4 @@ fn anchor_of(heading: &str) -> String {
     let text = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = text.chars().filter(|c| c.is_alphanumeric() || [' ', '-', '_'].contains(c));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
-}
-
-/// Returns the project's folder.
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
 }

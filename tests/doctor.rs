@@ -5,6 +5,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
+use crate::common::running::ends_with_its_pythons;
 use crate::common::torch::{Torch, memtrace};
 
 fn doctor(arguments: &[&str]) -> Output {
@@ -54,6 +55,14 @@ fn doctor_sees_every_hook_work_on_the_phantom() {
         assert!(found.iter().any(|line| line.0 == "answers"
             && line.2.ends_with("that this torch imports are simulated; --json lists them")));
     });
+}
+
+#[test]
+fn doctor_ends_with_its_python_when_a_signal_ends_it() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let pids = folder.path().join("pids");
+    let script = format!("echo $$ >> '{}'; exec sleep 600", pids.display());
+    ends_with_its_pythons(memtrace().args(["doctor", "--", "sh", "-c", &script]), &pids);
 }
 
 #[test]

@@ -14,15 +14,8 @@ use memtrace_trace::{EventName, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::common::command::{self, fixtures, root};
 use crate::common::torch::{Torch, cache, missing, scripts, succeeded};
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).to_owned()
-}
-
-fn fixtures() -> PathBuf {
-    root().join("tests/fixtures")
-}
 
 /// Returns the names of the recorded traces.
 fn names() -> Vec<String> {
@@ -62,12 +55,7 @@ fn json(path: &Path) -> Value {
 
 /// Runs the command in a folder.
 fn memtrace(folder: &Path, arguments: &[&dyn AsRef<OsStr>]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("MEMTRACE_") {
-            command.env_remove(name);
-        }
-    }
+    let mut command = command::memtrace();
     // A wide terminal, so that help prints each export on one line.
     command
         .env("COLUMNS", "500")

@@ -8,18 +8,9 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::common::command::{json, printed};
 use crate::common::parts::parts_program;
 use crate::common::{library, untraced};
-
-fn memtrace(arguments: &[&str], path: &Path) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_memtrace")).args(arguments).arg(path).output().unwrap();
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-fn json(arguments: &[&str], path: &Path) -> Value {
-    serde_json::from_str(&memtrace(arguments, path)).unwrap()
-}
 
 /// Runs a shell command as root of a new mount namespace, for example to hide files. Then the same process
 /// becomes the program, which is traced and waits.
@@ -47,11 +38,11 @@ const PRELOAD: &str = "export LD_PRELOAD=$PRELOAD";
 fn host_memory_without_proc_is_called_unknown() {
     let folder = TempDir::new().unwrap();
     hidden(&format!("mount -t tmpfs none /proc && {PRELOAD}"), folder.path());
-    let ledger = memtrace(&["ledger", "--host"], folder.path());
+    let ledger = printed(&["ledger", "--host"], folder.path());
     assert!(ledger.contains("No sample of the host"), "{ledger}");
-    let process = &json(&["summary", "--json"], folder.path())["processes"][0];
+    let process = &json(&["summary"], folder.path())["processes"][0];
     assert_eq!((&process["host_peak_rss_bytes"], &process["killed"]), (&(-1).into(), &Value::Null));
-    let summary = memtrace(&["summary"], folder.path());
+    let summary = printed(&["summary"], folder.path());
     assert!(!summary.lines().any(|line| line.starts_with("host memory: peak")), "{summary}");
     let limits = folder.path().join("limits.toml");
     fs::write(&limits, "[host]\nrss = \"64g\"\n").unwrap();
@@ -66,9 +57,9 @@ fn host_memory_with_hidden_mappings_has_no_parts_and_is_known_in_sum() {
     let folder = TempDir::new().unwrap();
     let hide = |file: &str| format!("mount --bind /dev/null /proc/$$/{file}");
     hidden(&format!("{} && {} && {PRELOAD}", hide("smaps"), hide("smaps_rollup")), folder.path());
-    let ledger = memtrace(&["ledger", "--host"], folder.path());
+    let ledger = printed(&["ledger", "--host"], folder.path());
     assert!(ledger.contains("No full sample of the host: /proc/self/smaps could not be read"), "{ledger}");
-    let process = &json(&["summary", "--json"], folder.path())["processes"][0];
+    let process = &json(&["summary"], folder.path())["processes"][0];
     assert!(process["host_peak_rss_bytes"].as_i64().unwrap() > 1 << 20, "{process}");
 }
 
@@ -76,12 +67,12 @@ fn host_memory_with_hidden_mappings_has_no_parts_and_is_known_in_sum() {
 fn host_memory_outside_a_control_group_has_no_container() {
     let folder = TempDir::new().unwrap();
     hidden(&format!("mount -t tmpfs none /sys/fs/cgroup && {PRELOAD}"), folder.path());
-    let host = &json(&["ledger", "--host", "--json"], folder.path())["host"][0];
+    let host = &json(&["ledger", "--host"], folder.path())["host"][0];
     for figure in ["current_bytes", "limit_bytes", "page_cache_bytes", "kills"] {
         assert_eq!(host["container"][figure], -1, "{host}");
     }
     assert!(host["machine"]["total_bytes"].as_i64().unwrap() > 0, "{host}");
-    let text = memtrace(&["ledger", "--host"], folder.path());
+    let text = printed(&["ledger", "--host"], folder.path());
     assert!(text.contains("container: unknown"), "{text}");
 }
 
@@ -105,7 +96,7 @@ fn host_memory_of_a_control_group_has_the_lowest_limit_in_both_versions() {
         let shown = group.path().display();
         let bind = format!("mount --bind {shown}/own /proc/$$/cgroup && mount --bind {shown} /sys/fs/cgroup");
         hidden(&format!("{files} && {bind} && {PRELOAD}"), folder.path());
-        let container = json(&["ledger", "--host", "--json"], folder.path())["host"][0]["container"].clone();
+        let container = json(&["ledger", "--host"], folder.path())["host"][0]["container"].clone();
         let figures = ["current_bytes", "limit_bytes", "page_cache_bytes", "swap_bytes", "kills"];
         let expected = [900_000_000, 1_000_000_000, 300_000_000, 5, 3];
         for (figure, expected) in figures.into_iter().zip(expected) {
@@ -126,7 +117,7 @@ fn host_memory_of_500_children_is_read_though_some_end_meanwhile() {
         );
         // `exec` keeps the process id of the shell, so the shell's children become the program's children.
         hidden(&format!("{{ {start}; }} >/dev/null && {PRELOAD}"), folder.path());
-        let host = &json(&["ledger", "--host", "--json"], folder.path())["host"][0];
+        let host = &json(&["ledger", "--host"], folder.path())["host"][0];
         let all = &host["children"];
         let number = all["processes"].as_i64().unwrap();
         assert!((children..=children + brief).contains(&number), "{all}");

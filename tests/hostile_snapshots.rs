@@ -4,10 +4,11 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use tempfile::TempDir;
 
+use crate::common::command::clean;
 use crate::common::pickles::{Kind, broken, readable};
 
 /// The memory that a command may write to, in KiB: its data and the stacks of its threads.
@@ -24,7 +25,7 @@ fn memtrace(arguments: &[&str], file: &Path) -> Output {
     let script = format!(
         "ulimit -d {MOST_KIB}; ulimit -v {MOST_ADDRESSES_KIB}; ulimit -t {MOST_SECONDS}; ulimit -c 0; exec \"$0\" \"$@\""
     );
-    let mut command = Command::new("sh");
+    let mut command = clean(Path::new("sh"));
     command.args(["-c", &script, env!("CARGO_BIN_EXE_memtrace")]).args(arguments).arg(file);
     command.env_remove("LD_PRELOAD").env("RUST_BACKTRACE", "0").output().unwrap()
 }

@@ -6,13 +6,10 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use crate::common::command::root;
 use crate::common::copied::copy_program;
 use crate::common::torch::{self, Torch, clean, text};
 use crate::common::venv::{self, NO_CARGO, pip_install, succeeds, wheel, wheel_python};
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 /// Returns a command for the installed `memtrace`, on a machine without Rust.
 fn installed(command: &Path) -> Command {

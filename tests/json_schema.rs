@@ -12,6 +12,8 @@ use memtrace_analysis::read::input::Input;
 use memtrace_analysis::reports;
 use serde_json::{Map, Value, json};
 
+use crate::common::command::root;
+
 /// What was seen of a value: its types, the fields of objects, the values of maps, and the items of lists.
 #[derive(Default)]
 struct Shape {
@@ -126,10 +128,6 @@ impl Shape {
         }
         schema
     }
-}
-
-fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// Writes a copy of the trace of `tests/fixtures/gpt` whose run had stand-ins for ranks, injected faults,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::common::command::fixtures;
 use crate::common::torch::{Torch, built, clean, succeeded, text};
 use crate::common::venv;
 
@@ -41,10 +42,6 @@ impl Session {
     }
 }
 
-fn fixtures() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures"))
-}
-
 /// Returns the text without the absolute path of the fixtures. The server resolves the paths of its calls.
 fn here(text: &str) -> String {
     text.trim().replace(&format!("{}/", fixtures().display()), "")
@@ -73,8 +70,9 @@ fn mcp_answers_as_the_command_line_does_and_stays_in_its_folders() {
         ["peak", {"trace": "gpt", "offset": -1}],
         ["peak", {"trace": "gpt", "output": "x"}],
         ["check", {"trace": "gpt"}],
+        ["summary", {"trace": "gpt", "offset": 1e3}],
     ]);
-    let Some(session) = Session::new(fixtures(), &[], &calls) else { return };
+    let Some(session) = Session::new(&fixtures(), &[], &calls) else { return };
     assert_eq!(session.0["server"], "memtrace");
     let tools = session.0["tools"].as_object().unwrap();
     assert!(tools.contains_key("leaks") && !tools.contains_key("run") && !tools.contains_key("report"));
@@ -95,6 +93,7 @@ fn mcp_answers_as_the_command_line_does_and_stays_in_its_folders() {
     assert!(session.error(11).contains("offset"));
     assert!(session.error(12).contains("no argument \"output\""));
     assert!(session.text(13).contains("\nok "), "{}", session.text(13));
+    assert!(session.text(14).contains("(characters 1000 to ") || session.text(14).contains("past its end"));
 }
 
 /// An agent finds an OOM (`run`), its cause (`oom`) and a change (`advise`), and checks the change (`fit`).

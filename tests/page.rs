@@ -14,14 +14,10 @@ use memtrace_trace::{Category, EventName, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::common::command::{fixtures, memtrace};
 use crate::common::installed::{cache, missing};
+use crate::common::running::end;
 use crate::common::terminal::Terminal;
-
-fn memtrace() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
-    command.env_remove("NO_COLOR").env_remove("LD_PRELOAD");
-    command
-}
 
 fn run(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
@@ -31,7 +27,7 @@ fn run(command: &mut Command) -> String {
 }
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    fixtures().join(name)
 }
 
 /// Returns the Python that has playwright, or `None` if it is not installed and not required.
@@ -566,6 +562,32 @@ fn live_follows_a_run_from_before_its_start_to_its_end() {
     terminal.keys("q");
     let screen = terminal.wait("LEFT WITH 0");
     assert!(!screen.contains("Net.fc"), "{screen}");
+}
+
+#[test]
+fn live_restores_the_terminal_when_a_signal_ends_it() {
+    let folder = TempDir::new().unwrap();
+    let pid = folder.path().join("pid");
+    let live = format!("{} live {}", env!("CARGO_BIN_EXE_memtrace"), folder.path().join("out").display());
+    // The shell survives Ctrl-C, and shows the settings of the terminal before the status of `live`.
+    let in_shell = |input: &str| {
+        let start = format!("sh -c 'echo $$ > {}; exec {live} --interval 3600 {input}'", pid.display());
+        format!("trap : INT; {start}; left=$?; stty -a; (exit $left)")
+    };
+    for (input, interrupts, status) in
+        [("", false, 143), ("</dev/null", false, 143), ("</dev/null", true, 130)]
+    {
+        let Some(terminal) = Terminal::open(110, 40, &in_shell(input)) else { return };
+        terminal.wait("waiting for a trace");
+        match interrupts {
+            true => terminal.keys("C-c"),
+            false => end(std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap()),
+        }
+        let screen = terminal.wait("LEFT WITH");
+        assert!(screen.contains(&format!("LEFT WITH {status}")), "{screen}");
+        assert!(screen.contains(" echo ") && !screen.contains("waiting for a trace"), "{screen}");
+        assert!(run(&mut terminal.tmux(&["display", "-p", "#{alternate_on}"])).starts_with('0'), "{screen}");
+    }
 }
 
 #[test]

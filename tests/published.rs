@@ -1,21 +1,17 @@
 //! `scripts/published`: the comparison with figures that others measured on real GPUs. A fixed eighteenth of
 //! the cases runs here, a third in `scripts/check --deep`; `scripts/published` alone runs them all.
 
-use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::common::command::root;
 use crate::common::torch::{Torch, VERSIONS, built};
 
 const SOURCES: &str =
     "source,title,address,measured,kind,rounding,note\ns,A source,https://example.org,somebody,,,\n";
 const COLUMNS: &str = "source,card,torch,libraries,case,arguments,label,what,published,unit,cause\n";
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 /// Runs `scripts/published` with these arguments.
 fn published(arguments: &[&str]) -> Output {

@@ -7,11 +7,8 @@ use std::process::{Command, Output, Stdio};
 use memtrace_trace::units::{Unit, parse_bytes};
 use tempfile::TempDir;
 
+use crate::common::command::root;
 use crate::common::torch::{Torch, cache, clean, memtrace, missing, scripts, succeeded, text};
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 /// Runs Python code in a folder, with the package of this repository.
 fn python(torch: &Torch, folder: &Path, code: &str) -> Output {

@@ -8,6 +8,7 @@ use memtrace_trace::EventName;
 use memtrace_trace::csv::{RowReader, end_text};
 use serde_json::Value;
 
+use crate::common::command;
 use crate::common::parts::parts_program;
 use crate::common::{self, Trace, Traced, compiled, untraced};
 
@@ -20,10 +21,6 @@ fn killed(out: &Path, run: &str, rounds: &str) -> i64 {
     let ran = traced.env("MEMTRACE_RUN_ID", run).env("MEMTRACE_FLUSH_MS", "60000").run();
     assert_eq!(ran.status(), 128 + 9, "{}", ran.stderr());
     ran.numbers()[0]
-}
-
-fn memtrace(arguments: &[&str], path: &Path) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_memtrace")).args(arguments).arg(path).output().unwrap()
 }
 
 fn stderr(output: &Output) -> String {
@@ -60,7 +57,7 @@ fn repair_finishes_every_killed_run_of_a_folder_and_names_each() {
     let folder = tempfile::TempDir::new().unwrap();
     killed(folder.path(), "one", "500");
     killed(folder.path(), "two", "700");
-    let output = memtrace(&["summary"], folder.path());
+    let output = command::output(&["summary"], folder.path());
     assert!(output.status.success(), "{}", stderr(&output));
     let traces = traces(folder.path());
     assert_eq!(traces.len(), 2);
@@ -92,7 +89,7 @@ fn run_names_the_signal_that_killed_a_program_and_its_samples_of_the_host_surviv
     for source in ["proc_status", "meminfo", "smaps"] {
         assert!(rows.contains(&format!(",sample,0,{source},")), "{source}: {rows:.2000}");
     }
-    let output = memtrace(&["summary", "--json"], folder.path());
+    let output = command::output(&["summary", "--json"], folder.path());
     let killed = &summary(&output)["processes"][0]["killed"];
     assert_eq!((&killed["by"], &killed["signal"]), (&"sent".into(), &9.into()), "{killed}");
 }
@@ -114,7 +111,7 @@ fn repair_ends_the_part_before_when_the_process_was_killed_between_two_parts() {
     let whole = fs::read_to_string(old).unwrap();
     let without_end = &whole[..whole.trim_end().rfind('\n').unwrap() + 1];
     fs::write(old, &whole[..without_end.len() + 7]).unwrap();
-    let check = memtrace(&["check", "--repair"], folder.path());
+    let check = command::output(&["check", "--repair"], folder.path());
     assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
     // Compares all columns except the time: the repair takes the time of the row before, because no file says
     // when the new part began.
@@ -133,10 +130,10 @@ fn repair_ends_the_part_before_when_the_process_was_killed_between_two_parts() {
     // The last part is complete by now, so nothing is repaired. `check` must accept the missing end row of an
     // earlier part, but must report a gap if the row before it is missing, too.
     fs::write(old, without_end).unwrap();
-    let check = memtrace(&["check"], folder.path());
+    let check = command::output(&["check"], folder.path());
     assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
     fs::write(old, &without_end[..without_end.trim_end().rfind('\n').unwrap() + 1]).unwrap();
-    assert_eq!(memtrace(&["check"], folder.path()).status.code(), Some(1));
+    assert_eq!(command::output(&["check"], folder.path()).status.code(), Some(1));
 }
 
 #[test]
@@ -154,7 +151,7 @@ fn repair_by_six_commands_at_once_succeeds_for_all() {
         let answers: Vec<_> =
             commands.into_iter().map(|command| summary(&command.wait_with_output().unwrap())).collect();
         assert!(answers.iter().all(|answer| *answer == answers[0]), "{round}: {answers:#?}");
-        let check = memtrace(&["check"], folder.path());
+        let check = command::output(&["check"], folder.path());
         assert!(check.status.success(), "{round}: {}", String::from_utf8_lossy(&check.stdout));
     }
 }
@@ -195,8 +192,8 @@ fn repair_of_a_trace_that_cannot_be_written_reads_the_journal_and_says_so() {
         let left: Vec<_> = fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert!(left.is_empty(), "{left:?}");
 
-        let written = summary(&memtrace(&["summary", "--json"], &out));
-        assert!(memtrace(&["check"], &out).status.success());
+        let written = summary(&command::output(&["summary", "--json"], &out));
+        assert!(command::output(&["check"], &out).status.success());
         assert_eq!(read_only, written, "{rotate}");
     }
 }
@@ -264,7 +261,7 @@ fn repair_finishes_a_trace_that_was_moved_before_another_program_was_traced() {
     // The recorder of this program removes orphaned journals.
     let other = Traced::new(&parts_program("recovered"), &["exit", "10"]).env("MEMTRACE_OUT", &out);
     assert_eq!(other.run().status(), 0);
-    let output = memtrace(&["summary", "--json"], &moved);
+    let output = command::output(&["summary", "--json"], &moved);
     assert!(output.status.success(), "{}", stderr(&output));
     let [trace] = &traces(&moved)[..] else { panic!("one trace") };
     let is_whole = |text: String| text.starts_with("killed ") && text.contains(" lost=0 ");
@@ -292,7 +289,7 @@ fn doctor_lists_the_journal_of_a_killed_process_and_removes_those_without_a_trac
     };
     age(&nameless);
     let findings = || -> Vec<Value> {
-        let output = memtrace(&["doctor", "--json", "--"], Path::new("/bin/false"));
+        let output = command::output(&["doctor", "--json", "--"], Path::new("/bin/false"));
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
         answer["findings"].as_array().unwrap().clone()
     };
@@ -329,6 +326,6 @@ fn a_process_that_may_start_no_thread_leaves_neither_a_trace_nor_a_journal() {
     // The tracer reports to `memtrace run` that the trace could not be written. `check` must not mistake the
     // process for a killed one.
     assert!(fs::read(hello.path()).unwrap().contains(&memtrace_trace::hello::TRACE_FAILED));
-    let output = memtrace(&["check"], &out);
+    let output = command::output(&["check"], &out);
     assert!(!stderr(&output).contains("killed") && !out.exists(), "{}", stderr(&output));
 }

@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::common::command::clean;
 use crate::common::pages;
 use crate::common::torch::{Run, Torch, on_every_torch};
 
@@ -17,7 +18,7 @@ fn memtrace(arguments: &[&str], place: &Path) -> Output {
     // Limits the address space to 768 MiB, which must be enough for the stacks of the threads, the program,
     // and the data that it reads.
     let script = "ulimit -v 786432; exec timeout -s KILL 60 \"$0\" \"$@\"";
-    let mut command = Command::new("sh");
+    let mut command = clean(Path::new("sh"));
     command.args(["-c", script, env!("CARGO_BIN_EXE_memtrace")]).args(arguments).arg(place);
     command.env_remove("LD_PRELOAD").output().unwrap()
 }

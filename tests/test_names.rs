@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use crate::common::command::root;
 use crate::common::commands;
 use memtrace_analysis::exports::EXPORTS;
 use memtrace_analysis::reports::with_views;
@@ -13,10 +14,9 @@ use memtrace_trace::config;
 
 /// Returns the names of all tests in the sources of the workspace.
 fn test_names() -> BTreeSet<String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut names = BTreeSet::new();
-    collect(&root.join("src"), &mut names);
-    collect(&root.join("tests"), &mut names);
+    collect(&root().join("src"), &mut names);
+    collect(&root().join("tests"), &mut names);
     names
 }
 
@@ -96,6 +96,17 @@ fn every_export_is_in_the_name_of_a_test() {
 fn every_variable_is_in_the_name_of_a_test() {
     let names = config::variables().map(|variable| variable.name.trim_start_matches("MEMTRACE_").to_owned());
     each_is_named("a variable", names);
+}
+
+#[test]
+fn the_readme_of_the_tests_lists_every_module() {
+    let read = |name: &str| std::fs::read_to_string(root().join("tests").join(name)).unwrap();
+    let (main, readme) = (read("main.rs"), read("README.md"));
+    let modules = main.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+    let missing: Vec<&str> = modules
+        .filter(|name| !readme.contains(&format!("`{name}.rs`")) && !readme.contains(&format!("`{name}/`")))
+        .collect();
+    assert!(missing.is_empty(), "tests/README.md does not list {missing:?}");
 }
 
 #[test]

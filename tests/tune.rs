@@ -1,12 +1,15 @@
 //! `memtrace tune`: compares its replays with runs of the same script under the same settings.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::common::copied::copy_program;
+use crate::common::running::ends_with_its_pythons;
 use crate::common::torch::{self, Torch, scripts, succeeded, text};
 
 /// Runs `tests/scripts/allocators/odd_requests.py` with these allocator settings on a simulated card, with
@@ -56,6 +59,17 @@ fn tune_predicts_the_reserved_bytes_of_runs_with_other_settings() {
             fs::remove_dir_all(here.join("other")).unwrap();
         }
     });
+}
+
+#[test]
+fn tune_ends_with_its_replays_when_a_signal_ends_it() {
+    let folder = TempDir::new().unwrap();
+    let [pids, script, python] = ["pids", "script", "python"].map(|name| folder.path().join(name));
+    fs::write(&script, format!("#!/bin/sh\necho $$ >> '{}'\nexec sleep 600\n", pids.display())).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).unwrap();
+    copy_program(&script, &python);
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/oom-big");
+    ends_with_its_pythons(torch::memtrace().arg("tune").arg(fixture).arg("--python").arg(&python), &pids);
 }
 
 #[test]

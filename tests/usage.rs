@@ -6,9 +6,10 @@ use std::process::{Command, Output};
 
 use memtrace_analysis::reports::{self, REPORTS};
 
+use crate::common::command;
+
 fn memtrace(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
-    command.args(arguments).env_remove("LD_PRELOAD").output().unwrap()
+    command::memtrace().args(arguments).output().unwrap()
 }
 
 fn stdout(output: &Output) -> String {
@@ -23,8 +24,7 @@ fn error(arguments: &[&str]) -> String {
 }
 
 fn fixtures() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let folders = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
+    let folders = std::fs::read_dir(command::fixtures()).unwrap().map(|entry| entry.unwrap().path());
     folders.filter(|path| path.is_dir()).collect()
 }
 

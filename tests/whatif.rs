@@ -14,6 +14,7 @@ use memtrace_trace::{Category, EventName, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::common::command::fixtures;
 use crate::common::torch::{self, Torch, is_deep, scripts, succeeded, text};
 
 /// The largest accepted difference between a predicted and a real peak, in hundredths of a percent.
@@ -403,7 +404,7 @@ fn advise_names_changes_that_make_a_script_fit_on_a_t4() {
 }
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    fixtures().join(name)
 }
 
 #[test]

@@ -1,4 +1,4 @@
-"""The release build and the installed programs, for the scripts that run memtrace."""
+"""The release build, the installed programs and the environment, for the scripts that run memtrace."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+
+
+def cache() -> Path:
+    """Returns the folder into which `scripts/env` installs."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("MEMTRACE_CACHE") or Path(home) / "memtrace")
+
+
+def clean_environment(*prefixes: str) -> dict[str, str]:
+    """Returns the environment without the settings of memtrace and the variables with these prefixes."""
+    dropped = ("MEMTRACE_", *prefixes)
+    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
 
 
 def installed(*name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from .built import BUILT, ROOT, answer, installed
+from .built import BUILT, ROOT, answer, clean_environment, installed
 
 FOLDER = ROOT / "tests/oom"
 LONGEST = 300  # the time limit of one run, in seconds
@@ -130,7 +129,7 @@ THREAD = threading.local()
 
 def own_environment() -> dict[str, str]:
     """Returns the environment without memtrace's settings, with libraries kept off the network."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("MEMTRACE_")}
+    kept = clean_environment()
     # Gives the search for holders 60 s, so that a busy machine gets the same verdicts.
     return kept | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "MEMTRACE_RETAINED": "60"}
 

@@ -3,7 +3,6 @@
 from .built import ROOT
 from .page_block import PageBlock
 
-TARGET = ROOT / "target" / "release"
 LOOP = ROOT / "benches" / "overhead_loop.py"
 PAGE = ROOT / "docs" / "overhead.md"
 CARD = "h100-80g"

@@ -19,11 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .built import cache
 from .published_figures import ROOT, Run
 
 # Inherited settings with these prefixes would change the answer, so they are removed. A case sets its own.
 OUTSIDE = ("MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_", "TORCH")
-BUILT = ("memtrace", "libmemtrace.so", "libmemtrace_phantom.so")
+FILES = ("memtrace", "libmemtrace.so", "libmemtrace_phantom.so")
 
 
 @dataclass
@@ -37,8 +38,7 @@ class Outcome:
 
 
 def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("MEMTRACE_CACHE") or Path(base) / "memtrace") / "published"
+    return cache() / "published"
 
 
 class Runner:
@@ -50,7 +50,7 @@ class Runner:
         self.live: set[int] = set()
         self.stopped = False
         build = hashlib.sha256()
-        for name in BUILT:
+        for name in FILES:
             build.update((target / name).read_bytes())
         self.build = build.hexdigest()
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from parts.page_block import PageBlock
 from parts.version_checks import CHECKS
 
 MARKS = {"yes": "yes", "no": "no", "failed": "**failed**", "impossible": "—"}
-BEGIN, END = "<!-- cells -->\n", "<!-- /cells -->"
 
 
 def write_page(rows: list[dict], torches: list[str], pythons: list[str], page: Path) -> None:
     """Writes the table between the two marks of a page."""
-    head, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    tail = rest.split(END)[1]
-    page.write_text(head + BEGIN + table(rows, torches, pythons) + END + tail, encoding="utf-8")
+    PageBlock.named(page, "cells").write("\n" + table(rows, torches, pythons))
 
 
 def table(rows: list[dict], torches: list[str], pythons: list[str]) -> str:

@@ -11,7 +11,6 @@
 //! | the program's own | `run`: its exit status, or 128 plus its signal |
 #![deny(unsafe_code)]
 
-mod abandoned;
 mod allocator;
 mod args;
 mod child_env;

@@ -8,14 +8,15 @@ use anyhow::{Context, Result};
 
 use crate::args::DEFAULT_FOLDER;
 
-/// The folder that receives the traces.
+/// The folder that receives the traces. When dropped, removes the folders that this run created and that are
+/// empty, so that a program that uses no GPU leaves no folder.
 pub(crate) struct OutFolder {
     /// The folder as an absolute path, because the program may change its working directory.
     pub(crate) folder: PathBuf,
     /// The path as the user would type it.
     pub(crate) shown: PathBuf,
-    /// True if this run created the folder.
-    created: bool,
+    /// The folders that this run created, the innermost first.
+    created: Vec<PathBuf>,
 }
 
 impl OutFolder {
@@ -25,24 +26,37 @@ impl OutFolder {
     /// # Errors
     /// When the folder cannot be created.
     pub(crate) fn new(wanted: Option<&PathBuf>) -> Result<OutFolder> {
-        let (shown, created) = match wanted {
+        let mut out = match wanted {
             Some(folder) => {
-                let created = !folder.exists();
+                let missing = folder.ancestors().take_while(|folder| !folder.exists());
+                let created = missing.filter(|folder| !folder.as_os_str().is_empty());
+                let created = created.map(Path::to_owned).collect();
+                let out = OutFolder { folder: PathBuf::new(), shown: folder.clone(), created };
                 fs::create_dir_all(folder).with_context(|| cannot_create(folder))?;
-                (folder.clone(), created)
+                out
             }
-            None => (new_default_folder()?, true),
+            None => {
+                let shown = new_default_folder()?;
+                let created = vec![shown.clone(), DEFAULT_FOLDER.into()];
+                OutFolder { folder: PathBuf::new(), shown, created }
+            }
         };
-        let folder = shown.canonicalize().with_context(|| shown.display().to_string())?;
-        Ok(OutFolder { folder, shown, created })
+        out.folder = out.shown.canonicalize().with_context(|| out.shown.display().to_string())?;
+        Ok(out)
     }
 
-    /// Removes the folder if this run created it and no trace was written, so that a program that uses no GPU
-    /// leaves no folder.
+    /// Removes the folders that this run created and that are empty.
     pub(crate) fn remove_if_empty(&self) {
-        if self.created && fs::remove_dir(&self.folder).is_ok() && self.shown.starts_with(DEFAULT_FOLDER) {
-            fs::remove_dir(DEFAULT_FOLDER).ok();
+        for folder in &self.created {
+            // An error means that the folder is not empty, or was never created.
+            fs::remove_dir(folder).ok();
         }
+    }
+}
+
+impl Drop for OutFolder {
+    fn drop(&mut self) {
+        self.remove_if_empty();
     }
 }
 

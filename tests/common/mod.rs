@@ -1,6 +1,7 @@
 //! What several tests use. This file compiles C programs on demand, runs them under the preloaded library, and reads
 //! and replays their traces.
 
+pub(crate) mod command;
 pub(crate) mod commands;
 pub(crate) mod copied;
 pub(crate) mod installed;

@@ -2,9 +2,47 @@
 
 use std::path::{Path, PathBuf};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::common::{Trace, library, untraced};
+
+/// Sends SIGTERM to a process.
+pub(crate) fn end(pid: u32) {
+    kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::TERM).unwrap();
+}
+
+/// Waits until `is_so` returns true, for at most a minute.
+pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !is_so() {
+        assert!(start.elapsed().as_secs() < 60, "waiting for {what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+/// Runs a command of memtrace that starts Pythons, until `pids` has a line: the process ids that the stand-ins for these
+/// Pythons write into it. Then sends SIGTERM to memtrace, which must end by it, with its Pythons and without temporary
+/// files.
+pub(crate) fn ends_with_its_pythons(command: &mut std::process::Command, pids: &Path) {
+    let temporary = TempDir::new().unwrap();
+    let quiet = std::process::Stdio::null;
+    let mut child = command.env("TMPDIR", temporary.path()).stdout(quiet()).spawn().unwrap();
+    let read = || std::fs::read_to_string(pids).unwrap_or_default();
+    wait_until("a Python", || read().ends_with('\n'));
+    end(child.id());
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&child.wait().unwrap()),
+        Some(Signal::TERM.as_raw())
+    );
+    for pid in read().lines() {
+        wait_until(pid, || !Path::new("/proc").join(pid).exists());
+    }
+    let left = std::fs::read_dir(temporary.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    // All runs share this folder of the simulated GPU.
+    let left: Vec<_> = left.filter(|name| !name.to_string_lossy().starts_with("memtrace-libcuda-")).collect();
+    assert_eq!(left, [""; 0]);
+}
 
 /// A traced program that runs until the test creates its end file.
 pub(crate) struct Running {

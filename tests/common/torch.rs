@@ -8,8 +8,11 @@ use std::process::{Command, Output};
 use serde::Deserialize;
 use tempfile::TempDir;
 
+use crate::common::command::root;
+pub(crate) use crate::common::command::{clean, exit_of, json, memtrace, output, printed, succeeded, text};
 use crate::common::installed;
 pub(crate) use crate::common::installed::{cache, missing};
+use crate::common::venv::packages;
 
 /// The simulated GPU of a test that names no other.
 pub(crate) const CARD: &str = "h100-80g";
@@ -17,8 +20,6 @@ pub(crate) const CARD: &str = "h100-80g";
 pub(crate) const VERSIONS: [&str; 2] = ["2.11.0", "2.6.0"];
 /// The newest version, on which a few tests run (`scripts/test` installs it, too).
 pub(crate) const NEWEST: &str = "2.15.0";
-/// Prefixes of variables that change how memtrace or torch behaves; a test sets its own.
-const OUTSIDE_SETTINGS: [&str; 4] = ["MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_"];
 
 /// Defines one test per function and version of torch; each function takes the [`Torch`] to run on. The
 /// reason after a function's name states why its result depends on the version. On the older version,
@@ -180,9 +181,7 @@ impl Torch {
 
     /// Returns the folder of installed packages.
     pub(crate) fn packages(&self) -> PathBuf {
-        let lib = self.python.parent().and_then(Path::parent).unwrap().join("lib");
-        let mut versions = std::fs::read_dir(lib).unwrap().map(|entry| entry.unwrap().path());
-        versions.find(|path| path.join("site-packages").exists()).unwrap().join("site-packages")
+        packages(&self.python)
     }
 
     /// Returns a command for this Python with the libraries in `LD_PRELOAD`, without `memtrace run`.
@@ -359,53 +358,9 @@ pub(crate) fn traces(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Returns the exit status. A signal is 128 + its number, as a shell and `memtrace run` report it.
-pub(crate) fn exit_of(output: &Output) -> i32 {
-    use std::os::unix::process::ExitStatusExt;
-    output.status.code().or(output.status.signal().map(|signal| 128 + signal)).unwrap()
-}
-
-pub(crate) fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
 /// Returns the path of `tests/scripts`.
 pub(crate) fn scripts() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts")
-}
-
-/// Returns a command for `memtrace`, without inherited settings; see [`clean`].
-pub(crate) fn memtrace() -> Command {
-    clean(Path::new(env!("CARGO_BIN_EXE_memtrace")))
-}
-
-/// Runs `memtrace ARGUMENTS TRACE`.
-pub(crate) fn output(arguments: &[&str], trace: &Path) -> Output {
-    memtrace().args(arguments).arg(trace).output().unwrap()
-}
-
-/// Returns the stdout of `memtrace ARGUMENTS TRACE`; panics if it fails.
-pub(crate) fn printed(arguments: &[&str], trace: &Path) -> String {
-    succeeded(&arguments.join(" "), &output(arguments, trace))
-}
-
-/// Returns the answer of `memtrace ARGUMENTS --json TRACE`.
-pub(crate) fn json(arguments: &[&str], trace: &Path) -> serde_json::Value {
-    serde_json::from_str(&printed(&[arguments, &["--json"]].concat(), trace)).unwrap()
-}
-
-/// Returns a command for a program, without the inherited variables whose prefixes [`OUTSIDE_SETTINGS`]
-/// lists. `MEMTRACE_CACHE` stays, because it says where torch is installed.
-pub(crate) fn clean(program: &Path) -> Command {
-    let mut command = Command::new(program);
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy();
-        if name != "MEMTRACE_CACHE" && OUTSIDE_SETTINGS.iter().any(|prefix| name.starts_with(prefix)) {
-            command.env_remove(name.as_ref());
-        }
-    }
-    command.env("PYTHONDONTWRITEBYTECODE", "1");
-    command
+    root().join("tests/scripts")
 }
 
 /// Returns a command for a program on a simulated GPU, without memtrace.
@@ -413,13 +368,6 @@ pub(crate) fn on_phantom(program: &Path, card: &str) -> Command {
     let mut command = clean(program);
     command.env("LD_PRELOAD", built("libmemtrace_phantom.so")).env("MEMTRACE_PHANTOM", card);
     command
-}
-
-/// Checks that a program succeeded, and returns its stdout.
-pub(crate) fn succeeded(name: &str, output: &Output) -> String {
-    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{name}: {}\n{stdout}\n{stderr}", output.status);
-    stdout
 }
 
 /// Returns the value of `LD_PRELOAD` that `memtrace run --phantom` sets.
@@ -431,7 +379,11 @@ pub(crate) fn preloads() -> String {
 /// Returns the path of a library that `cargo build` left next to the command.
 pub(crate) fn built(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_BIN_EXE_memtrace")).with_file_name(name);
-    assert!(path.exists(), "{} is missing: run cargo build first, as scripts/test does", path.display());
+    let written = |path: &Path| std::fs::metadata(path).and_then(|file| file.modified()).ok();
+    // `cargo test` builds a library anew among the dependencies only, where `common::library` finds it.
+    let other = path.with_file_name("deps").join(name);
+    let is_fresh = path.exists() && written(&path) >= written(&other);
+    assert!(is_fresh, "{} is missing or stale: run cargo build first, as scripts/test does", path.display());
     path
 }
 

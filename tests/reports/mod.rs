@@ -11,7 +11,7 @@ mod peak;
 mod ranks;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use memtrace_analysis::options::Options;
 use memtrace_analysis::read::input::Input;
@@ -21,11 +21,8 @@ use memtrace_trace::meta::{Device, Meta};
 use memtrace_trace::{Category, EventName, Row};
 use serde_json::{Value, json};
 
+use crate::common::command::fixtures;
 use crate::common::torch::{Torch, memtrace, scripts, succeeded};
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
-}
 
 fn expected() -> Value {
     let text = std::fs::read_to_string(fixtures().join("expected.json")).unwrap();

@@ -7,16 +7,13 @@ use std::process::Command;
 use memtrace_trace::EventName;
 use memtrace_trace::text::NONE;
 
+use crate::common::command::root;
 use crate::common::pages;
 use crate::common::running::Running;
 use crate::common::terminal::Terminal;
 use crate::common::{LOADER, Trace, Traced, compiled, library, untraced};
 
 const RUNTIME: &str = "libcudart.so.12";
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
 
 fn program(target: &str, more: &[&str]) -> PathBuf {
     compiled("fakes/cudart.c", RUNTIME, &[]);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::common::torch::{Torch, memtrace, succeeded};
+use crate::common::torch::{Torch, json, memtrace, succeeded};
 
 fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples")
@@ -139,7 +139,13 @@ fn comparable(line: &str) -> String {
 /// The first console block of README must show what its commands print.
 #[test]
 fn the_readme_shows_what_its_commands_print() {
-    shows_what_its_commands_print("README.md", 1);
+    let Some(folder) = shows_what_its_commands_print("README.md", 1) else { return };
+    let summary = json(&["summary"], &folder.path().join("out"));
+    let device = &summary["processes"][0]["devices"][0];
+    let peak = |name: &str| device[name]["bytes"].as_i64().unwrap();
+    let outside = (peak("peak_used") - peak("peak_reserved")) >> 20;
+    let page = std::fs::read_to_string(examples().with_file_name("README.md")).unwrap();
+    assert!(page.contains(&format!("| measured: {outside} MiB of ")), "README.md: {outside} MiB are outside");
 }
 
 #[test]
@@ -154,8 +160,9 @@ fn the_page_of_predictions_shows_what_its_commands_print() {
 
 /// Runs the commands of a page's first console blocks in one folder. Each command must print every line that
 /// the page shows, in this order; `...` stands for the rest of a line.
-fn shows_what_its_commands_print(page: &str, blocks: usize) {
-    let Some(torch) = Torch::installed("2.11.0") else { return };
+/// Returns the folder.
+fn shows_what_its_commands_print(page: &str, blocks: usize) -> Option<TempDir> {
+    let torch = Torch::installed("2.11.0")?;
     let folder = TempDir::new().unwrap();
     std::os::unix::fs::symlink(examples(), folder.path().join("examples")).unwrap();
     let text = std::fs::read_to_string(examples().with_file_name(page)).unwrap();
@@ -182,6 +189,7 @@ fn shows_what_its_commands_print(page: &str, blocks: usize) {
             lines.drain(..=at);
         }
     }
+    Some(folder)
 }
 
 #[test]

@@ -15,20 +15,13 @@ use memtrace_trace::Meta;
 use memtrace_trace::csv::RowReader;
 use memtrace_trace::{EventName, Row};
 
+use crate::common::command::printed;
 use crate::common::parts::{parts_program, parts_program_with};
 use crate::common::running::Running;
 use crate::common::{self, Traced, TracedRun};
 
 fn traced(how: &str, rounds: &str) -> Traced {
     Traced::new(&parts_program("parts"), &[how, rounds])
-}
-
-fn memtrace(arguments: &[&str], path: &Path) -> String {
-    let output = Command::new(env!("CARGO_BIN_EXE_memtrace")).args(arguments).arg(path).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?} {}: {text}{errors}", path.display());
-    text
 }
 
 /// The live blocks by id, with the columns that identify a block and its owner.
@@ -158,10 +151,10 @@ fn rotate_writes_parts_that_replay_alone_and_read_as_one() {
     assert_eq!(count(&[EventName::Free, EventName::ExtFree, EventName::HostFree]), given);
     // `check` must accept each part by itself, and the whole trace.
     for file in ran.files() {
-        memtrace(&["check"], &file);
+        printed(&["check"], &file);
     }
     let folder = ran.files()[0].parent().unwrap().to_owned();
-    let whole = memtrace(&["check", "--json"], &folder);
+    let whole = printed(&["check", "--json"], &folder);
     let whole: serde_json::Value = serde_json::from_str(&whole).unwrap();
     let files = whole["files"].as_array().unwrap();
     assert_eq!(files.len(), 1, "{whole}");
@@ -184,8 +177,8 @@ fn compress_packs_finished_parts_and_they_read_the_same() {
         assert!(files.len() > 2, "{files:?}");
         assert!(files.iter().all(|file| file.to_string_lossy().ends_with(ending)), "{files:?}");
         assert_one_trace(&parts(&ran));
-        memtrace(&["check"], files[0].parent().unwrap());
-        memtrace(&["check"], &files[1]);
+        printed(&["check"], files[0].parent().unwrap());
+        printed(&["check"], &files[1]);
     }
 }
 
@@ -204,7 +197,7 @@ fn rotate_and_compress_lose_nothing_when_the_process_is_killed() {
         // Another process removes orphaned journals. It must leave the journal of this trace, although the
         // first part is compressed already.
         traced_by_others();
-        memtrace(&["check", "--repair"], &folder);
+        printed(&["check", "--repair"], &folder);
         let parts = parts(&ran);
         assert!(parts.len() > 2);
         assert_one_trace(&parts);
@@ -276,7 +269,7 @@ fn trace_replays_over_removed_parts_to_the_same_end() {
             (Some(i32::from(missing > 0)), Some(missing))
         );
         assert!(found.iter().all(|(what, count)| what == "missing_parts" || *count == 0), "{file}");
-        let said = memtrace(&["summary"], copy.path()).replace("\n ", "");
+        let said = printed(&["summary"], copy.path()).replace("\n ", "");
         assert_eq!(said.contains("damaged: "), missing > 0, "{said}");
         assert_eq!(said.contains(" not found: counts, ops and steps"), missing > 0, "{said}");
     }
@@ -296,13 +289,13 @@ fn keep_bounds_the_disk_and_leaves_the_highest_peak() {
         if compress == "off" {
             assert!(bytes <= 1 << 20, "{bytes}");
             assert!(parts.len() > 8 && (parts.len() as u32) < *parts.last().unwrap(), "{parts:?}");
-            let said = memtrace(&["summary"], &folder);
+            let said = printed(&["summary"], &folder);
             assert!(said.contains("removed (MEMTRACE_KEEP=1m): counts"), "{said}");
         }
         assert_eq!(replayed(&folder).2, highest);
-        memtrace(&["check"], &folder);
+        printed(&["check"], &folder);
         for file in ran.files().iter().filter(|file| file.extension().is_none_or(|end| end != "stacks")) {
-            memtrace(&["check"], file);
+            printed(&["check"], file);
         }
     }
 }
@@ -327,7 +320,7 @@ fn keep_counts_the_rows_that_every_part_repeats() {
         let bytes = disk(&ran.files());
         assert!(bytes <= 8 << 20, "{bytes} with {rotate}");
         assert!(*kept(&folder).last().unwrap() > 8);
-        memtrace(&["check"], &folder);
+        printed(&["check"], &folder);
     }
 }
 
@@ -339,7 +332,7 @@ fn keep_bounds_what_is_left_when_the_program_ends() {
     assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
     let bytes = disk(&ran.files());
     assert!(bytes <= 1 << 20, "{bytes}");
-    memtrace(&["check"], ran.files()[0].parent().unwrap());
+    printed(&["check"], ran.files()[0].parent().unwrap());
     let unbounded = traced("burst", "30000").env("MEMTRACE_ROTATE", "64k").run();
     assert!(disk(&unbounded.files()) > 2 << 20);
 }
@@ -368,13 +361,13 @@ fn reports_go_on_while_keep_removes_the_parts_that_they_read() {
         // Checks that parts were removed during the rounds above; otherwise the rounds test nothing.
         assert!(first().iter().all(|part| !before.contains(part) || *part < before[before.len() / 2]));
         running.end();
-        memtrace(&["check"], &out);
+        printed(&["check"], &out);
     }
 }
 
 /// Returns the numbers of the parts in a folder.
 fn kept(folder: &Path) -> Vec<u32> {
-    let files = memtrace(&["check", "--files", "--json"], folder);
+    let files = printed(&["check", "--files", "--json"], folder);
     let files: serde_json::Value = serde_json::from_str(&files).unwrap();
     let files = files["files"].as_array().unwrap();
     files.iter().map(|file| file["part"].as_u64().unwrap() as u32).collect()

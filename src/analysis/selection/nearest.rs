@@ -11,12 +11,13 @@ const LISTED: usize = 8;
 /// The maximum number of separate ranges of numbers that are kept. Further numbers are ignored.
 const MOST_RANGES: usize = 4096;
 
-/// Returns the names that are most similar to `wanted`, best match first, and the number of other names.
+/// Returns the names that are most similar to `wanted`, best match first, and the number of other names. Names that begin
+/// with `wanted` are before all others.
 #[must_use]
 pub fn nearest_names<'a>(names: impl IntoIterator<Item = &'a str>, wanted: &str) -> String {
     let mut names: Vec<&str> = names.into_iter().collect::<BTreeSet<&str>>().into_iter().collect();
     // The sort is stable, so equally similar names stay in alphabetical order.
-    names.sort_by_cached_key(|name| distance(name, wanted));
+    names.sort_by_cached_key(|name| (!name.starts_with(wanted), distance(name, wanted)));
     let mut list = names[..names.len().min(LISTED)].join(", ");
     if names.len() > LISTED {
         let _ = write!(list, " and {} more", count((names.len() - LISTED) as u64));
@@ -119,6 +120,10 @@ mod tests {
     fn selectors_list_the_nearest_names_first() {
         let names = ["GPT.h.1", "GPT.head", "GPT.h.0", "GPT.wte"];
         assert_eq!(nearest_names(names, "GPT.h.00"), "GPT.h.0, GPT.h.1, GPT.head, GPT.wte");
+        assert_eq!(
+            nearest_names(["oom", "optimizer_state", "summary"], "opt"),
+            "optimizer_state, oom, summary"
+        );
         let many: Vec<String> = (0..20).map(|number| format!("layer{number}")).collect();
         let list = nearest_names(many.iter().map(String::as_str), "layer7");
         assert!(list.starts_with("layer7, ") && list.ends_with(" and 12 more"), "{list}");

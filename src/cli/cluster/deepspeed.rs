@@ -81,6 +81,11 @@ pub(super) fn parse(arguments: &[&OsString]) -> Result<LaunchedRanks> {
             "include" | "exclude" => bail!(
                 "deepspeed: --{name} names single cards; with --ranks give --num_nodes and --num_gpus instead"
             ),
+            "elastic_training" | "min_elastic_nodes" | "max_elastic_nodes" => {
+                bail!(
+                    "deepspeed: --{name} lets the number of nodes change; with --ranks give --num_nodes instead"
+                )
+            }
             _ if IGNORED.contains(&name) => drop(value()?),
             _ => bail!("deepspeed: the option --{name} is unknown to memtrace"),
         }
@@ -199,6 +204,7 @@ mod tests {
             ("--include a:0 t.py", "names single cards"),
             ("-e a:0 t.py", "names single cards"),
             ("--autotuning run t.py", "--autotuning is unknown"),
+            ("--elastic_training --max_elastic_nodes 4 t.py", "give --num_nodes instead"),
             ("-x t.py", "-x is unknown"),
             ("--hostfile /no/such t.py", "cannot read --hostfile"),
         ] {

@@ -21,11 +21,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::cluster::store_values::{AnswerScope, Answered, Values};
+use crate::cluster::store_values::{AnswerScope, Answered, UNIQUE_ID, Values};
 
 /// The time for which a stand-in waits before it sets a key, because another thread or process of the rank
 /// may set the key.
 const GRACE: Duration = Duration::from_millis(200);
+/// The maximum time until a store has the id of an NCCL communicator that a rank creates.
+const ID_PATIENCE: Duration = Duration::from_secs(2);
 /// The maximum number of keys in a request. As in PyTorch, limits prevent a stray client from using up the
 /// memory of this process.
 const MOST_KEYS: u64 = 128 * 1024;
@@ -143,10 +145,22 @@ impl RankStores {
         Arc::new(Self { world, rank, pipeline: Mutex::default(), stores: Mutex::default() })
     }
 
-    /// Returns the key under which a store has the id of an NCCL communicator, or `None` if no store has it.
+    /// Returns the key under which a store has the id of an NCCL communicator, or `None` if no store has it. Waits for
+    /// the id, up to [`ID_PATIENCE`]: PyTorch sets it without waiting for an answer, and then creates the communicator,
+    /// so another thread may not have read the id yet.
     fn key_of_id(&self, id: &[u8]) -> Option<String> {
-        let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
-        stores.values().find_map(|(_, store)| store.lock().key_of_id(id))
+        let find = || {
+            let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+            stores.values().find_map(|(_, store)| store.lock().key_of_id(id))
+        };
+        let until = Instant::now() + ID_PATIENCE;
+        loop {
+            let found = find();
+            if found.is_some() || id.len() != UNIQUE_ID || Instant::now() >= until {
+                return found;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Returns the port of the store with this name, and starts the store if it does not run yet. `name` may
@@ -488,6 +502,19 @@ mod tests {
         );
         let answered = Answered { is_own: false, place: Some("main (train.py:3)".to_owned()) };
         assert_eq!(stores.answered(), [("never set".to_owned(), answered)]);
+    }
+
+    #[test]
+    fn a_store_finds_the_key_of_an_id_that_is_asked_for_before_it_is_set() {
+        let stores = RankStores::new(8, 0);
+        let mut client = connect(stores.port("a").unwrap());
+        let mut early = connect(stores.port("a").unwrap());
+        early.write_all(format!("key {}\n", "07".repeat(UNIQUE_ID)).as_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        client.write_all(&request(query::SET, &[b"mesh_dp//cuda//0", &[7; UNIQUE_ID]])).unwrap();
+        let mut line = String::new();
+        BufReader::new(early).read_line(&mut line).unwrap();
+        assert_eq!(line, "mesh_dp//cuda//0\n");
     }
 
     #[test]

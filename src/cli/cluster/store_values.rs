@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 /// The size in bytes of an `ncclUniqueId`.
-const UNIQUE_ID: usize = 128;
+pub(super) const UNIQUE_ID: usize = 128;
 /// The maximum total size in bytes of the keys and values of one store.
 pub(crate) const MOST_BYTES: usize = 1 << 30;
 

@@ -88,7 +88,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         command.print_long_help()?;
         return Ok(ExitCode::SUCCESS);
     }
-    if command.find_subcommand(&wanted).is_some() {
+    if is_command(&command, &wanted) {
         if let Err(help) = command.try_get_matches_from(["memtrace", &wanted, "--help"]) {
             help.print()?;
         }
@@ -111,6 +111,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     }
     stdout.write_all(page.text().as_bytes())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns true if `wanted` is a command, or the beginning of only one command and no other topic.
+fn is_command(command: &Command, wanted: &str) -> bool {
+    let other = TOPICS.iter().any(|topic| topic.name == wanted) || term(wanted).is_some();
+    let begun = command.get_subcommands().filter(|command| command.get_name().starts_with(wanted)).count();
+    command.find_subcommand(wanted).is_some() || begun == 1 && !other
 }
 
 /// Returns the word with this name, or `None` if the reports do not use it. `name` must be in lower case.

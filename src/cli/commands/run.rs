@@ -94,7 +94,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let kills = Kills::now();
     let mut child = match child.spawn() {
         Ok(child) => child,
-        Err(error) => return Ok(not_started(program, &error, &out)),
+        Err(error) => return Ok(not_started(program, &error)),
     };
     forwarder.set_child(child.id());
     let pid = child.id();
@@ -106,9 +106,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let fate = fate_of(pid, status, asked);
     let reason = || {
         let killed = fate.and_then(|fate| kills.reason(fate));
-        killed.unwrap_or_else(|| no_trace_reason(program, tracer, phantom.is_some(), status))
+        killed.unwrap_or_else(|| no_trace_reason(program, tracer, phantom.is_some(), status, fate))
     };
-    show_trace(matches, &out, &run_id, fate, reason);
+    show_trace(matches, out, &run_id, fate, reason);
     drop(scratch);
     recovery::remove_temporary_files();
     Ok(signals::end_like(status))
@@ -131,23 +131,22 @@ fn run_ranks(matches: &ArgMatches, ranks: &str, command: &[&OsString]) -> Result
         Launch { job: &job, phantom: &phantom, settings: &settings, out: &out.folder, run_id: &run_id };
     let (status, tracer) = match launch.run()? {
         Ended::With(status, tracer) => (status, tracer),
-        Ended::NotStarted(program, error) => return Ok(not_started(&program, &error, &out)),
+        Ended::NotStarted(program, error) => return Ok(not_started(&program, &error)),
         Ended::BySignal(signal) => {
-            out.remove_if_empty();
+            drop(out);
             return Ok(signals::end_by(signal));
         }
     };
     let program = job.command(0).into_iter().next().unwrap_or_default();
-    show_trace(matches, &out, &run_id, None, || no_trace_reason(&program, tracer, true, status));
+    show_trace(matches, out, &run_id, None, || no_trace_reason(&program, tracer, true, status, None));
     recovery::remove_temporary_files();
     Ok(signals::end_like(status))
 }
 
 /// Reports that a program cannot be started. Returns the status that a shell has for "not found" or "found,
 /// but not executable".
-fn not_started(program: &OsStr, error: &io::Error, out: &OutFolder) -> ExitCode {
+fn not_started(program: &OsStr, error: &io::Error) -> ExitCode {
     terminal::say(&format!("cannot run {}: {error}", Path::new(program).display()));
-    out.remove_if_empty();
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
 }
 
@@ -197,17 +196,17 @@ fn fate_of(pid: u32, status: ExitStatus, asked: Option<i32>) -> Option<Fate> {
     (1..32).contains(&signal).then_some(Fate { pid: None, signal, requested_signal: asked })
 }
 
-/// Prints the summary of the trace, or why there is no trace.
+/// Prints the summary of the trace, or why there is no trace. Removes `out` if it is empty.
 fn show_trace(
     matches: &ArgMatches,
-    out: &OutFolder,
+    out: OutFolder,
     run_id: &str,
     fate: Option<Fate>,
     reason: impl FnOnce() -> String,
 ) {
-    let shown = trace_of(out, run_id, fate).and_then(|input| match input {
+    let shown = trace_of(&out, run_id, fate).and_then(|input| match input {
         Some(_) if matches.get_flag("quiet") => Ok(()),
-        Some(input) => print_summary(input, out),
+        Some(input) => print_summary(input, &out),
         None => {
             terminal::say(&format!("no trace: {}", reason()));
             Ok(())
@@ -216,7 +215,6 @@ fn show_trace(
     if let Err(error) = shown {
         terminal::say(&message(&error));
     }
-    out.remove_if_empty();
 }
 
 /// Returns the traces of this launch, or `None` if it wrote none. The traces of killed processes are
@@ -237,7 +235,13 @@ fn trace_of(out: &OutFolder, run_id: &str, fate: Option<Fate>) -> Result<Option<
 }
 
 /// Returns the reason why the program left no trace, and the next step.
-fn no_trace_reason(program: &OsStr, tracer: TracerFacts, phantom: bool, status: ExitStatus) -> String {
+fn no_trace_reason(
+    program: &OsStr,
+    tracer: TracerFacts,
+    phantom: bool,
+    status: ExitStatus,
+    fate: Option<Fate>,
+) -> String {
     // The simulated GPU is loaded before the tracer. If it cannot meet the request, it ends the program with
     // status 2, so the tracer is never loaded.
     if !tracer.was_loaded && phantom && status.code() == Some(2) {
@@ -252,6 +256,18 @@ fn no_trace_reason(program: &OsStr, tracer: TracerFacts, phantom: bool, status: 
     }
     if tracer.failed {
         return "it could not be written; see memtrace's message above".to_owned();
+    }
+    if let Some(fate) = fate {
+        return match fate.requested_signal.map(ExitStatus::from_raw) {
+            Some(asked) => format!(
+                "memtrace was asked to end ({asked}), and passed this on to the program before it allocated GPU \
+                 memory"
+            ),
+            None => format!(
+                "the program was killed ({}) before it allocated GPU memory",
+                ExitStatus::from_raw(fate.signal)
+            ),
+        };
     }
     if !status.success() {
         return format!(

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::args;
 use crate::child_env::check_card;
 use crate::libraries::{TRACER, library};
-use crate::terminal;
+use crate::{signals, terminal};
 use findings::{Finding, Findings, State};
 use host::{check_journals, check_out_folder, check_system};
 use probe::run_probe;
@@ -85,7 +85,16 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
         findings.add("settings", State::Degraded, warning, "");
     }
     match library(TRACER) {
-        Ok(tracer) => run_probe(&mut findings, &tracer, &python, card)?,
+        Ok(tracer) => {
+            let forwarder = signals::Forwarder::start()?;
+            let probed = run_probe(&mut findings, &tracer, &python, card, &forwarder);
+            let asked = forwarder.asked_to_end();
+            forwarder.stop();
+            if let Some(signal) = asked {
+                return Ok(signals::end_by(signal));
+            }
+            probed?;
+        }
         Err(error) => findings.add("library", State::Missing, format!("{error:#}"), ""),
     }
     let works = findings.list.iter().all(|finding| finding.state != State::Missing);

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 use memtrace_cards::CARD_VARIABLE;
@@ -15,15 +15,17 @@ use serde_json::Value;
 use super::findings::{Findings, State};
 use super::torch::{check_device, check_symbols, check_torch};
 use super::trace_check::{TraceCounts, check_trace};
-use crate::child_env::{Scratch, preload_list, run_id};
+use crate::child_env::{Scratch, python_command, run_id};
 use crate::libraries::{PHANTOM, library};
+use crate::signals::Forwarder;
 
 /// The script that the Python interpreter runs.
 const PROBE: &str = include_str!("probe.py");
 /// The prefix of the script's output line with the answers as JSON.
 const ANSWER_PREFIX: &str = "memtrace-doctor ";
 
-/// Runs the Python with the tracer preloaded, and adds findings from its answers and its trace.
+/// Runs the Python with the tracer preloaded, and adds findings from its answers and its trace. Signals go to that
+/// Python.
 ///
 /// # Errors
 /// When the temporary folder cannot be created, or the trace cannot be read.
@@ -32,13 +34,19 @@ pub(super) fn run_probe(
     tracer: &Path,
     python: &[OsString],
     card: Option<&String>,
+    forwarder: &Forwarder,
 ) -> Result<()> {
     let scratch = Scratch::new(&run_id())?;
     let out = scratch.folder.join("out");
     let [program, ..] = python else { return Ok(()) };
     let mut command = probe_command(&scratch, &out, tracer, python, card)?;
     let shown = Path::new(program).display().to_string();
-    let output = match command.output() {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    match &child {
+        Ok(child) => forwarder.set_child(child.id()),
+        Err(_) => forwarder.no_child(),
+    }
+    let output = match child.and_then(Child::wait_with_output) {
         Ok(output) => output,
         Err(error) => {
             findings.add(
@@ -108,20 +116,13 @@ fn probe_command(
     python: &[OsString],
     card: Option<&String>,
 ) -> Result<Command> {
-    let mut preload = vec![scratch.loadable(tracer)?];
+    let mut libraries = vec![tracer.to_owned()];
     if card.is_some() {
-        preload.push(scratch.loadable(&library(PHANTOM)?)?);
+        libraries.push(library(PHANTOM)?);
     }
-    let mut command = Command::new(&python[0]);
-    command.args(&python[1..]).args(["-c", PROBE]).stdin(Stdio::null());
-    for (name, _) in std::env::vars_os() {
-        // Remove the user's settings, because they could disable tracing. Another check reports on them.
-        if name.to_string_lossy().starts_with("MEMTRACE_") {
-            command.env_remove(name);
-        }
-    }
-    command.env("LD_PRELOAD", preload_list(&preload, std::env::var_os("LD_PRELOAD").as_deref()));
-    command.env("MEMTRACE_OUT", out).env(HELLO, scratch.hello()).env("PYTHONDONTWRITEBYTECODE", "1");
+    let mut command = python_command(scratch, &python[0], &libraries)?;
+    command.args(&python[1..]).args(["-c", PROBE]);
+    command.env("MEMTRACE_OUT", out).env(HELLO, scratch.hello());
     if let Some(card) = card {
         command.env(CARD_VARIABLE, card);
     }

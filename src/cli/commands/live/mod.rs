@@ -22,15 +22,19 @@ use memtrace_trace::units::Unit;
 use super::nvidia_smi;
 use super::process_request::Request;
 use crate::args::{self, DEFAULT_FOLDER};
-use crate::terminal;
+use crate::{recovery, signals, terminal};
 use screen::Screen;
 use view::{SORTS, View, ViewSettings};
 
 /// The number of detailed steps that the key `d` requests.
 const DETAIL_STEPS: u32 = 5;
 
-/// The ways to group live blocks, in the order in which the key `b` selects them.
-const GROUPINGS: &[&str] = &["module", "category", "op", "phase", "step"];
+/// The maximum time until a signal that asks this command to end is noticed.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The ways to group live blocks, in the order in which the key `b` selects them, each with its own key.
+const GROUPINGS: [(char, &str); 5] =
+    [('m', "module"), ('c', "category"), ('o', "op"), ('p', "phase"), ('t', "step")];
 
 /// Returns the definition of the command `memtrace live`.
 pub(crate) fn command() -> Command {
@@ -57,7 +61,7 @@ pub(crate) fn command() -> Command {
                 .long("by")
                 .value_name("KEY")
                 .default_value("module")
-                .value_parser(PossibleValuesParser::new(["module", "category", "op", "phase", "step"]))
+                .value_parser(PossibleValuesParser::new(GROUPINGS.map(|(_, name)| name)))
                 .help("Group the live blocks by this key; press b to change it"),
         )
         .arg(
@@ -122,7 +126,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let metrics = matches.get_one::<PathBuf>("openmetrics");
     let interactive = metrics.is_none() && !matches.get_flag("once") && terminal::width(&stdout).is_some();
     let settings = ViewSettings {
-        by: GROUPINGS.iter().position(|key| *key == text("by")).unwrap_or(0),
+        by: GROUPINGS.iter().position(|(_, name)| *name == text("by")).unwrap_or(0),
         sort: 0,
         rank: matches.get_one::<i32>("rank").copied(),
         chosen: None,
@@ -193,13 +197,16 @@ fn check_rank(run: &LiveRun, path: &Path, rank: Option<i32>) -> Result<()> {
     }
 }
 
-/// Refreshes the screen until the user quits.
+/// Refreshes the screen until the user quits, or a signal asks this command to end.
 fn watch(live_run: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
+    // There is no child: signals are caught so that they do not end this process before the terminal is restored.
+    let forwarder = signals::Forwarder::start()?;
+    forwarder.no_child();
     let screen = Screen::enter()?;
     let mut next = Instant::now();
     let mut fresh = true;
     let mut request = None;
-    loop {
+    while forwarder.asked_to_end().is_none() {
         if Instant::now() >= next {
             if !view.settings.paused {
                 live_run.update();
@@ -217,7 +224,8 @@ fn watch(live_run: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
             screen.show(&view.lines(live_run, width, height))?;
         }
         let rest = next.saturating_duration_since(Instant::now());
-        if !crossterm::event::poll(rest)? {
+        // A signal does not end the wait.
+        if !crossterm::event::poll(rest.min(SIGNAL_INTERVAL))? {
             continue;
         }
         fresh = true;
@@ -233,19 +241,27 @@ fn watch(live_run: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
             KeyCode::Char(' ') => settings.paused = !settings.paused,
             KeyCode::Char('h' | '?') => settings.help = true,
             KeyCode::Char('b') => settings.by = (settings.by + 1) % GROUPINGS.len(),
-            KeyCode::Char(c @ ('m' | 'c' | 'o' | 'p' | 't')) => {
-                settings.by = ['m', 'c', 'o', 'p', 't'].iter().position(|key| *key == c).unwrap_or(0);
-            }
             KeyCode::Char('s' | '>') => settings.sort = (settings.sort + 1) % SORTS.len(),
             KeyCode::Char('<') => settings.sort = (settings.sort + SORTS.len() - 1) % SORTS.len(),
             KeyCode::Char('r') => view.next_process(live_run),
             KeyCode::Char('d') => view.settings.notice = ask(&mut request, view.process(live_run)),
             KeyCode::Char('+') => settings.interval = (settings.interval / 2).max(Duration::from_millis(100)),
             KeyCode::Char('-') => settings.interval = (settings.interval * 2).min(Duration::from_secs(60)),
+            KeyCode::Char(typed) => {
+                let place = GROUPINGS.iter().position(|(key, _)| *key == typed);
+                settings.by = place.unwrap_or(settings.by);
+            }
             _ => {}
         }
     }
-    Ok(ExitCode::SUCCESS)
+    drop(screen);
+    Ok(match forwarder.asked_to_end() {
+        Some(signal) => {
+            recovery::remove_temporary_files();
+            signals::end_by(signal)
+        }
+        None => ExitCode::SUCCESS,
+    })
 }
 
 /// Asks a process for the detail of its next steps. Returns a line for the screen: a confirmation, or the

@@ -387,7 +387,7 @@ impl View<'_> {
             ("", Side::Left),
             ("change", Side::Right),
             ("blocks", Side::Right),
-            (GROUPINGS[self.settings.by], Side::Left),
+            (GROUPINGS[self.settings.by].1, Side::Left),
         ]);
         for (name, group) in groups {
             let change = match growth(name) {
@@ -419,12 +419,12 @@ impl View<'_> {
     }
 }
 
-/// Returns the live blocks grouped by `GROUPINGS[by]`, largest first.
+/// Returns the live blocks grouped by `GROUPINGS[by].1`, largest first.
 fn groups(process: &LiveProcess, by: usize) -> Vec<(String, Group)> {
     let Some(device) = process.device() else { return Vec::new() };
     let blocks = process.replay.live_on(device.ordinal, false);
     let mut options = Options::default();
-    options.values.insert("by", GROUPINGS[by].to_owned());
+    options.values.insert("by", GROUPINGS[by].1.to_owned());
     // Only an invalid `--depth` would be an error, but it is not set here.
     let Ok(key) = Key::from_options(&options) else { return Vec::new() };
     memtrace_analysis::state::group::sorted(
@@ -438,7 +438,7 @@ fn keys(page: &mut Printer, settings: &ViewSettings) {
     for (key, action) in [
         ("q", "quit".to_owned()),
         ("space", if settings.paused { "resume" } else { "pause" }.to_owned()),
-        ("b", format!("by {}", GROUPINGS[settings.by])),
+        ("b", format!("by {}", GROUPINGS[settings.by].1)),
         ("s", format!("sort: {}", SORTS[settings.sort])),
         ("r", if is_chosen { "next process" } else { "process: most used" }.to_owned()),
         ("d", "detail".to_owned()),
@@ -456,11 +456,12 @@ fn help(page: &mut Printer) {
     page.line([Cell::new("memtrace live", Style::Strong), "  keys".into()]);
     page.gap();
     let mut table = Table::new(&[("", Side::Left), ("", Side::Left)]);
+    let groupings = GROUPINGS.map(|(_, name)| name).join(", ");
     for (key, action) in [
         ("q, Esc", "quit; the traced program continues"),
         ("space", "pause or resume"),
-        ("b", "next grouping: module, category, op, phase, step"),
-        ("m c o p t", "group by module, category, op, phase, step"),
+        ("b", &format!("next grouping: {groupings}")),
+        (&GROUPINGS.map(|(key, _)| key.to_string()).join(" "), &format!("group by {groupings}")),
         ("s  < >", "next or previous order: bytes, growth, blocks, name"),
         ("r", "next process; after the last, the one with the most memory in use"),
         ("d", "record the next 5 steps of the shown process in full, as --detail does"),

@@ -151,7 +151,7 @@ impl ServerHandler for Server {
         let mut arguments = request.arguments.unwrap_or_default();
         let offset = match arguments.remove("offset") {
             None => Some(0),
-            Some(offset) => offset.as_u64().and_then(|offset| usize::try_from(offset).ok()),
+            Some(offset) => tools::whole(&offset).and_then(|offset| usize::try_from(offset).ok()),
         };
         let answer = match offset {
             None => Err("offset: expected a number of characters, 0 or more".to_owned()),

@@ -222,10 +222,19 @@ fn values(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
     }
 }
 
+/// Returns a whole number, also from `2.0` or `1e3`, which are integers in JSON Schema.
+pub(super) fn whole(value: &Value) -> Option<i64> {
+    let is_whole =
+        |number: &f64| number.fract() == 0.0 && number.abs() < (1_u64 << f64::MANTISSA_DIGITS) as f64;
+    value.as_i64().or_else(|| value.as_f64().filter(is_whole).map(|number| number as i64))
+}
+
 fn text(arg: &Arg, value: &Value) -> Result<String, String> {
     match value {
         Value::String(text) if takes_value(arg) && !text.contains('\0') => Ok(text.clone()),
-        Value::Number(number) if takes_value(arg) => Ok(number.to_string()),
+        Value::Number(number) if takes_value(arg) => {
+            Ok(whole(value).map_or_else(|| number.to_string(), |whole| whole.to_string()))
+        }
         _ => Err(format!("{}: {value} is not what the schema of this tool asks for", key(arg))),
     }
 }
@@ -272,6 +281,12 @@ mod tests {
         assert_eq!(words.len(), 4);
         for word in ["--by=module", "--json", "--top=3", "--step=-1"] {
             assert!(words.contains(&word.into()), "{words:?}");
+        }
+        for (number, word) in
+            [("2.0", "--top=2"), ("1e3", "--top=1000"), ("0.5", "--top=0.5"), ("-7", "--top=-7")]
+        {
+            let number: Value = serde_json::from_str(number).unwrap();
+            assert_eq!(line(&tools, "peak", json!({"top": number})).unwrap(), [word]);
         }
         let words =
             line(&tools, "run", json!({"command": ["python", "--phantom"], "phantom": "t4"})).unwrap();

@@ -128,7 +128,8 @@ mod tests {
     fn nvidia_smi_draws_lines_of_one_width_whatever_the_names() {
         for card in ["8xh100-80g", "t4,others=1g", "mem=900g,name=Ä card with a very long name", "mem=8t"] {
             let mut machine = Machine::empty("test", Spec::parse(card).unwrap());
-            let at = CardUse { context: Some(u64::MAX / 4), allocated: u64::MAX, busy_ns: 0 };
+            let half = machine.spec.memory / 2;
+            let at = CardUse { context: Some(half), allocated: half, busy_ns: 0 };
             let process = Process { pid: u32::MAX, start: 1 };
             let cards = vec![at; machine.spec.count as usize];
             machine.processes.push(ProcessUse { process, cuda_version: u32::MAX, cards });
@@ -140,7 +141,8 @@ mod tests {
                 .filter(|line| line.starts_with(['|', '+']))
                 .map(|line| line.chars().count())
                 .collect();
-            assert!(widths.iter().take(7).all(|&width| width == 91), "{text}");
+            // The header, four lines for each card, the headings of the processes, each process, the last rule.
+            assert_eq!(widths, vec![91; 7 + 4 * count + 5 + count + 1], "{text}");
         }
         assert_eq!(cut_front("/a/very/long/path/to/python3", 12), "...o/python3");
         assert_eq!(cut("NVIDIA H100 80GB HBM3", 10), "NVIDIA ...");

@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, BufWriter};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use memtrace_analysis::read::stream::TraceFile;
@@ -14,13 +15,17 @@ use memtrace_cards::CARD_VARIABLE;
 use memtrace_machine::MACHINE_VARIABLE;
 use serde_json::{Value, json};
 
-use crate::child_env::{Scratch, preload_list, run_id};
+use crate::child_env::{Scratch, python_command, run_id};
 use crate::libraries::{PHANTOM, library};
+use crate::recovery;
+use crate::signals::{self, Forwarder};
 
 /// The Python program that makes the requests.
 const PROGRAM: &str = include_str!("replay.py");
 /// The maximum number of concurrent processes. Each needs about 500 MB for torch.
 const MOST_PROCESSES: usize = 4;
+/// The interval between two checks for a signal that asks this command to end.
+const INTERVAL: Duration = Duration::from_millis(50);
 
 /// The device on which the requests are repeated.
 #[derive(Clone, Copy, Debug)]
@@ -48,15 +53,50 @@ pub(super) struct Replays {
     pub(super) torch: String,
 }
 
-/// Makes the requests once with each of `settings`. Calls `progress` with the number of finished replays.
+/// The processes that make the replays, each with the indices of its settings. All are killed when dropped.
+struct Workers(Vec<(Child, std::vec::IntoIter<usize>)>);
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        for (child, _) in &mut self.0 {
+            // An error means that the process has ended.
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+}
+
+/// Makes the requests once with each of `settings`. Calls `progress` with the number of finished replays. A signal that
+/// asks this command to end also ends the replays.
 ///
 /// # Errors
-/// When `python` cannot be run, has no torch with CUDA, or fails.
+/// When `python` cannot be run, has no torch with CUDA, or fails. No replay is running then.
 pub(super) fn run(
     python: &OsString,
     requests: &Requests,
     settings: &[String],
     capacity: Capacity,
+    progress: impl FnMut(usize),
+) -> Result<Replays> {
+    let forwarder = Forwarder::start()?;
+    // Do not forward signals: this process ends the replays itself.
+    forwarder.no_child();
+    let replays = run_all(python, requests, settings, capacity, &forwarder, progress);
+    if let Some(signal) = forwarder.asked_to_end() {
+        recovery::remove_temporary_files();
+        signals::end_by(signal);
+    }
+    forwarder.stop();
+    replays
+}
+
+/// Does the work of [`run`]. Stops all replays and returns an error if a signal asks this command to end.
+fn run_all(
+    python: &OsString,
+    requests: &Requests,
+    settings: &[String],
+    capacity: Capacity,
+    forwarder: &Forwarder,
     mut progress: impl FnMut(usize),
 ) -> Result<Replays> {
     let scratch = Scratch::new(&run_id())?;
@@ -68,7 +108,7 @@ pub(super) fn run(
     requests.write(BufWriter::new(file)).context("cannot write the requests into the temporary folder")?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let processes = cores.min(MOST_PROCESSES).min(settings.len());
-    let mut workers = Vec::new();
+    let mut workers = Workers(Vec::new());
     let (sender, receiver) = mpsc::channel();
     for worker in 0..processes {
         let own: Vec<usize> = (worker..settings.len()).step_by(processes).collect();
@@ -86,7 +126,9 @@ pub(super) fn run(
         let errors = path(&format!("stderr{worker}"));
         let stderr = File::create_new(&errors).with_context(|| errors.display().to_string())?;
         let mut child = start(&scratch, python, [&program, &operations, &plan], worker, (capacity, stderr))?;
-        let stdout = child.stdout.take().context("the replay has no output")?;
+        let stdout = child.stdout.take();
+        workers.0.push((child, own.into_iter()));
+        let stdout = stdout.context("the replay has no output")?;
         let sender = sender.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
@@ -97,15 +139,21 @@ pub(super) fn run(
                 }
             }
         });
-        workers.push((child, own.into_iter()));
     }
     drop(sender);
     let mut answers = vec![None; settings.len()];
     let mut torch = String::new();
     let mut done = 0;
-    for (worker, line) in receiver {
+    loop {
+        if forwarder.asked_to_end().is_some() {
+            bail!("a signal asked memtrace to end");
+        }
+        let (worker, line) = match receiver.recv_timeout(INTERVAL) {
+            Ok(received) => received,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
         if let Some(why) = line["no_torch"].as_str() {
-            stop(&mut workers);
             let python = line["python"].as_str().unwrap_or_default();
             bail!(
                 "{python} has no PyTorch for CUDA ({why}); name a Python that has it: memtrace tune --python PATH"
@@ -113,13 +161,13 @@ pub(super) fn run(
         }
         if let Some(version) = line["torch"].as_str() {
             torch = version.to_owned();
-        } else if let Some(index) = workers[worker].1.next() {
+        } else if let Some(index) = workers.0[worker].1.next() {
             answers[index] = Some(line);
             done += 1;
             progress(done);
         }
     }
-    for (worker, (mut child, _)) in workers.into_iter().enumerate() {
+    for (worker, (child, _)) in workers.0.iter_mut().enumerate() {
         let status = child.wait().context("cannot wait for a replay")?;
         if !status.success() {
             let stderr = fs::read(path(&format!("stderr{worker}"))).unwrap_or_default();
@@ -142,37 +190,20 @@ fn start(
     worker: usize,
     (capacity, stderr): (Capacity, File),
 ) -> Result<Child> {
-    let mut command = Command::new(python);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy().into_owned();
-        // Remove the user's settings, because they could change the simulated GPU, its devices or the
-        // allocator.
-        if name.starts_with("MEMTRACE_")
-            || name == "CUDA_VISIBLE_DEVICES"
-            || name == "PYTORCH_NO_CUDA_MEMORY_CACHING"
-        {
-            command.env_remove(name);
-        }
-    }
-    let preload = [scratch.loadable(&library(PHANTOM)?)?];
+    let mut command = python_command(scratch, python, &[library(PHANTOM)?])?;
     command
-        .env("LD_PRELOAD", preload_list(&preload, std::env::var_os("LD_PRELOAD").as_deref()))
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(stderr)
+        // These would change the devices or the allocator.
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .env_remove("PYTORCH_NO_CUDA_MEMORY_CACHING")
         .env(CARD_VARIABLE, format!("mem={},context=0", capacity.total))
-        .env(MACHINE_VARIABLE, format!("{}-{worker}", run_id()))
-        .env("PYTHONDONTWRITEBYTECODE", "1");
+        .env(MACHINE_VARIABLE, format!("{}-{worker}", run_id()));
     command.spawn().with_context(|| {
         format!(
             "cannot run {}; name a Python with PyTorch: memtrace tune --python PATH",
             Path::new(python).display()
         )
     })
-}
-
-/// Kills the processes and waits until they have ended.
-fn stop(workers: &mut Vec<(Child, std::vec::IntoIter<usize>)>) {
-    for (child, _) in workers {
-        child.kill().ok();
-        child.wait().ok();
-    }
 }

@@ -9,7 +9,7 @@ use memtrace_machine::files::running;
 use memtrace_trace::host::boot_id;
 use memtrace_trace::private_file;
 
-use crate::child_env::{Scratch, run_id_of};
+use super::{Scratch, run_id_of};
 
 /// The minimum age of a folder that is removed if the processes of its launch may not be visible here, such as
 /// those in another container.
