@@ -135,6 +135,8 @@ class Cell:
             "PYTHONPATH": str(ROOT / "python"),
             "PYTHONHASHSEED": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
+            # triton, which optimizers import, would turn the GIL on again.
+            **({"PYTHON_GIL": "0"} if self.is_free_threaded else {}),
         }
 
     def script(self, name: str) -> Path:
@@ -164,7 +166,13 @@ class Cell:
             if status:
                 raise Failed(last_line(output))
 
-    check_loader = check_threads = check_compile = check_totals
+    check_loader = check_compile = check_totals
+
+    def check_threads(self, case: Case) -> None:
+        self.check_totals(case)
+        (found,) = case.values()
+        if found["gil"] == self.is_free_threaded:
+            raise Failed(f"the GIL is {'on' if found['gil'] else 'off'}")
 
     def check_modules(self, case: Case) -> None:
         (wanted,) = case.values()

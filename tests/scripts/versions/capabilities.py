@@ -129,7 +129,7 @@ def loader():
 
 
 def threads():
-    """Eight threads allocate, call modules and free blocks of each other."""
+    """Eight threads allocate, train new models with optimizers, and free blocks of each other."""
     passed, lock, failures = [], threading.Lock(), []
 
     def work(seed):
@@ -140,6 +140,9 @@ def threads():
                 mine.append(torch.empty(rng.randrange(1, 300_000), dtype=torch.uint8, device="cuda"))
                 if number % 8 == 0:
                     model(x).sum().backward()
+                if number % 64 == 0:
+                    model = Net().cuda()
+                    train(model, torch.optim.AdamW(model.parameters()), x)
                 if len(mine) > 10:
                     with lock:
                         passed.append(mine.pop(rng.randrange(len(mine))))
