@@ -119,7 +119,7 @@ impl Report for Diff {
         totals(&mut printer, &before, &after, options);
         printer.gap();
         let changes = changes(&before, &after);
-        if by.name == "category" {
+        if by.name() == "category" {
             footer.note_inference(&before.replayed);
             footer.note_inference(&after.replayed);
         }
