@@ -16,6 +16,6 @@ pub(crate) fn parts_program_with(target: &str, more: &[&str]) -> PathBuf {
     compiled("fakes/c10.c", "libc10.so", &[]);
     compiled("fakes/c10_cuda.c", "libc10_cuda.so", &["libc10.so", RUNTIME]);
     let include = format!("-I{}", Path::new(env!("CARGO_MANIFEST_DIR")).join("include").display());
-    let arguments = [&[include.as_str(), "libc10_cuda.so", "libc10.so", RUNTIME], more].concat();
+    let arguments = [&[include.as_str(), "libc10_cuda.so", "libc10.so", RUNTIME][..], more].concat();
     compiled("processes/parts.c", target, &arguments)
 }
