@@ -137,6 +137,10 @@ mod tests {
                 "frag" | "serving" | "peak --at end" => {
                     cases.extend([(report, Vec::new()), (report, vec![moment("oom")])]);
                 }
+                "diff" => {
+                    let steps = ("steps", "0:0".to_owned());
+                    cases.extend([(report, Vec::new()), (report, vec![steps])]);
+                }
                 "ledger" => {
                     let host = ("host", String::new());
                     cases.extend([(report, Vec::new()), (report, vec![moment("oom")]), (report, vec![host])]);
@@ -150,8 +154,9 @@ mod tests {
             {
                 options.values.insert(flag.name, flag.default.to_owned());
             }
+            let is_alone = asked.iter().any(|(name, _)| *name == "steps");
             options.values.extend(asked);
-            let inputs = vec![run.clone(); report.inputs().len()];
+            let inputs = vec![run.clone(); if is_alone { 1 } else { report.inputs().len() }];
             let answer = report.run(&inputs, &options).unwrap();
             let lost = 2 * 30 * inputs.len() as u64;
             assert!(answer.is_list || answer.footer.lost == lost, "{}: {}", report.name(), answer.text());
