@@ -127,8 +127,9 @@ mod tests {
             std::fs::write(folder.join(format!("a.r{rank}.csv")), trace.finish()).unwrap();
         }
         let run = Input::open(&folder).unwrap();
+        type Asked = Vec<(&'static str, String)>;
         let moment = |at: &str| ("at", at.to_owned());
-        let mut cases: Vec<(&dyn Report, Vec<(&'static str, String)>)> = Vec::new();
+        let mut cases: Vec<(&dyn Report, Asked)> = Vec::new();
         for report in with_views() {
             match report.name() {
                 // These limits cannot be checked, because events were lost.
