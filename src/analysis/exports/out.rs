@@ -176,7 +176,7 @@ fn refuse_input<'a>(path: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> 
     let Some(place) = id(path) else { return Ok(()) };
     match inputs.into_iter().find(|input| id(input) == Some(place)) {
         Some(input) => {
-            Err(Error::usage(format!("{} is the trace itself; name another file with -o", input.display())))
+            Err(Error::usage(format!("{} is the trace itself; name another file", input.display())))
         }
         None => Ok(()),
     }

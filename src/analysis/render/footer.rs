@@ -43,6 +43,7 @@ impl Footer {
     /// reads must then be added with one of the methods below, whether the report shows it or not.
     #[must_use]
     pub fn of<'a>(inputs: impl IntoIterator<Item = &'a Input>) -> Footer {
+        let inputs: Vec<&Input> = inputs.into_iter().collect();
         let mut footer = Footer {
             lost: 0,
             unattributed: (0, 0),
@@ -52,9 +53,12 @@ impl Footer {
             damage: Vec::new(),
             notes: Vec::new(),
         };
-        for input in inputs {
+        for input in &inputs {
             footer.phantom.add(input);
-            footer.notes.extend(input.notes.iter().cloned());
+            footer.notes.extend(input.notes.iter().map(|note| match inputs.len() {
+                1 => note.clone(),
+                _ => format!("{}: {note}", input.path.display()),
+            }));
         }
         footer.notes.extend(footer.phantom.warning());
         footer

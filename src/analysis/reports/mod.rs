@@ -127,8 +127,9 @@ mod tests {
             std::fs::write(folder.join(format!("a.r{rank}.csv")), trace.finish()).unwrap();
         }
         let run = Input::open(&folder).unwrap();
+        type Asked = Vec<(&'static str, String)>;
         let moment = |at: &str| ("at", at.to_owned());
-        let mut cases: Vec<(&dyn Report, Vec<(&'static str, String)>)> = Vec::new();
+        let mut cases: Vec<(&dyn Report, Asked)> = Vec::new();
         for report in with_views() {
             match report.name() {
                 // These limits cannot be checked, because events were lost.
@@ -136,6 +137,10 @@ mod tests {
                 "advise --batch x2" => cases.push((report, vec![("without", "op=aten::mm".to_owned())])),
                 "frag" | "serving" | "peak --at end" => {
                     cases.extend([(report, Vec::new()), (report, vec![moment("oom")])]);
+                }
+                "diff" => {
+                    let steps = ("steps", "0:0".to_owned());
+                    cases.extend([(report, Vec::new()), (report, vec![steps])]);
                 }
                 "ledger" => {
                     let host = ("host", String::new());
@@ -150,8 +155,9 @@ mod tests {
             {
                 options.values.insert(flag.name, flag.default.to_owned());
             }
+            let is_alone = asked.iter().any(|(name, _)| *name == "steps");
             options.values.extend(asked);
-            let inputs = vec![run.clone(); report.inputs().len()];
+            let inputs = vec![run.clone(); if is_alone { 1 } else { report.inputs().len() }];
             let answer = report.run(&inputs, &options).unwrap();
             let lost = 2 * 30 * inputs.len() as u64;
             assert!(answer.is_list || answer.footer.lost == lost, "{}: {}", report.name(), answer.text());

@@ -93,7 +93,13 @@ impl Report for Diff {
             return Err(Error::usage("expected two traces".to_owned()));
         };
         let mut before = DiffSide::new(input_before, options_before, &by, &mut footer, limit.is_some())?;
+        let of_before = footer.clone();
         let mut after = DiffSide::new(input_after, options_after, &by, &mut footer, limit.is_some())?;
+        if pair.is_some() {
+            // Both steps are in one trace, whose lost events, damage and notes count once.
+            let Footer { unattributed, unattributed_ever, .. } = footer;
+            footer = Footer { unattributed, unattributed_ever, ..of_before };
+        }
         // Join the layers of both runs, so that all layers get the same names even if only one run has an
         // additional layer.
         let mut layers = before.layers();
@@ -504,8 +510,8 @@ mod tests {
             |key: &str| changes.iter().find(|change| change["key"] == key).unwrap()["delta_bytes"].clone();
         assert_eq!((changes.len(), of("parameter *"), of("activation")), (2, json!(0), json!(0)));
         let notes: Vec<String> = answer.footer.all_notes().collect();
-        for note in ["about tagged.csv", "about untagged.csv", "* inferred"] {
-            assert!(notes.iter().any(|line| line.starts_with(note)), "{notes:?}");
+        for note in ["tagged.csv: about tagged.csv", "untagged.csv: about untagged.csv", "* inferred"] {
+            assert!(notes.iter().any(|line| line.contains(note)), "{notes:?}");
         }
     }
 
