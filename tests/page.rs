@@ -590,6 +590,27 @@ fn live_restores_the_terminal_when_a_signal_ends_it() {
     }
 }
 
+/// crossterm never stops reading from a terminal that is gone.
+#[test]
+fn live_ends_when_its_terminal_is_closed() {
+    let folder = TempDir::new().unwrap();
+    let (pid, out) = (folder.path().join("pid"), folder.path().join("out"));
+    let live = format!("{} live {}", env!("CARGO_BIN_EXE_memtrace"), out.display());
+    let start = format!("sh -c 'echo $$ > {}; exec {live}'", pid.display());
+    let Some(terminal) = Terminal::open(110, 40, &start) else { return };
+    terminal.wait("waiting for a trace");
+    let process = Path::new("/proc").join(std::fs::read_to_string(&pid).unwrap().trim());
+    assert!(process.exists());
+    drop(terminal);
+    for _ in 0..600 {
+        if !process.join("exe").exists() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    panic!("it still runs");
+}
+
 #[test]
 fn live_once_prints_one_view_for_scripts() {
     let text = run(memtrace().args(["live", "--once", "--by", "category"]).arg(fixture("sharded")));

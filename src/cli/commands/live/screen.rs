@@ -1,7 +1,9 @@
 //! The terminal of `memtrace live`: alternate screen, raw keys, no cursor. The terminal is restored on every
 //! exit, including a panic.
 
-use std::io::{IsTerminal, Write, stdout};
+use std::fs::File;
+use std::io::{IsTerminal, Write, stdin, stdout};
+use std::time::Duration;
 
 use anyhow::Result;
 use crossterm::{cursor, execute, queue, style, terminal};
@@ -18,11 +20,12 @@ impl Screen {
     /// When the terminal refuses.
     pub(super) fn enter() -> Result<Screen> {
         // If stdin is not a terminal, there are no keys to read. The user can quit with Ctrl-C.
-        let raw = std::io::stdin().is_terminal();
+        let raw = stdin().is_terminal();
         if raw {
             terminal::enable_raw_mode()?;
         }
         let screen = Screen { raw };
+        std::thread::Builder::new().name("terminal".to_owned()).spawn(move || end_without_terminal(raw))?;
         execute!(stdout(), terminal::EnterAlternateScreen, cursor::Hide)?;
         // Restore the terminal before a panic prints its message. The alternate screen would hide the
         // message.
@@ -66,6 +69,18 @@ impl Screen {
         queue!(out, terminal::EndSynchronizedUpdate)?;
         out.flush()?;
         Ok(())
+    }
+}
+
+/// Waits until the terminal is gone, and then ends the process as SIGHUP would. crossterm reads from a closed
+/// terminal without end, so the main thread may never see the signal.
+fn end_without_terminal(is_stdin: bool) {
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+        let is_there = if is_stdin { stdin().is_terminal() } else { File::open("/dev/tty").is_ok() };
+        if !is_there {
+            std::process::exit(128 + signal_hook::consts::SIGHUP);
+        }
     }
 }
 
