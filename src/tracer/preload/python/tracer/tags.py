@@ -116,29 +116,32 @@ def _gradient_of(parameter):
 def tag_model(root) -> None:
     """Tags the parameters, gradients, buffers and plain attributes of the modules below a root, the root
     included. Leaves out modules without a path."""
-    paths = [(module, id_of(path_of(module))) for module in root.modules()]
-    modules = [(module, path_id) for module, path_id in paths if path_id]
     # The storages that have a tag. The first tag of a storage counts.
     seen: set[int] = set()
-    _tag_parameters(root, modules, seen)
+    _tag_parameters(root, seen)
     first = next(root.parameters(), None)
     if type(first) in PLAIN_TENSORS and first.is_cuda:
         _known_places[id(root)] = (weakref.ref(first), first.data_ptr())
     else:
         _known_places.pop(id(root), None)
-    for module, path_id in modules:
-        for name, buffer in module._buffers.items():
+    # No list of pairs: its tuples would go to Python's free list, and the program's next tuples would not
+    # count for its garbage collector.
+    for module in root.modules():
+        path_id = id_of(path_of(module))
+        for name, buffer in module._buffers.items() if path_id else ():
             if buffer is not None:
                 tag(buffer, BUFFER, path_id, id_of(name), seen)
     # Attributes come last, because an attribute may be a view of a parameter.
     searched: set[int] = set()
-    for module, path_id in modules:
-        tag_attributes(module, path_id, seen, searched)
+    for module in root.modules():
+        path_id = id_of(path_of(module))
+        if path_id:
+            tag_attributes(module, path_id, seen, searched)
 
 
-def _tag_parameters(root, modules: list[tuple], seen: set[int]) -> None:
+def _tag_parameters(root, seen: set[int]) -> None:
     """Tags the parameters of a root's modules and their gradients. Records their types, and how many bytes
-    are trained. `modules` has pairs of a module and the id of its path."""
+    are trained."""
     root_id = root_id_of(id(root))
     parameters, gradients = SharedTags(PARAMETER), SharedTags(GRADIENT, "bucket")
     inside = {id(module) for module in root.modules()}
@@ -146,7 +149,10 @@ def _tag_parameters(root, modules: list[tuple], seen: set[int]) -> None:
     trained = 0
     # A parameter that several modules share belongs to the first one.
     visited: set[int] = set()
-    for module, path_id in modules:
+    for module in root.modules():
+        path_id = id_of(path_of(module))
+        if not path_id:
+            continue
         for name, parameter in module._parameters.items():
             if parameter is None or id(parameter) in visited:
                 continue
