@@ -48,7 +48,10 @@ def _in_detail(function, place: str):
 
 def hook_sharding_libraries() -> None:
     """Hooks the functions of the modules that were imported since the last call."""
-    for index, (module_name, name, before, after) in list(_not_hooked.items()):
+    # No list of items: its tuples would go to Python's free list, and the program's next tuples would not count
+    # for its garbage collector.
+    for index in list(_not_hooked):
+        module_name, name, before, after = _not_hooked[index]
         if module_name not in sys.modules:
             continue
         del _not_hooked[index]
