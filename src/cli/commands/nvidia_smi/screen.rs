@@ -61,7 +61,7 @@ fn card_rows(text: &mut String, measured: &Measured, card: usize) {
         Some(false) => "Off".to_owned(),
         None => "N/A".to_owned(),
     };
-    let _ = writeln!(text, "| {card:>3}  {name:<26}      On  |   {bus:<16} Off | {ecc:>20} |");
+    let _ = writeln!(text, "| {card:>3}  {name:<26}     On  |   {bus:<16} Off | {ecc:>20} |");
     let usage = match spec.base.unified() {
         Some(_) => format!("{:<22}", "Not Supported"),
         None => format!("{}MiB / {:>6}MiB", used / MIB, spec.memory / MIB),
