@@ -78,8 +78,8 @@ impl Scratch {
         Ok(Scratch { folder, _lock: lock })
     }
 
-    /// Returns the path of the file to which the tracers append their reports. The variable [`HELLO`] passes
-    /// the path to them; see [`memtrace_trace::hello`].
+    /// Returns the path of the file to which the tracers append their reports. The variable
+    /// [`HELLO`](memtrace_trace::hello::HELLO) passes the path to them.
     pub(crate) fn hello(&self) -> PathBuf {
         Scratch::hello_in(&self.folder)
     }
