@@ -26,27 +26,27 @@ impl OutFolder {
     /// # Errors
     /// When the folder cannot be created.
     pub(crate) fn new(wanted: Option<&PathBuf>) -> Result<OutFolder> {
-        let mut out = match wanted {
+        let parent = Path::new(DEFAULT_FOLDER);
+        let created = missing_folders(wanted.map_or(parent, PathBuf::as_path));
+        let mut out = OutFolder { folder: PathBuf::new(), shown: PathBuf::new(), created };
+        out.shown = match wanted {
             Some(folder) => {
-                let missing = folder.ancestors().take_while(|folder| !folder.exists());
-                let created = missing.filter(|folder| !folder.as_os_str().is_empty());
-                let created = created.map(Path::to_owned).collect();
-                let out = OutFolder { folder: PathBuf::new(), shown: folder.clone(), created };
                 fs::create_dir_all(folder).with_context(|| cannot_create(folder))?;
-                out
+                folder.clone()
             }
             None => {
-                let shown = new_default_folder()?;
-                let created = vec![shown.clone(), DEFAULT_FOLDER.into()];
-                OutFolder { folder: PathBuf::new(), shown, created }
+                let folder = new_default_folder()?;
+                out.created.insert(0, folder.clone());
+                folder
             }
         };
         out.folder = out.shown.canonicalize().with_context(|| out.shown.display().to_string())?;
         Ok(out)
     }
+}
 
-    /// Removes the folders that this run created and that are empty.
-    pub(crate) fn remove_if_empty(&self) {
+impl Drop for OutFolder {
+    fn drop(&mut self) {
         for folder in &self.created {
             // An error means that the folder is not empty, or was never created.
             fs::remove_dir(folder).ok();
@@ -54,10 +54,10 @@ impl OutFolder {
     }
 }
 
-impl Drop for OutFolder {
-    fn drop(&mut self) {
-        self.remove_if_empty();
-    }
+/// Returns `folder` and the folders above it that do not exist, the innermost first.
+fn missing_folders(folder: &Path) -> Vec<PathBuf> {
+    let missing = folder.ancestors().take_while(|folder| !folder.exists());
+    missing.filter(|folder| !folder.as_os_str().is_empty()).map(Path::to_owned).collect()
 }
 
 fn cannot_create(folder: &Path) -> String {

@@ -15,6 +15,8 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 
+use crate::recovery;
+
 /// The forwarded signals: signals that would end us, and signals that programs commonly handle.
 const FORWARDED: &[i32] =
     &[sig::SIGINT, sig::SIGTERM, sig::SIGHUP, sig::SIGQUIT, sig::SIGUSR1, sig::SIGUSR2, sig::SIGALRM];
@@ -143,8 +145,10 @@ pub(crate) fn end_like(status: ExitStatus) -> std::process::ExitCode {
     std::process::ExitCode::from(status.code().unwrap_or(1) as u8)
 }
 
-/// Ends this process by a signal. If that fails, returns the status that a shell would return.
+/// Ends this process by a signal, after its temporary files are removed. If that fails, returns the status that a shell
+/// would return.
 pub(crate) fn end_by(signal: i32) -> std::process::ExitCode {
+    recovery::remove_temporary_files();
     // Prevents a core file of this process, because the program has written its own.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     rustix::process::setrlimit(rustix::process::Resource::Core, none).ok();

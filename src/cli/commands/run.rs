@@ -110,7 +110,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     };
     show_trace(matches, out, &run_id, fate, reason);
     drop(scratch);
-    recovery::remove_temporary_files();
     Ok(signals::end_like(status))
 }
 
@@ -139,7 +138,6 @@ fn run_ranks(matches: &ArgMatches, ranks: &str, command: &[&OsString]) -> Result
     };
     let program = job.command(0).into_iter().next().unwrap_or_default();
     show_trace(matches, out, &run_id, None, || no_trace_reason(&program, tracer, true, status, None));
-    recovery::remove_temporary_files();
     Ok(signals::end_like(status))
 }
 

@@ -22,7 +22,7 @@ use memtrace_trace::units::Unit;
 use super::nvidia_smi;
 use super::process_request::Request;
 use crate::args::{self, DEFAULT_FOLDER};
-use crate::{recovery, signals, terminal};
+use crate::{signals, terminal};
 use screen::Screen;
 use view::{SORTS, View, ViewSettings};
 
@@ -248,18 +248,16 @@ fn watch(live_run: &mut LiveRun, view: &mut View<'_>) -> Result<ExitCode> {
             KeyCode::Char('+') => settings.interval = (settings.interval / 2).max(Duration::from_millis(100)),
             KeyCode::Char('-') => settings.interval = (settings.interval * 2).min(Duration::from_secs(60)),
             KeyCode::Char(typed) => {
-                let place = GROUPINGS.iter().position(|(key, _)| *key == typed);
-                settings.by = place.unwrap_or(settings.by);
+                if let Some(by) = GROUPINGS.iter().position(|(key, _)| *key == typed) {
+                    settings.by = by;
+                }
             }
             _ => {}
         }
     }
     drop(screen);
     Ok(match forwarder.asked_to_end() {
-        Some(signal) => {
-            recovery::remove_temporary_files();
-            signals::end_by(signal)
-        }
+        Some(signal) => signals::end_by(signal),
         None => ExitCode::SUCCESS,
     })
 }

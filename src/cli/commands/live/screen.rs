@@ -8,6 +8,8 @@ use std::time::Duration;
 use anyhow::Result;
 use crossterm::{cursor, execute, queue, style, terminal};
 
+use crate::signals;
+
 /// The terminal in its altered state, restored when dropped.
 pub(super) struct Screen {
     raw: bool,
@@ -79,7 +81,7 @@ fn end_without_terminal(is_stdin: bool) {
         std::thread::sleep(Duration::from_secs(1));
         let is_there = if is_stdin { stdin().is_terminal() } else { File::open("/dev/tty").is_ok() };
         if !is_there {
-            std::process::exit(128 + signal_hook::consts::SIGHUP);
+            signals::end_by(signal_hook::consts::SIGHUP);
         }
     }
 }

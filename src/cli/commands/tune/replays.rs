@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 
 use crate::child_env::{Scratch, python_command, run_id};
 use crate::libraries::{PHANTOM, library};
-use crate::recovery;
 use crate::signals::{self, Forwarder};
 
 /// The Python program that makes the requests.
@@ -83,7 +82,6 @@ pub(super) fn run(
     forwarder.no_child();
     let replays = run_all(python, requests, settings, capacity, &forwarder, progress);
     if let Some(signal) = forwarder.asked_to_end() {
-        recovery::remove_temporary_files();
         signals::end_by(signal);
     }
     forwarder.stop();

@@ -108,7 +108,6 @@ impl TrialSetup<'_> {
             }
             Err(error) => {
                 fs::remove_dir_all(&folder).ok();
-                self.out.remove_if_empty();
                 bail!("cannot run {}: {error}", Path::new(&command[0]).display());
             }
         }

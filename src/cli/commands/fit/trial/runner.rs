@@ -330,10 +330,10 @@ pub(crate) struct Ended {
 
 impl Ended {
     /// Returns the exit status of this command. It is `status`, unless a signal ended the trials.
-    pub(crate) fn status(&self, status: ExitCode) -> ExitCode {
+    pub(crate) fn status(self, status: ExitCode) -> ExitCode {
         match self.by {
             Some(signal) => {
-                self.out.remove_if_empty();
+                drop(self.out);
                 signals::end_by(signal)
             }
             None => status,
