@@ -227,8 +227,7 @@ impl Job {
 }
 
 /// Returns the number of nodes and the number of ranks per node of a job without a launcher, whose ranks read their
-/// number from the environment.
-/// `variable` looks up `WORLD_SIZE` and `LOCAL_WORLD_SIZE`.
+/// number from the environment. `variable` looks up `WORLD_SIZE` and `LOCAL_WORLD_SIZE`.
 fn of_environment(count: Option<u32>, variable: impl Fn(&str) -> Option<String>) -> Result<(u32, u32)> {
     let number = |name: &str| -> Result<Option<u32>> {
         let Some(text) = variable(name) else { return Ok(None) };

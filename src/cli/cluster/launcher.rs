@@ -113,11 +113,14 @@ fn is_unknown_module(module: &str) -> bool {
         .contains(&module)
 }
 
-/// Returns the launcher with unknown options that a program such as `env` starts. An ordinary word that follows an
-/// option may be its value, as in `conda run -n ray`. What follows a script belongs to the script.
+/// Returns the launcher with unknown options that a program such as `env` starts. An ordinary word counts only if a
+/// script follows, and not after an option, whose value it may be, as in `conda run -n ray`. What follows a script
+/// belongs to the script.
 fn wrapped_unknown(command: &[&OsString]) -> Option<String> {
-    let before_script = command.iter().take_while(|word| !name(word).ends_with(".py"));
+    let is_script = |word: &OsString| [".py", ".sh"].iter().any(|end| name(word).ends_with(end));
+    let before_script = command.iter().take_while(|word| !is_script(word));
     let words: Vec<String> = before_script.map(|word| word.to_string_lossy().into_owned()).collect();
+    let has_script = words.len() < command.len();
     words.windows(2).find_map(|pair| {
         let [before, word] = pair else { return None };
         let (program, module) = (name(word.as_ref()), word.strip_prefix("-m").unwrap_or(word));
@@ -126,7 +129,7 @@ fn wrapped_unknown(command: &[&OsString]) -> Option<String> {
             return Some(format!("python -m {module}"));
         }
         let is_program = UNKNOWN_PROGRAMS.contains(&program.as_str())
-            || UNKNOWN_WORDS.contains(&program.as_str()) && !may_be_value;
+            || UNKNOWN_WORDS.contains(&program.as_str()) && has_script && !may_be_value;
         is_program.then_some(program)
     })
 }
@@ -235,6 +238,9 @@ mod tests {
             "python -m deepspeed.launcher.launch"
         );
         assert_eq!(kind("conda run -n ray python t.py"), "none");
+        assert_eq!(kind("bash train.sh tune"), "none");
+        assert_eq!(kind("./train.sh ray"), "none");
+        assert_eq!(kind("env python -m pkg.train tune"), "none");
         assert_eq!(kind("uv run t.py --launcher mpirun ray"), "none");
         assert_eq!(kind("env LAUNCHER=mpirun python t.py"), "none");
     }

@@ -26,7 +26,7 @@ use crate::cluster::store_values::{AnswerScope, Answered, UNIQUE_ID, Values};
 /// The time for which a stand-in waits before it sets a key, because another thread or process of the rank
 /// may set the key.
 const GRACE: Duration = Duration::from_millis(200);
-/// The maximum time until a store has the id of an NCCL communicator that a rank creates.
+/// The maximum time for which a look-up waits for the id of an NCCL communicator.
 const ID_PATIENCE: Duration = Duration::from_secs(2);
 /// The maximum number of keys in a request. As in PyTorch, limits prevent a stray client from using up the
 /// memory of this process.
@@ -149,13 +149,11 @@ impl RankStores {
     /// the id, up to [`ID_PATIENCE`]: PyTorch sets it without waiting for an answer, and then creates the communicator,
     /// so another thread may not have read the id yet.
     fn key_of_id(&self, id: &[u8]) -> Option<String> {
-        let find = || {
-            let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
-            stores.values().find_map(|(_, store)| store.lock().key_of_id(id))
-        };
         let until = Instant::now() + ID_PATIENCE;
         loop {
-            let found = find();
+            let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = stores.values().find_map(|(_, store)| store.lock().key_of_id(id));
+            drop(stores);
             if found.is_some() || id.len() != UNIQUE_ID || Instant::now() >= until {
                 return found;
             }

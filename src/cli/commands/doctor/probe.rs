@@ -42,11 +42,12 @@ pub(super) fn run_probe(
     let mut command = probe_command(&scratch, &out, tracer, python, card)?;
     let shown = Path::new(program).display().to_string();
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    match &child {
-        Ok(child) => forwarder.set_child(child.id()),
-        Err(_) => forwarder.no_child(),
+    if let Ok(child) = &child {
+        forwarder.set_child(child.id());
     }
-    let output = match child.and_then(Child::wait_with_output) {
+    let output = child.and_then(Child::wait_with_output);
+    forwarder.no_child();
+    let output = match output {
         Ok(output) => output,
         Err(error) => {
             findings.add(

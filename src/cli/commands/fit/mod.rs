@@ -245,8 +245,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     Ok(ended.status(ExitCode::from(status)))
 }
 
-/// Writes the script of a recipe with the batch that the first of these searches with a batch found. The searches are
-/// in the order of the table. Writes nothing if no batch fits.
+/// Writes the script of a recipe. Its batch is from the first search that found one; the searches are in the order of
+/// the table. Writes nothing if no batch fits.
 fn write_script(recipe: &PreparedRecipe, file: &Path, searches: &[&RowSearch<'_>]) -> Result<()> {
     let fitting = searches.iter().find_map(|search| Some((search.fits()?, search.row.length?)));
     let Some((trial, length)) = fitting else {

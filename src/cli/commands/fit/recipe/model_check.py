@@ -1,6 +1,6 @@
 """Checks a request of `memtrace fit --recipe` in the user's Python.
 
-The arguments are FOLDER and the request as JSON, whose fields are those of `Question` in check.rs. Writes the
+The arguments are FOLDER and the request as JSON; `ModelCheck` in model_check.rs has its fields. Writes the
 model's config.json into FOLDER, unless the model is timm's. Prints JSON as the last line: the folder of the
 model in a pipeline (`subfolder`), and the number of its layers or blocks (`layers`), null if it is not known.
 If the request cannot be met, prints the reason as the last line of stderr, and exits with 2.

@@ -38,7 +38,7 @@ struct SearchedSetting {
     name: String,
     /// The values to try if the user names none; `None` if the setting has no natural range.
     usual: Option<Vec<String>>,
-    /// The batch of all trials: that of `--batch`, or else of the script.
+    /// The batch of all trials: the value of `--batch`, or else the batch in the script.
     batch: u64,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::commands::fit::trial::peak::PeakUse;
 
-/// A trial that fitted: its position (see [`Candidates::position`](crate::commands::fit::request::candidates::Candidates::position)) and its peak.
+/// A trial that fitted: its position (see `Candidates::position`) and its peak.
 pub(crate) type Point<'a> = (f64, &'a PeakUse);
 
 /// The share of free memory that a program can fill. Torch cannot allocate the memory of the CUDA context,

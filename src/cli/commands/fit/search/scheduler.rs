@@ -100,8 +100,8 @@ impl<'a> SearchScheduler<'a> {
     }
 
     /// Records the results for this row that follow from rows with other numbers of GPUs, on the same card and with
-    /// the same sequence length. A
-    /// value that fits on fewer GPUs fits here, and a value that does not fit on more GPUs does not fit here.
+    /// the same sequence length. A value that fits on fewer GPUs fits here, and a value that does not fit on more
+    /// GPUs does not fit here.
     fn record_implied(&mut self, number: usize) {
         let (here, rest) = (&self.searches[number], &self.searches);
         let card = self.plan.card_of(here.row);
