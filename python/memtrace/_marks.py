@@ -151,7 +151,7 @@ def op(name: str) -> AbstractContextManager[None]:
 def step(number: int) -> None:
     """Begins the training step `number`. After the first call memtrace no longer counts steps by itself.
 
-    Raises ValueError or TypeError if `number` is no number, whether the script is traced or not.
+    Raises ValueError or TypeError if `number` is not a number, whether the script is traced or not.
 
     >>> for number, batch in enumerate(["a", "b"]):
     ...     step(number)
@@ -257,8 +257,11 @@ def retained(*, everything: bool = False) -> list[dict]:
         return []
     function.restype, function.argtypes = ctypes.py_object, []
     found = function() or []
-    # A library that is older than this package does not say which holders keep memory without need.
-    return [holder for holder in found if everything or holder.get("is_retained", True)]
+    # A library that is older than this package gives no `is_retained`.
+    retained = ("grows", "traceback", "unused")
+    return [
+        holder for holder in found if everything or holder.get("is_retained", holder["verdict"] in retained)
+    ]
 
 
 def flush() -> bool:

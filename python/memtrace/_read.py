@@ -76,8 +76,8 @@ def read(
 def _source(file: dict[str, Any]) -> Source:
     """Returns the source for a file as `memtrace check --files --json` lists it.
 
-    An incomplete last row (of a cut copy, or while the program writes) is left out. Reports leave it out,
-    too, but of a cut copy only with `lenient=True`."""
+    An incomplete last row (of a cut copy, or while the program writes) is left out. For a cut copy, reports
+    do this only with `lenient=True`."""
     path, lines = file["file"], None
     if path.endswith(".csv"):
         with open(path, "rb") as stream:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from .built import ROOT
+
 CASES = ROOT / "tests/published"
 COLUMNS = ["source", "card", "torch", "libraries", "case", "arguments", "label", "what", "published", "unit"]
 COLUMNS += ["cause"]

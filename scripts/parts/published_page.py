@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from .built import ROOT
 from .page_block import PageBlock
 from .published_data import Row, in_order, read_rows, write_rows
-from .published_figures import NEWEST, ROOT, UNITS, Figure
+from .published_figures import NEWEST, UNITS, Figure
 from .published_picture import picture
 
 PAGE = ROOT / "docs/accuracy.md"

@@ -19,11 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .built import cache
-from .published_figures import ROOT, Run
+from .built import ROOT, cache, clean_environment
+from .published_figures import Run
 
 # Inherited settings with these prefixes would change the answer, so they are removed. A case sets its own.
-OUTSIDE = ("MEMTRACE_", "PYTORCH_", "CUDA_", "NCCL_", "TORCH")
+OUTSIDE = ("PYTORCH_", "CUDA_", "NCCL_", "TORCH")
 FILES = ("memtrace", "libmemtrace.so", "libmemtrace_phantom.so")
 
 
@@ -117,7 +117,8 @@ class Runner:
             packages = self.libraries(python, run)
         except RuntimeError as error:
             return Outcome(failure=str(error))
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(OUTSIDE)}
+        environment = clean_environment(*OUTSIDE)
+        environment["MEMTRACE_CACHE"] = str(cache())
         environment["PYTHONPATH"] = packages
         environment["HF_HUB_OFFLINE"] = "1"
         with tempfile.TemporaryDirectory(prefix="memtrace-published-") as scratch:

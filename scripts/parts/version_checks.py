@@ -9,14 +9,13 @@ from __future__ import annotations
 import csv
 import functools
 import json
-import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from parts.built import BUILT, ROOT
+from parts.built import BUILT, ROOT, clean_environment
 
 SCRIPTS = ROOT / "tests/scripts"
 CARD = "h100-80g"
@@ -124,12 +123,7 @@ class Cell:
         return found, end
 
     def environment(self, out: Path) -> dict[str, str]:
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("MEMTRACE_", "PYTORCH_"))
-        }
-        return kept | {
+        return clean_environment("PYTORCH_") | {
             "MEMTRACE_TEST_CHECKPOINTS": str(out / "checkpoints"),
             "OWNER_OUT": str(out),
             "PYTHONPATH": str(ROOT / "python"),
