@@ -220,8 +220,8 @@ def main() -> None:
     random.seed(0)
     torch.cuda.init()
     torch.empty(1, device="cuda")
-    # memtrace's Python is loaded by now. Its objects would count as new ones of the program, which has its next
-    # full collection when a quarter of all objects are new.
+    # memtrace's Python is loaded by now. Its objects would count as new objects of the program, which has its
+    # next full collection when a quarter of all objects are new.
     gc.collect()
     show("start")
     model = Forces().cuda()

@@ -4,7 +4,8 @@ the gradients of the rank's own parts.
 The other memory of FSDP1 gets its category from FSDP1's scopes (see src/tracer/preload/attribution/fsdp.rs).
 These do not name their module, so the modules of a backward's scopes are set here.
 
-A `handle` shards the parameters of one module, in one flat parameter. A `state` is that of a wrapper.
+A `handle` shards the parameters of one module, in one flat parameter. A `state` is the state of
+one FSDP1 wrapper.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ STRIDE = 16
 class HolderGroup:
     """What one holder keeps."""
 
-    __slots__ = ("births", "bytes", "graphs", "name", "nodes", "roots", "tensors")
+    __slots__ = ("births", "bytes", "name", "nodes", "roots", "tensors")
 
     def __init__(self, name: HolderName) -> None:
         self.name = name
-        self.bytes = self.tensors = self.graphs = self.nodes = 0
+        self.bytes = self.tensors = self.nodes = 0
         # The ids of the root tensors of its graphs.
         self.roots: set[int] = set()
         # The steps in which its blocks were allocated.
@@ -58,7 +58,6 @@ def group_by_holder(
         group.roots.update(root for root in (graph, number if number in targets.saved else None) if root)
         _add(group, number, targets, named, counted)
     for group in groups.values():
-        group.graphs = len(group.roots)
         group.nodes = sum(targets.graphs.by_root[root][0] for root in group.roots)
     return list(groups.values()), described == len(targets.ids)
 

@@ -1,5 +1,4 @@
-"""Finds the storages of models and optimizers for a search: those that it leaves out, and those of copies of
-models.
+"""Finds the storages that a search leaves out, and the storages of copies of models.
 
 So that no code of the program runs, tables are read with the functions of `dict` and `list`.
 """

@@ -23,7 +23,7 @@ GLOBAL_SETS = ("STORE_NAME", "STORE_GLOBAL")
 # holder's function was running there.
 FILLED, SET, RUNNING = "filled", "set", "running"
 # The kinds of holders that have no name in the program: the traceback of an exception, an object that no name
-# reaches, and an optimizer with parameters of a model that is gone. The other kinds are those of `Root`.
+# reaches, and an optimizer with parameters of a model that is gone. `Root` lists the other kinds.
 TRACEBACK, UNNAMED, UNUSED = "traceback", "unnamed", "unused"
 MAX_KEY = 40
 # The maximum number of lines that are named for one holder.

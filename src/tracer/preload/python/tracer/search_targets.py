@@ -43,7 +43,7 @@ class SearchTargets:
         self.direct: dict[int, int] = {}
         self.saved: dict[int, set[int]] = {}
         self.are_all_examined = self._find_storages(in_time, deadline)
-        # The models by `id`, and their storages.
+        # The copies of models by `id`. The storages of these and, after `add_unused`, of optimizers.
         self._copies, self._storages_of_copies = model_copies(
             _until(deadline, self.modules), self.modules, self.optimizers
         )
@@ -87,7 +87,7 @@ class SearchTargets:
             self.births_of_unused[number] = each.births()
 
     def storages_of_model(self, number: int) -> Iterable[int]:
-        """Returns the storages of a copy of a model or of an optimizer, and of other targets none."""
+        """Returns the storages of a model or an optimizer among the targets, or nothing for other targets."""
         return self._storages_of_copies.get(number, ())
 
     def own_ids(self) -> list[int]:

@@ -13,7 +13,8 @@ from .native import hook_sharding, is_detailed
 from .torch_api import Function, without_torch_function
 
 # By the index that `hook_sharding` takes: the module of a function, its qualified name, and the tracer's
-# functions that run before and after a call. Hooked functions are removed.
+# functions that run before and after a call. An entry is removed once its
+# module is imported, even if the hook fails.
 _not_hooked = dict(enumerate((*FSDP1, *FSDP2, *DEEPSPEED)))
 
 
@@ -48,8 +49,8 @@ def _in_detail(function, place: str):
 
 def hook_sharding_libraries() -> None:
     """Hooks the functions of the modules that were imported since the last call."""
-    # No list of items: its tuples would go to Python's free list, and the program's next tuples would not count
-    # for its garbage collector.
+    # A list of items would have tuples, which go to Python's free list. The program's next tuples would then not
+    # count for its garbage collector.
     for index in list(_not_hooked):
         module_name, name, before, after = _not_hooked[index]
         if module_name not in sys.modules:

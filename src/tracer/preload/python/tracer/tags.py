@@ -124,8 +124,8 @@ def tag_model(root) -> None:
         _known_places[id(root)] = (weakref.ref(first), first.data_ptr())
     else:
         _known_places.pop(id(root), None)
-    # No list of pairs: its tuples would go to Python's free list, and the program's next tuples would not
-    # count for its garbage collector.
+    # A list of modules with their ids would have tuples, which go to Python's free list. The program's next
+    # tuples would then not count for its garbage collector.
     for module in root.modules():
         path_id = id_of(path_of(module))
         for name, buffer in module._buffers.items() if path_id else ():

@@ -1,5 +1,5 @@
-"""Finds optimizers with parameters that no module has and that have no name in the program: those of a model
-that is gone.
+"""Finds optimizers that still have the parameters of a model that is gone: no module has these parameters,
+and the program has no name for them.
 
 So that no code of the program runs, tables are read with the functions of `dict` and `list`.
 """

@@ -26,7 +26,7 @@ MAX_TEXT = 700
 
 
 class Holder(NamedTuple):
-    """A holder and its verdict. The fields are those of its row in the trace (docs/trace-format.md)."""
+    """A holder and its verdict. Its row in the trace has the same fields (docs/trace-format.md)."""
 
     holder: str
     verdict: str
@@ -67,7 +67,7 @@ def _judged(group: HolderGroup, step: int) -> Holder:
         verdict=_verdict(births, name.kind, bool(name.needed_by), step),
         bytes=group.bytes,
         tensors=group.tensors,
-        graphs=group.graphs,
+        graphs=len(group.roots),
         nodes=group.nodes,
         first_step=births[0] if births else None,
         last_step=births[-1] if births else None,
