@@ -484,7 +484,12 @@ fn check_counts_all_problems_of_all_files_in_one_run() {
     let text = String::from_utf8(check.stdout).unwrap();
     assert_eq!(check.status.code(), Some(1), "{text}");
     assert!(text.contains("invalid lines: 3") && text.contains("invalid lines: 1"), "{text}");
-    for line in ["a.r0.1.csv:6: ", "a.r0.1.csv:9: ", "a.r0.1.csv:12: ", "last line cut off: 1"] {
+    for line in [
+        "a.r0.1.csv:6: ",
+        "a.r0.1.csv:9: ",
+        "a.r0.1.csv:12: ",
+        "last line cut off, or the rest of the file cannot be read: 1",
+    ] {
         assert!(text.contains(line), "{line}: {text}");
     }
     assert!(text.contains("no end row: killed, still running, or an incomplete copy: 1"), "{text}");
@@ -676,6 +681,13 @@ fn run_that_writes_no_trace_leaves_no_folder_that_it_created() {
     let run = |arguments: &[&str]| installed.run(arguments).output().unwrap().status.code();
     assert_eq!(run(&["-o", "a/b/c", "--", "true"]), Some(0));
     assert_eq!(run(&["-o", "kept/d/e", "--", "true"]), Some(0));
+    // An empty folder of the user stays, whatever its name.
+    assert_eq!(run(&["--", "true"]), Some(0));
+    assert!(!exists("memtrace-out"));
+    fs::create_dir(here.join("memtrace-out")).unwrap();
+    assert_eq!(run(&["--", "true"]), Some(0));
+    assert_eq!(fs::read_dir(here.join("memtrace-out")).unwrap().count(), 0);
+    fs::remove_dir(here.join("memtrace-out")).unwrap();
     assert!(!exists("a") && exists("kept") && !exists("kept/d"));
     fs::remove_file(here.join("libmemtrace.so")).unwrap();
     assert_eq!(run(&["--", "true"]), Some(2));

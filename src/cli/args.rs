@@ -217,7 +217,7 @@ pub(crate) fn shared_args() -> [Arg; 11] {
         arg("color", "WHEN", "Colour the text")
             .default_value("auto")
             .value_parser(PossibleValuesParser::new(["auto", "always", "never"])),
-        switch("lenient", "Skip lines that are not valid rows, and count them"),
+        switch("lenient", "Skip and count invalid lines, and read a broken file up to the error"),
     ]
 }
 

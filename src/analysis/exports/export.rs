@@ -91,7 +91,7 @@ pub struct Job<'a> {
     pub options: &'a Options,
     /// The file or folder to write.
     pub place: &'a Path,
-    /// Notes on the completeness of the data, those of earlier jobs of the same command among them.
+    /// Notes on the completeness of the data. Includes the notes of earlier jobs of the same command.
     pub footer: Footer,
     /// The files that the command has written so far: path, size in bytes, and a description of the content.
     pub written: Vec<(PathBuf, u64, String)>,

@@ -225,8 +225,9 @@ mod tests {
 
     /// Exports a trace without GPU memory.
     fn export_of_nothing(export: &str, place: &Path) -> Result<Answer> {
-        let thread = std::thread::current().id();
-        let trace = std::env::temp_dir().join(format!("memtrace-{export}-of-nothing-{thread:?}.csv"));
+        let (process, thread) = (std::process::id(), std::thread::current().id());
+        let trace =
+            std::env::temp_dir().join(format!("memtrace-{export}-of-nothing-{process}-{thread:?}.csv"));
         std::fs::write(&trace, TraceBuilder::default().finish()).unwrap();
         let input = Input::open(&trace).unwrap();
         let answer = run(find(export).unwrap(), &input, &Options::default(), Some(place));

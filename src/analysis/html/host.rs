@@ -68,7 +68,7 @@ fn container(sample: &QuickSample) -> i64 {
 }
 
 /// Returns sentences that name the killer of the process or of one of its children; null if neither was
-/// killed. `victims` is of its run.
+/// killed. `victims` must be from the same run.
 ///
 /// # Errors
 /// When a trace cannot be read.

@@ -276,7 +276,11 @@ mod tests {
 
     /// Returns the JSON of the first track of the page of a trace.
     fn track_of(trace: TraceBuilder, options: &Options) -> Value {
-        let place = std::env::temp_dir().join(format!("memtrace-page-{:?}.csv", std::thread::current().id()));
+        let place = std::env::temp_dir().join(format!(
+            "memtrace-page-{}-{:?}.csv",
+            std::process::id(),
+            std::thread::current().id()
+        ));
         std::fs::write(&place, trace.finish()).unwrap();
         let page = Page::read(&[Input::open(&place).unwrap()], options);
         std::fs::remove_file(&place).unwrap();

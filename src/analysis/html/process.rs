@@ -84,8 +84,8 @@ impl FirstReading {
                 || row.event == EventName::ExtAlloc && metric == Metric::Used;
             if replay.in_window() {
                 match time {
-                    // The blocks of the window are those that are live when it begins, this row's among them, and
-                    // those that are allocated in it.
+                    // The window counts the blocks that are live after its first row, then each block allocated
+                    // later in it.
                     None => {
                         let live = replay.live().values();
                         for block in live.filter(|block| is_counted(block.kind, block.device, metric)) {

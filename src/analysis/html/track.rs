@@ -201,7 +201,7 @@ impl Track {
         }
         let category = self.plan.selection.inferred(block.id).unwrap_or(block.owner.category);
         self.add(row, replay, category, block.owner.module, -block.bytes);
-        // A block outside the time of the page is on no moment of the page.
+        // The page never shows a block that was freed before its time or allocated after it.
         if replay.ts_ns >= self.plan.grid.start_ns && block.born_ns < self.end_ns() {
             self.plan.selection.add(block, Some(replay.ts_ns));
         }

@@ -1,8 +1,7 @@
 //! Interns the texts of a trace, so that a record holds a small number ([`Symbol`]) for each text.
 //!
 //! Each trace that is read has one table. Several threads add to it, so the order of the numbers has no
-//! meaning, and code sorts by the texts: a [`Symbol`] has no
-//! order.
+//! meaning. Sort by the texts: a [`Symbol`] has no order.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -35,18 +35,13 @@ pub(crate) fn several_ranks(input: &Input) -> bool {
     ranks.any(|rank| Some(rank) != first)
 }
 
-/// Returns a line for a report that shows only `trace` of the processes of `input`: `rank 1 has the highest peak of 4;
-/// --rank shows another`, with `what` for what it has. `None` if there is only one process.
-pub(crate) fn chosen_of(trace: &TraceFile, input: &Input, what: &str) -> Option<String> {
+/// Returns a line for a report that shows only `trace` of the processes of `input`, such as `rank 1 has the highest peak
+/// of 4; --rank shows another`: `what` is `highest peak`. `when` follows the number. `None` if there is only one process.
+pub(crate) fn chosen_of(trace: &TraceFile, input: &Input, what: &str, when: &str) -> Option<String> {
     let number = input.traces.len();
     let another = if several_ranks(input) { "--rank shows another" } else { "name a file to see another" };
-    (number > 1).then(|| {
-        format!(
-            "{} has the {}; {another}",
-            rank_or_name(trace, input),
-            what.replace("{}", &number.to_string())
-        )
-    })
+    (number > 1)
+        .then(|| format!("{} has the {what} of {number}{when}; {another}", rank_or_name(trace, input)))
 }
 
 /// Returns the nearest ancestor of the process of `trace` that has a trace in `input`.

@@ -217,11 +217,10 @@ impl KnownCategories {
     /// Sets the category of each block in `blocks` for which a category is stored, and marks it as inferred
     /// if it differs from the block's own category.
     pub fn apply(&self, blocks: &mut [Block]) {
-        let Some(by_id) = &self.by_id else { return };
         for block in blocks {
-            if let Some(category) = by_id.get(&block.id) {
-                block.inferred = block.owner.category != *category;
-                block.owner.category = *category;
+            if let Some(category) = self.category_of(block.id) {
+                block.inferred = block.owner.category != category;
+                block.owner.category = category;
             }
         }
     }

@@ -149,8 +149,8 @@ impl DeviceLevels {
         (after().count(), after().filter(|(first, last, _)| first == last).count())
     }
 
-    /// Returns the `most` ops that allocated the most sizes that occur in only one step after `step`, those with
-    /// equally many by name. Each op has the number of these sizes. Only blocks of at least 1 MiB count.
+    /// Returns the `most` ops that allocated the most sizes that occur in only one step after `step`. Ops with
+    /// equal counts are in the order of their names. Each op has the number of these sizes. Only blocks of at least 1 MiB count.
     #[must_use]
     pub fn ops_of_single_sizes(
         &self,

@@ -191,9 +191,9 @@ struct Types<'a> {
     /// For each requested size: the live blocks of the step, in order of birth. With true: only the blocks that a
     /// product saves for its backward.
     by_size: FxHashMap<(i64, bool), BTreeSet<u32>>,
-    /// The blocks of the step that are freed in it, in order of death, and the number of them that `by_size` has no
-    /// more.
+    /// The blocks that are freed in the step, in order of death.
     deaths: Vec<u32>,
+    /// The number of blocks of `deaths` that were removed from `by_size`.
     dead: usize,
     module_calls: FxHashMap<Symbol, CallsOfModule>,
     /// The end of the last op of the forward.

@@ -212,13 +212,13 @@ impl<'de> Visitor<'de> for EventVisitor {
         while let Some(event) = list.next_element::<ChromeEvent>()? {
             events.add(&event);
         }
-        if events.memory.is_empty() && events.wrong > 0 {
-            return Err(A::Error::custom("each of its memory events of a GPU has an invalid value"));
-        }
         if events.memory.is_empty() {
-            return Err(A::Error::custom(
-                "it has no memory events of a GPU; profile with profile_memory=True, and export_chrome_trace()",
-            ));
+            return Err(A::Error::custom(match events.wrong {
+                0 => {
+                    "it has no memory events of a GPU; profile with profile_memory=True, and export_chrome_trace()"
+                }
+                _ => "each of its memory events of a GPU has an invalid value",
+            }));
         }
         events.sort();
         Ok(events)

@@ -129,8 +129,8 @@ fn owner(events: &Events, open: &[&Range]) -> RangeOwner {
     }
 }
 
-/// Returns the time at which each step begins, with the number of the step, and the number of steps. The steps are
-/// those of the profiler, with its numbers, or else each ends with the optimizer's step.
+/// Returns the time at which each step begins, with the number of the step, and the number of steps. The
+/// profiler's own steps are used, with their numbers. Without them, each step ends with the optimizer's step.
 fn step_starts(events: &Events) -> (Vec<(i64, i64)>, usize) {
     let of = |kind| events.ranges.iter().filter(move |range| range.kind == kind);
     let numbered = |range: &Range| Some((range.start_ns, events::step_number(events.name(range))?));

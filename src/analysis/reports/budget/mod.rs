@@ -106,11 +106,11 @@ impl Report for Budget {
             let mut meter = Meter::new(&limits, flow.clone(), options);
             let replayed = read(&mut meter)?;
             vouch(trace, &replayed)?;
-            if has_categories && let Some(inferred) = replayed.inferred_at_peaks() {
-                meter = Meter::new(&limits, inferred, options);
-                read(&mut meter)?;
-            }
             if has_categories {
+                if let Some(inferred) = replayed.inferred_at_peaks() {
+                    meter = Meter::new(&limits, inferred, options);
+                    read(&mut meter)?;
+                }
                 footer.note_inference(&replayed);
             }
             any |= replayed.gpus(options).next().is_some();

@@ -167,7 +167,7 @@ fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 13] {
         ),
         problem(
             "last_line_cut_off",
-            "last line cut off",
+            "last line cut off, or the rest of the file cannot be read",
             u64::from(replayed.summary.cut || replayed.summary.shortened),
         ),
         problem("lines_that_are_not_rows", "invalid lines", replayed.summary.skipped),

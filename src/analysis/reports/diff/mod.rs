@@ -19,7 +19,7 @@ use crate::render::numbers::change;
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::render::process_names::{rank_or_name, several_ranks};
 use crate::selection::select;
-use crate::state::group::{self, Group, Key, without_mark};
+use crate::state::group::{self, Group, Key, KeyKind, without_mark};
 use crate::state::module_layers::Layers;
 use crate::state::replay::{Block, Device, Metric, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -125,7 +125,7 @@ impl Report for Diff {
         totals(&mut printer, &before, &after, options);
         printer.gap();
         let changes = changes(&before, &after);
-        if by.name() == "category" {
+        if by.kind == KeyKind::Category {
             footer.note_inference(&before.replayed);
             footer.note_inference(&after.replayed);
         }

@@ -40,46 +40,45 @@ impl Victim {
 pub(crate) struct RunVictims<'a> {
     run: &'a [TraceFile],
     options: &'a Options,
-    found: OnceCell<Vec<(&'a TraceFile, Victim)>>,
+    /// The victim of each trace of `run`, if it is one.
+    found: Vec<OnceCell<Option<Victim>>>,
 }
 
 impl<'a> RunVictims<'a> {
     pub(crate) fn new(run: &'a [TraceFile], options: &'a Options) -> RunVictims<'a> {
-        RunVictims { run, options, found: OnceCell::new() }
+        RunVictims { run, options, found: vec![OnceCell::new(); run.len()] }
     }
 
     /// Returns the other killed processes in the container of `trace` that the kernel may have killed.
     pub(super) fn beside(&self, trace: &TraceFile) -> Result<Vec<Victim>> {
-        let found = match self.found.get() {
-            Some(found) => found,
-            None => {
-                let found = self.read()?;
-                self.found.get_or_init(|| found)
-            }
-        };
         let group = |of: &TraceFile| (of.meta.boot.clone(), of.meta.cgroup_id);
-        let is_beside = |other: &TraceFile| other.path != trace.path && group(other) == group(trace);
-        Ok(found.iter().filter(|(other, _)| is_beside(other)).map(|(_, victim)| *victim).collect())
-    }
-
-    /// A process whose last sample already has the kernel's final count lived after all kills, so the kernel did
-    /// not kill it.
-    fn read(&self) -> Result<Vec<(&'a TraceFile, Victim)>> {
-        let mut found = Vec::new();
-        for trace in self.run {
-            let text = trace.ending().unwrap_or_default();
-            let is_other_signal =
-                end_row::number::<i64>(&text, SIGNAL).is_some_and(|signal| signal != SIGKILL);
-            if Ending::from_text(&text) != Some(Ending::Killed) || is_other_signal {
+        let mut victims = Vec::new();
+        for (other, found) in self.run.iter().zip(&self.found) {
+            if other.path == trace.path || group(other) != group(trace) {
                 continue;
             }
-            let memory = HostMemory::read(trace, self.options)?;
-            let last =
-                memory.quick.last().filter(|last| kills_after(&text, last).is_some_and(|rise| rise > 0));
-            let victim = |last: &QuickSample| Victim { rss: last.rss, rank: i64::from(trace.meta.rank) };
-            found.extend(last.map(|last| (trace, victim(last))));
+            victims.extend(match found.get() {
+                Some(known) => *known,
+                None => {
+                    let victim = self.victim(other)?;
+                    *found.get_or_init(|| victim)
+                }
+            });
         }
-        Ok(found)
+        Ok(victims)
+    }
+
+    /// Returns the process of `trace` if the kernel may have killed it. A process whose last sample already has the
+    /// kernel's final count lived after all kills, so the kernel did not kill it.
+    fn victim(&self, trace: &TraceFile) -> Result<Option<Victim>> {
+        let text = trace.ending().unwrap_or_default();
+        let is_other_signal = end_row::number::<i64>(&text, SIGNAL).is_some_and(|signal| signal != SIGKILL);
+        if Ending::from_text(&text) != Some(Ending::Killed) || is_other_signal {
+            return Ok(None);
+        }
+        let memory = HostMemory::read(trace, self.options)?;
+        let last = memory.quick.last().filter(|last| kills_after(&text, last).is_some_and(|rise| rise > 0));
+        Ok(last.map(|last| Victim { rss: last.rss, rank: i64::from(trace.meta.rank) }))
     }
 }
 

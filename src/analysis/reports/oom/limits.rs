@@ -24,8 +24,8 @@ type Part = (i64, i64);
 pub(super) const LEAST_SAVING_IN_LARGER_STEP: Part = (1, 2);
 pub(super) const LEAST_SAVING_IN_OPTIMIZER: Part = (1, 4);
 pub(super) const LEAST_SAVING: Part = (2, 5);
-/// The part of the bytes that a whole step is short of which a change must save, with the memory that was not yet
-/// allocated.
+/// A change must save at least this part of the bytes that the whole step lacks. Memory that was not yet allocated counts
+/// as saved.
 pub(super) const LEAST_OF_SHORT: Part = (5, 4);
 
 /// Returns this part of `bytes`.

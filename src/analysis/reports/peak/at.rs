@@ -91,7 +91,7 @@ impl Report for PeakAt {
             Cell::new(options.units.show(total).to_string(), Style::Strong),
             format!(" at {}", duration(replayed.replay.ts_ns)).into(),
         ]);
-        if let Some(chosen) = chosen_of(trace, input, "most of {} then") {
+        if let Some(chosen) = chosen_of(trace, input, "most", " then") {
             printer.plain(chosen);
         }
         printer.gap();

@@ -179,7 +179,7 @@ fn answer(
         Cell::new(options.units.show(peak.bytes).to_string(), Style::Strong),
         format!(" at {}{place}", duration(peak.ts_ns)).into(),
     ]);
-    if let Some(chosen) = chosen_of(trace, input, "highest peak of {}") {
+    if let Some(chosen) = chosen_of(trace, input, "highest peak", "") {
         printer.plain(chosen);
     }
     let detail = &replayed.replay.detail;

@@ -20,8 +20,8 @@ const MOST_NAMED: usize = 4;
 /// The memory of a rank at its peak.
 pub(super) struct PeakOwners {
     rank: i32,
-    /// The rank, or the name of the process if the rank has several.
-    shown: String,
+    /// `rank 1`, or the name of the process if the rank has several.
+    name: String,
     bytes: i64,
     step: i64,
     phase: String,
@@ -50,8 +50,8 @@ impl PeakOwners {
             *owners.entry(owner_name(&replayed.symbols, &layers, &block)).or_default() += block.bytes;
         }
         let phase = replayed.symbols.or(peak.owner.phase, NO_PHASE);
-        let (rank, shown) = (trace.meta.rank, rank_or_name(trace, input));
-        all.push(PeakOwners { rank, shown, bytes: peak.bytes, step: peak.owner.step, phase, owners });
+        let (rank, name) = (trace.meta.rank, rank_or_name(trace, input));
+        all.push(PeakOwners { rank, name, bytes: peak.bytes, step: peak.owner.step, phase, owners });
         all.sort_by_key(|owners| (owners.bytes, -owners.rank));
         if all.len() > 2 {
             all.remove(1);
@@ -94,10 +94,10 @@ impl OwnerDifference<'_> {
         let show = |bytes: i64| options.units.show(bytes);
         printer.line([
             Cell::new(
-                format!("{} has {} more than {}", high.shown, show(high.bytes - low.bytes), low.shown),
+                format!("{} has {} more than {}", high.name, show(high.bytes - low.bytes), low.name),
                 Style::Strong,
             ),
-            format!(": {}, {} {}", high.text(options), low.shown, low.text(options)).into(),
+            format!(": {}, {} {}", high.text(options), low.name, low.text(options)).into(),
         ]);
         for (name, high, low) in owners {
             let before = if *low == 0 { "nothing".to_owned() } else { show(*low).to_string() };
@@ -105,7 +105,7 @@ impl OwnerDifference<'_> {
                 "  {} more of {name}: {}, {} has {before}",
                 show(high - low),
                 show(*high),
-                self.low.shown
+                self.low.name
             ));
         }
     }

@@ -25,7 +25,7 @@ use crate::state::categories::KnownCategories;
 use crate::state::group::without_mark;
 use crate::state::moment::{self, NamedMoment};
 use crate::state::replay::{Metric, Replay};
-use crate::state::replay_trace::replay_trace;
+use crate::state::replay_trace::{Replayed, replay_trace};
 
 /// `memtrace serving`.
 pub(super) struct Serving;
@@ -109,9 +109,9 @@ impl Report for Serving {
         // way, which is not checked.
         let mut devices: BTreeMap<(String, i32), ServedDevice> = BTreeMap::new();
         for trace in &input.traces {
-            let (later, profile) = read_whole(trace, options)?;
+            let (later, profile, whole) = read_whole(trace, options)?;
             let Some((replayed, states)) = states_at(trace, &at, options, &later)? else {
-                footer.read(trace, options)?;
+                footer.add_reading(trace, &whole);
                 continue;
             };
             footer.add_reading(trace, &replayed);
@@ -153,9 +153,9 @@ impl Report for Serving {
 /// Reads facts that a replay up to one moment misses: the last category that a tag gave each block (a cache
 /// is recognized only after the call that filled it), the pools of graphs, and the size of the KV cache
 /// according to the server.
-fn read_whole(trace: &TraceFile, options: &Options) -> Result<(Later, ProfileRun)> {
+fn read_whole(trace: &TraceFile, options: &Options) -> Result<(Later, ProfileRun, Replayed)> {
     let (mut later, mut profile) = (Later::default(), ProfileRun::default());
-    replay_trace(
+    let whole = replay_trace(
         trace,
         Columns::of(&["name", "pool"]),
         options,
@@ -166,7 +166,7 @@ fn read_whole(trace: &TraceFile, options: &Options) -> Result<(Later, ProfileRun
             later.feed(row);
         },
     )?;
-    Ok((later, profile))
+    Ok((later, profile, whole))
 }
 
 /// The memory of one device, over all processes.

@@ -103,7 +103,7 @@ impl Report for Timeline {
         };
         let grid = TimeGrid::new(shown.0, shown.1, (width - Curve::MARGIN) * 2);
         let drawn = SecondReading::read(trace, options, &first, grid)?;
-        if let Some(chosen) = chosen_of(trace, input, "highest peak of {}") {
+        if let Some(chosen) = chosen_of(trace, input, "highest peak", "") {
             printer.plain(chosen);
         }
         drawn.print(&mut printer, &first, height, options);
