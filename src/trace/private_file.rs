@@ -19,8 +19,8 @@ pub fn create(path: &Path) -> io::Result<File> {
     open(path, OpenOptions::new().read(true).write(true).create_new(true))
 }
 
-/// Opens an existing file that this process has created, or whose owner the caller checks. The owner is not checked here, because a file system may change the owner of all files (NFS with
-/// `root_squash`).
+/// Opens an existing file that this process has created, or whose owner the caller checks. The owner is not checked
+/// here, because a file system may change the owner of all files (NFS with `root_squash`).
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened, is a link, or is not a regular file.

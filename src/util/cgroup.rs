@@ -61,8 +61,16 @@ impl Cgroup {
 
     /// Returns the bytes that the processes can still get, and the limit. `None` without a limit.
     fn left(&self) -> Option<(i64, i64)> {
-        let [Some(current), Some(limit), file, ..] = self.values() else { return None };
+        let (limit, current) = (self.limit()?, self.current()?);
+        let file = self.page_cache(&self.text("memory.stat").unwrap_or_default());
         Some((left_in_group(current, limit, file.unwrap_or(0)), limit))
+    }
+
+    /// Returns the page cache in bytes, from the text of `memory.stat`. Leaves out shared memory, which the kernel counts
+    /// as cached but cannot reclaim.
+    fn page_cache(&self, stat: &str) -> Option<i64> {
+        let [cached, shared] = if self.is_v1 { ["total_cache", "total_shmem"] } else { ["file", "shmem"] };
+        value(stat, cached).map(|cached| (cached - value(stat, shared).unwrap_or(0)).max(0))
     }
 
     /// Returns the cgroups that count the memory of process `pid`: its own first, then those above it.
@@ -124,18 +132,13 @@ impl Cgroup {
         value(&self.text(if self.is_v1 { "memory.oom_control" } else { "memory.events" })?, "oom_kill")
     }
 
-    /// Returns the memory in use, the limit, the page cache and the swap in bytes, and the number of kills. The
-    /// page cache is without shared memory, which the kernel counts as cached but cannot reclaim.
+    /// Returns the memory in use, the limit, the page cache without shared memory, and the swap in bytes, and the number
+    /// of kills.
     #[must_use]
     pub fn values(&self) -> [Option<i64>; 5] {
         let stat = self.text("memory.stat").unwrap_or_default();
-        let (cached, shared, swap) = if self.is_v1 {
-            (value(&stat, "total_cache"), value(&stat, "total_shmem"), value(&stat, "total_swap"))
-        } else {
-            (value(&stat, "file"), value(&stat, "shmem"), self.number("memory.swap.current"))
-        };
-        let file = cached.map(|cached| (cached - shared.unwrap_or(0)).max(0));
-        [self.current(), self.limit(), file, swap, self.kills()]
+        let swap = if self.is_v1 { value(&stat, "total_swap") } else { self.number("memory.swap.current") };
+        [self.current(), self.limit(), self.page_cache(&stat), swap, self.kills()]
     }
 
     /// Returns the ids of the processes in this cgroup and in those below it. A process that is not visible from

@@ -505,8 +505,8 @@ impl Event {
         (self.kind == Kind::Block as u8).then(|| (self.header(), self.block()))
     }
 
-    /// Unpacks the end of an op. Returns `None` for other events. Ops are as frequent as reports, and this function spares the writer thread a
-    /// [`Payload`].
+    /// Unpacks the end of an op. Returns `None` for other events. Ops are as frequent as reports, and this function
+    /// spares the writer thread a [`Payload`].
     #[inline(always)]
     #[must_use]
     pub fn unpack_op(&self) -> Option<(Header, OpEnd)> {

@@ -140,9 +140,9 @@ impl HostFiles {
         host_memory::descendants(&self.proc, pid, most)
     }
 
-    /// Returns the other processes that share the memory limit with this process, at most `most`: those in its
-    /// cgroup if the cgroup has a limit, otherwise all processes of the machine that are visible. The processes
-    /// in `own` are left out.
+    /// Returns other processes that share the memory limit with this process, at most `most`: the processes of the
+    /// cgroup that is closest to its limit ([`Cgroup::fullest`]), or all visible processes of the machine if no cgroup
+    /// has a limit. Leaves out the processes in `own`.
     #[must_use]
     pub fn others(&self, own: &[u32], most: usize) -> Vec<u32> {
         let is_other = |pid: &u32| *pid != std::process::id() && !own.contains(pid);

@@ -163,7 +163,8 @@ impl Share {
         self.enter();
         let limit = if limit == u64::MAX { limit } else { limit.saturating_sub(self.host()) };
         let Some((table, slot)) = slot() else { return bytes <= limit };
-        // Only one process at a time compares and stores, so that at most one of two gets the last bytes.
+        // Only one process at a time compares and stores, so that at most one of two gets the last bytes. If the card
+        // cannot be locked, both may get them.
         let _locked = lock_card(self.card);
         let fits = || bytes.saturating_add(table.bytes_of_others(Some(slot), self.card)) <= limit;
         let fits = fits() || {

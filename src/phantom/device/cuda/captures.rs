@@ -159,7 +159,7 @@ answers! {
     Real fn {cudaStreamIsCapturing, cuStreamIsCapturing}(handle: StreamHandle, out: Out<c_int>) {
         is_capturing(handle, out)
     }
-    /// Programs for CUDA 13 call this name and pass the arguments of CUDA 13.
+    /// The arguments since CUDA 13; the driver's v3 has them since CUDA 12.3.
     Real fn {cudaStreamGetCaptureInfo, cuStreamGetCaptureInfo_v3}(
         handle: StreamHandle, status: Out<c_int>, id: Out<u64>, graph: Out<Handle<Graph>>,
         dependencies: Out<usize>, edges: Out<usize>, count: Out<usize>,
@@ -167,7 +167,7 @@ answers! {
         edges.put(0);
         info(handle, CaptureInfo { status, id, graph, dependencies, count })
     }
-    /// Programs for CUDA 12 call this name and pass the arguments of CUDA 12.
+    /// The arguments of CUDA 12.
     Real fn {cudaStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2}(
         handle: StreamHandle, status: Out<c_int>, id: Out<u64>, graph: Out<Handle<Graph>>,
         dependencies: Out<usize>, count: Out<usize>,

@@ -216,7 +216,7 @@ pub(crate) unsafe fn image_parameters(image: usize) -> KernelParameters {
                     all.extend(parameters_in(entry.kind, &code));
                 }
             }
-        } else if magic.iter().all(|&byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace()) {
+        } else if is_text(&magic) {
             all = cubin::of_ptx(&CStr::from_ptr(image as *const c_char).to_string_lossy());
         }
         all
@@ -224,7 +224,7 @@ pub(crate) unsafe fn image_parameters(image: usize) -> KernelParameters {
 }
 
 /// Returns the parameters of the kernels in a file that a program loads: a cubin, a fat binary or PTX. Returns
-/// `None` if the file is cut, and no kernels if its format is unknown.
+/// `None` if the file is truncated, and no kernels if its format is unknown.
 pub(crate) fn file_parameters(file: &[u8]) -> Option<KernelParameters> {
     let magic = file.first_chunk::<4>()?;
     if magic == cubin::ELF_MAGIC {
@@ -238,8 +238,12 @@ pub(crate) fn file_parameters(file: &[u8]) -> Option<KernelParameters> {
         // SAFETY: the whole binary is in the file, and its parameters are copied before the file is dropped.
         return Some(unsafe { image_parameters(address) });
     }
-    let is_text = magic.iter().all(|&byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace());
-    Some(if is_text { parameters_in(PTX, file) } else { KernelParameters::new() })
+    Some(if is_text(magic) { parameters_in(PTX, file) } else { KernelParameters::new() })
+}
+
+/// Returns true if an image that begins with these bytes is a text: PTX.
+fn is_text(magic: &[u8; 4]) -> bool {
+    magic.iter().all(|&byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace())
 }
 
 /// Returns the offset from the library's base and the length of the section with fat binaries (`.nv_fatbin`) of

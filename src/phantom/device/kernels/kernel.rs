@@ -277,9 +277,7 @@ answers! {
     }
     Real fn {__cudaRegisterVar, __cudaRegisterManagedVar}(
         _handle: Word, _host: Word, _device: Word, _name: Text,
-    ) -> () {
-
-    }
+    ) -> () {}
     Real fn __cudaInitModule(_handle: Word) -> c_int { 1 }
     Real fn __cudaPushCallConfiguration(grid: Dim3, block: Dim3, shared: usize, stream: Word) -> u32 {
         push(CallConfiguration { grid, block, shared, stream });

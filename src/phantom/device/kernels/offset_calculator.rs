@@ -2,8 +2,8 @@
 //! strided tensors.
 //!
 //! It begins with the number of dimensions. For each of 25 dimensions, a divisor follows: the size and the two numbers
-//! with which a kernel divides by it. Then for each dimension, the stride of each operand follows, in bytes. All of
-//! these have 4 bytes. There is no address in it, and its unused slots contain old stack contents.
+//! with which a kernel divides by it. Then for each dimension, the stride of each operand follows, in bytes. Each
+//! number has 4 bytes. It contains no address, and its unused slots contain old stack contents.
 
 /// The maximum number of dimensions of a tensor iterator.
 pub(crate) const MOST_DIMENSIONS: usize = 25;
@@ -13,7 +13,7 @@ pub(crate) const fn size_at(dimension: usize) -> usize {
     4 + 12 * dimension
 }
 
-/// Returns the offset of the stride of an operand, of which there are `operands`, in a dimension.
+/// Returns the offset of an operand's stride in a dimension, in a calculator for `operands` operands.
 pub(crate) const fn stride_at(dimension: usize, operand: usize, operands: usize) -> usize {
     size_at(MOST_DIMENSIONS) + 4 * (operands * dimension + operand)
 }

@@ -609,8 +609,8 @@ struct ThreadState<'torch> {
 impl Drop for ThreadState<'_> {
     fn drop(&mut self) {
         let torch = self.torch;
-        // SAFETY: the functions of PyTorch have these types. The keys are those of this thread, because the value
-        // is never sent to another one.
+        // SAFETY: the functions of PyTorch have these types. The keys belong to this thread, because the value is
+        // never sent to another thread.
         unsafe {
             if let Some(set) = torch.set_threads {
                 set(self.threads);

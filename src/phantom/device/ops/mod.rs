@@ -6,8 +6,8 @@
 //! of kernels is needed here: whatever PyTorch can compute on a CPU is known.
 //!
 //! - [`record`] observes the start and the end of each op through `at::RecordFunction`.
-//! - [`torch`] has the PyTorch functions that are called, [`replaced`] those that this library replaces. [`cxx`]
-//!   handles C++ exceptions and strings in these calls.
+//! - [`torch`] has the PyTorch functions that are called, [`replaced`] the functions that this library replaces.
+//!   [`cxx`] handles C++ exceptions and strings in these calls.
 //! - [`schema`] reads which arguments an op writes.
 //! - [`values`] reads arguments (`c10::IValue`) and creates the arguments of the second run.
 //! - [`ordinary`] has the rule for flags about values that nothing computed.
@@ -17,7 +17,7 @@
 //!
 //! [`host_tensors`] does the opposite for `--no-host-values`: it skips the writes of large CPU tensors.
 //!
-//! The types of PyTorch's functions and the layouts of its objects are those of PyTorch 2.6 to 2.15.
+//! PyTorch 2.6 to 2.15 have these function types and object layouts.
 //!
 //! The second run is invisible to the program: it uses no callbacks, modes, gradients, warnings, random
 //! numbers or device memory, and only one thread. If a PyTorch function is missing, only the effects that

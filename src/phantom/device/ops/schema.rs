@@ -1,6 +1,6 @@
 //! Reads PyTorch's schemas of ops (`c10::FunctionSchema`) from memory: which arguments an op writes.
 //!
-//! No exported function gives this, so the offsets below are those of the versions that [`ops`](crate::ops) names.
+//! No exported function gives this, so the code below uses the offsets of the versions that [`ops`](crate::ops) names.
 //! They are checked once, with three ops whose answers are known.
 
 use std::sync::OnceLock;

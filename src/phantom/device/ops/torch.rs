@@ -111,8 +111,8 @@ pub(super) fn load() -> bool {
     // `look_up` also calls some of the functions, to determine the dispatch keys and the layout of a tensor.
     let found = TORCH.get_or_init(|| {
         is_first = true;
-        // SAFETY: the handles belong to these two libraries. The function types in [`Torch`] are those in
-        // PyTorch's headers, 2.6 to 2.13.
+        // SAFETY: the handles belong to these two libraries, and the function types in [`Torch`] come from PyTorch's
+        // headers.
         unsafe { look_up(cpu, c10) }
     });
     is_first && found.is_some()

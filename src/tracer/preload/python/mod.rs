@@ -2,9 +2,9 @@
 //!
 //! [`injection`] loads the tracer, whose files are in `tracer/`; `native` has the functions that the tracer
 //! calls, and [`callbacks`] has the functions that the tracer returns. [`module_calls`],
-//! [`optimizer_steps`] and `sharding_calls` intercept calls of the program through [`vectorcall`]. [`gradients`] and [`tags`]
-//! record the use of blocks, and [`op_io`] records the storages of ops. [`errors`] counts the tracer's
-//! exceptions. [`live_objects`] searches the heap; `referrers`, `frame_values` and `saved_tensors` find the
+//! [`optimizer_steps`] and `sharding_calls` intercept calls of the program through [`vectorcall`]. [`gradients`]
+//! and [`tags`] record the use of blocks, and [`op_io`] records the storages of ops. [`errors`] counts the
+//! tracer's exceptions. [`live_objects`] searches the heap; `referrers`, `frame_values` and `saved_tensors` find the
 //! objects, variables and autograd nodes that hold a tensor.
 //!
 //! C calls the tracer only through [`hidden`], so that the profilers and debuggers of the program do not see

@@ -47,8 +47,8 @@ unsafe extern "C-unwind" fn call<const INDEX: usize>(
 }
 
 /// `hook_sharding(function, object_size, index, before, after) -> bool`: calls `before` and `after` with the
-/// first two arguments of each call of `function`, before and after the call. Returns false and changes nothing
-/// if this is not possible, or if `index` is used already.
+/// first two arguments of each call of `function`, before and after the call. Returns false, and leaves `function`
+/// unchanged, if this is not possible or if `index` is used already. An index cannot be used again after a failed call.
 pub(crate) fn hook_sharding(arguments: Arguments<'_>) -> bool {
     let index = arguments.size(2);
     let (Some(function), Some(around), Some(call)) = (arguments.get(0), AROUND.get(index), CALLS.get(index))

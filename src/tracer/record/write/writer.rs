@@ -411,7 +411,7 @@ impl Writer {
         // The end row stays in the old part's buffer until the new part exists.
         self.encoder.end(now, 0, Ending::Rotated, "", &mut self.part.rows)?;
         let number = self.meta.part + 1;
-        let (file, path) = output::create_part(&self.first, number)?;
+        let (file, unfinished) = output::create_part(&self.first, number)?;
         let mut rows = RowFile::new(file);
         let mut meta = Meta { part: number, ..self.meta.clone() };
         let json = |opening_rows| {
@@ -420,7 +420,6 @@ impl Writer {
         };
         self.encoder.open_part(now, json, &mut rows)?;
         let csv_len = rows.flush()?;
-        let unfinished = path;
         let path = files::finished_part(&unfinished);
         output::publish(&unfinished, &path)?;
         let written = Written { csv_len, names_len, reported_lost: self.encoder.reported_lost() };
