@@ -3,12 +3,12 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::common::command::fixtures;
+use crate::common::running::wait_until;
 use crate::common::torch::{Torch, built, clean, succeeded, text};
 use crate::common::venv;
 
@@ -155,24 +155,17 @@ fn ends_the_program(signal: rustix::process::Signal) {
         writeln!(stdin, "{call}").unwrap();
     }
     let id = folder.path().join("id");
-    let wait = |what: &str, is_done: &dyn Fn() -> bool| {
-        let start = Instant::now();
-        while !is_done() {
-            assert!(start.elapsed() < Duration::from_secs(60), "{what}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    };
-    wait("the program has not started", &|| id.exists());
+    wait_until("the start of the program", || id.exists());
     let program = Path::new("/proc").join(std::fs::read_to_string(id).unwrap().trim()).join("cmdline");
     let is_running = || std::fs::read(&program).is_ok_and(|line| line.starts_with(b"sleep"));
-    wait("the program does not sleep", &is_running);
+    wait_until("the sleep of the program", is_running);
     let pid = rustix::process::Pid::from_child(&server);
     rustix::process::kill_process(pid, signal).unwrap();
     let status = server.wait().unwrap();
     if signal == rustix::process::Signal::TERM {
         assert_eq!(status.code(), Some(128 + 15));
     }
-    wait("the program goes on", &|| !is_running());
+    wait_until("the end of the program", || !is_running());
 }
 
 /// Two calls that are open at the same time get their own answers, and a call that ends first answers first.

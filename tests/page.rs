@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::common::command::{fixtures, memtrace};
 use crate::common::installed::{cache, missing};
-use crate::common::running::end;
+use crate::common::running::{end, wait_until};
 use crate::common::terminal::Terminal;
 
 fn run(command: &mut Command) -> String {
@@ -602,13 +602,7 @@ fn live_ends_when_its_terminal_is_closed() {
     let process = Path::new("/proc").join(std::fs::read_to_string(&pid).unwrap().trim());
     assert!(process.exists());
     drop(terminal);
-    for _ in 0..600 {
-        if !process.join("exe").exists() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    panic!("it still runs");
+    wait_until("the end of live", || !process.join("exe").exists());
 }
 
 #[test]

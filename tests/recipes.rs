@@ -26,9 +26,8 @@ fn tiny() -> Value {
 /// Runs `fit --recipe` with the python of `torch` first on the PATH, in a folder with the configuration.
 fn fit(torch: &Torch, folder: &Path, config: &Value, arguments: &str) -> Output {
     fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    let path = format!("{}:{}", torch.python.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let mut command = memtrace();
-    command.arg("fit").args(arguments.split(' ')).current_dir(folder).env("PATH", path);
+    command.arg("fit").args(arguments.split(' ')).current_dir(folder).env("PATH", torch.path());
     // Torch's own cache is not a leftover of memtrace.
     command.env("TORCHINDUCTOR_CACHE_DIR", env!("CARGO_TARGET_TMPDIR"));
     // The models are tiny, and threads that wait for one another take the time of other tests.
@@ -358,10 +357,13 @@ fn fit_recipe_that_is_interrupted_leaves_no_temporary_file() {
 fn ends_without_a_rest(torch: &Torch, signal: &str) {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("config.json"), tiny().to_string()).unwrap();
-    let path = format!("{}:{}", torch.python.parent().unwrap().display(), std::env::var("PATH").unwrap());
     let mut command = memtrace();
     command.args(["fit", "--recipe", "lora", "--model", ".", "--seq", "64", "--phantom", "t4", "-o", "out"]);
-    command.current_dir(&folder).env("PATH", path).env("HF_HUB_OFFLINE", "1").env("TMPDIR", folder.path());
+    command
+        .current_dir(&folder)
+        .env("PATH", torch.path())
+        .env("HF_HUB_OFFLINE", "1")
+        .env("TMPDIR", folder.path());
     let mut fit = command.stderr(std::process::Stdio::null()).spawn().unwrap();
     while !folder.path().join("out/1").exists() && fit.try_wait().unwrap().is_none() {
         std::thread::sleep(Duration::from_millis(50));

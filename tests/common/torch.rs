@@ -179,6 +179,11 @@ impl Torch {
         self.untraced_on(CARD, &[], script, args, &[]).output
     }
 
+    /// Returns `PATH` with the folder of this Python first.
+    pub(crate) fn path(&self) -> String {
+        format!("{}:{}", self.python.parent().unwrap().display(), std::env::var("PATH").unwrap())
+    }
+
     /// Returns the folder of installed packages.
     pub(crate) fn packages(&self) -> PathBuf {
         packages(&self.python)

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
+use crate::common::pages::assert_shown;
 use crate::common::torch::{Torch, json, memtrace, succeeded};
 
 fn examples() -> PathBuf {
@@ -159,8 +160,7 @@ fn the_page_of_predictions_shows_what_its_commands_print() {
 }
 
 /// Runs the commands of a page's first console blocks in one folder. Each command must print every line that
-/// the page shows, in this order; `...` stands for the rest of a line.
-/// Returns the folder.
+/// the page shows, in this order; `...` stands for the rest of a line. Returns the folder, or `None` without torch.
 fn shows_what_its_commands_print(page: &str, blocks: usize) -> Option<TempDir> {
     let torch = Torch::installed("2.11.0")?;
     let folder = TempDir::new().unwrap();
@@ -178,16 +178,7 @@ fn shows_what_its_commands_print(page: &str, blocks: usize) -> Option<TempDir> {
             .env_remove("MEMTRACE_OUT");
         let output = run.output().unwrap();
         let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        let mut lines = printed.lines().map(comparable).collect::<Vec<_>>();
-        for line in shown.lines().map(comparable).filter(|line| !line.is_empty()) {
-            let (start, is_cut) =
-                line.strip_suffix("...").map_or((&*line, false), |start| (start.trim_end(), true));
-            let found =
-                lines.iter().position(|each| if is_cut { each.starts_with(start) } else { each == start });
-            let at =
-                found.unwrap_or_else(|| panic!("{page} has {line:?}; memtrace {command} printed\n{printed}"));
-            lines.drain(..=at);
-        }
+        assert_shown(shown, &format!("$ memtrace {command}\n{printed}"), comparable);
     }
     Some(folder)
 }
