@@ -672,6 +672,19 @@ fn run_dies_of_the_same_signal_as_its_program() {
     assert!(!error.contains("above"), "{error}");
 }
 
+/// With SIGCHLD ignored, the kernel would drop the status of each child.
+#[test]
+fn run_has_the_status_of_its_program_even_if_sigchld_was_ignored() {
+    let Some(installed) = Installed::new() else { return };
+    for options in [&[][..], &["--phantom", "2xh100-80g", "--ranks", "0,1"]] {
+        let run = installed.run(&[options, &["--", "sh", "-c", "exit 3"]].concat());
+        let mut ignoring = Command::new("env");
+        ignoring.arg("--ignore-signal=CHLD").arg(run.get_program()).args(run.get_args());
+        let output = ignoring.current_dir(installed.folder.path()).output().unwrap();
+        assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    }
+}
+
 #[test]
 fn run_that_writes_no_trace_leaves_no_folder_that_it_created() {
     let Some(installed) = Installed::new() else { return };

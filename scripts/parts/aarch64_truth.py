@@ -21,9 +21,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from built import BUILT, ROOT
+
 OUT = ROOT / "target/aarch64-truth"
-BUILT = ROOT / "target/release"
 CHECKERS = ROOT / "tests/scripts/checkers"
 # The tree has the same path in the root folder of qemu, because a journal names the file of its trace.
 QEMU_TREE = ROOT

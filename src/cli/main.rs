@@ -39,7 +39,7 @@ fn main() -> ExitCode {
             std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()),
         ),
         false => match commands::command().try_get_matches() {
-            Ok(matches) => commands::run(&matches),
+            Ok(matches) => signals::keep_status_of_children().and_then(|()| commands::run(&matches)),
             Err(error) => match named_trace(&error) {
                 Some(path) => Err(anyhow::anyhow!(
                     "{path} is a path, not a command; show its trace with: memtrace summary {path}"

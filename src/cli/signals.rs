@@ -2,10 +2,11 @@
 //!
 //! The program shares our process group, so a signal from the terminal (Ctrl-C) reaches the program directly.
 //! We catch such a signal only so that this process does not end first. A signal sent only to our process id
-//! is forwarded. A signal that we inherited as ignored (`nohup`) stays ignored in both processes.
+//! is forwarded. A signal that we inherited as ignored (`nohup`) stays ignored in both processes, except SIGCHLD:
+//! see [`keep_status_of_children`].
 
 use std::process::ExitStatus;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
@@ -44,7 +45,7 @@ impl Forwarder {
     /// When the handlers cannot be installed.
     pub(crate) fn start() -> Result<Forwarder> {
         let ignored = ignored_signals();
-        let wanted = FORWARDED.iter().copied().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+        let wanted = FORWARDED.iter().copied().filter(|signal| !contains(ignored, *signal));
         let mut signals = SignalsInfo::<WithOrigin>::new(wanted).context("cannot catch signals")?;
         let handle = signals.handle();
         let child = Arc::new(AtomicI32::new(0));
@@ -134,6 +135,26 @@ fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Returns true if a mask of [`ignored_signals`] contains this signal.
+fn contains(mask: u64, signal: i32) -> bool {
+    mask >> (signal - 1) & 1 == 1
+}
+
+/// Stops ignoring SIGCHLD, if this process inherited it as ignored: the kernel would drop the exit status of each
+/// child, and a wait for one child would wait for all. Programs started later have the default, which ignores
+/// the signal, too, but keeps the status.
+///
+/// # Errors
+/// When no handler can be installed.
+pub(crate) fn keep_status_of_children() -> Result<()> {
+    if contains(ignored_signals(), sig::SIGCHLD) {
+        // The handler sets a flag that nobody reads. Any handler keeps the status, and an `exec` removes it.
+        signal_hook::flag::register(sig::SIGCHLD, Arc::new(AtomicBool::new(false)))
+            .context("cannot catch SIGCHLD")?;
+    }
+    Ok(())
 }
 
 /// Ends this process as the traced program ended: with its status, or by its signal.

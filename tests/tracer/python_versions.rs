@@ -75,12 +75,21 @@ def kept(make):
     third = make(); third.append(1)
     return first, second, third
 
+def aliases(owner, table):
+    kept = owner.kept
+    first = table["first"]
+    total = 0; total += first
+    return kept, first, total
+
 lines = frames.Lines(time.monotonic() + 60)
 found = [lines.setting(kept.__code__, name, frames.LOCAL_SETS) for name in ("first", "second", "third")]
 found += lines.filling([kept.__code__], "third")[1]
 print(*(line - kept.__code__.co_firstlineno for line in found))
+filled = {name: lines.filling([aliases.__code__], name)[1] for name in ("kept", "first", "total")}
+print(*(line - aliases.__code__.co_firstlineno for line in sum(filled.values(), [])))
 "#;
-    expect_of_frames(script, "1 1 2 2\n");
+    // A line that gives an object another name does not put anything into it.
+    expect_of_frames(script, "1 1 2 2\n3\n");
 }
 
 /// A traceback begins at the outermost frame.

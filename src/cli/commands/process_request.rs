@@ -36,7 +36,7 @@ impl Request {
     /// # Errors
     /// When the process cannot be asked.
     pub(super) fn to_process(pid: u32, steps: u32) -> Result<Request> {
-        Request::send(pid, steps, None)
+        Request::prepare(pid, steps, None)?.send()
     }
 
     /// Same as [`to_process`](Request::to_process), for the process that owns the journal. `journal` is its
@@ -49,15 +49,18 @@ impl Request {
         let Some(JournalName::Journal(pid)) = journal.file_name().and_then(JournalName::parse) else {
             bail!("the process of this trace has no journal, so it cannot receive requests")
         };
-        Request::send(pid, steps, Some(journal))
+        Request::prepare(pid, steps, Some(journal))?.send()
     }
 
-    /// Asks process `pid` for a search for the holders of memory.
+    /// Asks process `pid` for a search for the holders of memory. Calls `before` with the path of its trace before
+    /// the process can see the request.
     ///
     /// # Errors
     /// When the process cannot be asked.
-    pub(super) fn to_search(pid: u32) -> Result<Request> {
-        Request::send(pid, DetailRequest::SEARCH, None)
+    pub(super) fn to_search(pid: u32, before: impl FnOnce(&Path)) -> Result<Request> {
+        let request = Request::prepare(pid, DetailRequest::SEARCH, None)?;
+        before(&request.trace()?);
+        request.send()
     }
 
     /// Returns true once the process has taken the request.
@@ -82,7 +85,8 @@ impl Request {
         Ok(PathBuf::from(OsString::from_vec(path)))
     }
 
-    fn send(pid: u32, steps: u32, named: Option<&Path>) -> Result<Request> {
+    /// Returns a request that was not sent yet.
+    fn prepare(pid: u32, steps: u32, named: Option<&Path>) -> Result<Request> {
         let Some(start) = process_start(pid) else { bail!("no process {pid} is running") };
         let journal = match journal_of(pid, named) {
             Err(_) if process_start(pid) != Some(start) => {
@@ -103,10 +107,14 @@ impl Request {
         let taken = word(&journal, layout::DETAIL_TAKEN)?;
         let asked = word(&journal, layout::DETAIL_ASKED)?;
         let number = DetailRequest::unpack(asked).number.wrapping_add(1);
-        let request = DetailRequest { number, steps }.pack();
+        let word = DetailRequest { number, steps }.pack();
+        Ok(Request { pid, start, steps, journal, word, replaces: asked != taken })
+    }
+
+    fn send(self) -> Result<Request> {
         let place = layout::DETAIL_ASKED as u64;
-        journal.write_all_at(&request.to_ne_bytes(), place).context("cannot write the request")?;
-        Ok(Request { pid, start, steps, journal, word: request, replaces: asked != taken })
+        self.journal.write_all_at(&self.word.to_ne_bytes(), place).context("cannot write the request")?;
+        Ok(self)
     }
 
     /// Returns the answer of the process, or `None` until the process has begun a step.

@@ -29,9 +29,9 @@ const WRITTEN: Duration = Duration::from_secs(20);
 /// When the process cannot be asked, ends before its next step, or begins no step within `patience_s`
 /// seconds.
 pub(super) fn ask(SearchRequest { pid, patience_s }: SearchRequest) -> Result<PathBuf> {
-    let request = Request::to_search(pid)?;
+    let mut before = 0;
+    let request = Request::to_search(pid, |trace| before = last_search(trace))?;
     let trace = request.trace()?;
-    let before = last_search(&trace);
     let since = Instant::now();
     while !request.is_taken()? {
         if since.elapsed() >= Duration::from_secs(patience_s) {

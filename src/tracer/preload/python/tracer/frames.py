@@ -107,6 +107,8 @@ def running_variables(
 
 SETS = ("STORE_NAME", "STORE_GLOBAL", "STORE_ATTR")
 LOCAL_SETS = ("STORE_FAST", "STORE_DEREF")
+# The beginnings of the names of instructions that load a variable. Others load an attribute or a constant.
+LOADS_VARIABLE = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR")
 # From Python 3.13 on, one instruction may set two variables, or set one and then load one.
 PAIRS = {
     "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
@@ -179,20 +181,21 @@ class Lines:
     def _read(self, dis, code) -> dict[tuple[str, str], list[int]]:
         found: dict[tuple[str, str], list[int]] = {}
         line = code.co_firstlineno
-        # The names that the current line has loaded so far, in order.
+        # The names that the current line has loaded so far, in order: all of them, and those of variables.
         loaded: list[str] = []
+        variables: list[str] = []
         for number, instruction in enumerate(dis.get_instructions(code)):
             if number % STRIDE == 0 and time.monotonic() > self._deadline:
                 break
             starts = instruction.starts_line
             if starts is not None and starts is not False:
                 line = getattr(instruction, "line_number", None) or starts
-                loaded = []
+                loaded, variables = [], []
             whole, values = instruction.opname, instruction.argval
             for name, value in zip(PAIRS[whole], values) if whole in PAIRS else ((whole, values),):
                 if name in SETS or name in LOCAL_SETS:
                     found.setdefault((name, value), []).append(line)
-                    if value in loaded and name != "STORE_ATTR":
+                    if value in variables and name != "STORE_ATTR":
                         found.setdefault((FILLS, value), []).append(line)
                 elif name == "STORE_SUBSCR" and len(loaded) > 1:
                     found.setdefault((FILLS, loaded[-2]), []).append(line)
@@ -200,7 +203,10 @@ class Lines:
                     if value in FILLING and loaded and name in ("LOAD_ATTR", "LOAD_METHOD"):
                         found.setdefault((FILLS, loaded[-1]), []).append(line)
                     # Some instructions load two names.
-                    loaded += [str(each) for each in (value if type(value) is tuple else (value,))]
+                    names = [str(each) for each in (value if type(value) is tuple else (value,))]
+                    loaded += names
+                    if name.startswith(LOADS_VARIABLE):
+                        variables += names
         return found
 
 

@@ -82,7 +82,8 @@ def note_call(root, path: str, args: tuple, kwargs: dict) -> None:
     """Records the mode of a root that is called, and whether all inputs of the call have one sample: a first
     dimension of 1, and further ones."""
     _record(path, "mode", "train" if root.training else "eval", "train")
-    given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.is_cuda]
+    values = (*args, *kwargs.values())
+    given = [value for value in values if issubclass(type(value), Tensor) and value.is_cuda]
     # `size(0)`, because a nested tensor has no `shape`.
     samples = {value.size(0) for value in given if value.dim() > 1}
     if samples:
@@ -102,7 +103,7 @@ def note_input(path: str, args: tuple, kwargs: dict) -> None:
             given.append(value)
     largest, shape, elements = None, (), 0
     for value in given:
-        sizes = sizes_of(value) if isinstance(value, Tensor) else None
+        sizes = sizes_of(value) if issubclass(type(value), Tensor) else None
         if sizes is not None and math.prod(sizes) > elements:
             largest, shape, elements = value, sizes, math.prod(sizes)
     if largest is None or not path:

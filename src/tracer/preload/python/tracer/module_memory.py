@@ -37,11 +37,11 @@ def _record(api: int, sums: dict[int, tuple[int, int]]) -> None:
 
 
 def _tensors_in(value):
-    if isinstance(value, Tensor):
+    if issubclass(type(value), Tensor):
         return (value,)
     if tree_leaves is None:
         return ()
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in tree_leaves(value) if issubclass(type(leaf), Tensor)]
 
 
 def measure_call(module, args: tuple) -> None:

@@ -6,6 +6,7 @@ called, gradients after a backward or before an optimizer's step, optimizer stat
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from _thread import get_ident
@@ -30,6 +31,7 @@ INPUT = CATEGORIES["input"]
 MAIN_THREAD = sys.modules["threading"].main_thread().ident
 # The depth to which inputs are searched for tensors, in tuples, lists and dicts.
 INPUT_DEPTH = 3
+MOST_INPUTS = 4096
 PLAIN_TENSORS = (Tensor, Parameter)
 
 
@@ -264,12 +266,12 @@ def tag_state_of(optimizer) -> None:
 
 
 def tag_inputs(value, seen: set[int], depth: int = INPUT_DEPTH) -> None:
-    """Tags the tensors in the arguments of a call."""
-    if isinstance(value, Tensor):
+    """Tags the tensors in the arguments of a call. Of each list and dict, up to MOST_INPUTS items are searched."""
+    # Not `isinstance`: it reads `__class__`, which runs the program's code if the value is a proxy.
+    kind = type(value)
+    if issubclass(kind, Tensor):
         tag(value, INPUT, 0, 0, seen)
-    elif depth and isinstance(value, (tuple, list)):
-        for item in value:
-            tag_inputs(item, seen, depth - 1)
-    elif depth and isinstance(value, dict):
-        for item in value.values():
+    elif depth and issubclass(kind, (tuple, list, dict)):
+        items = dict.values(value) if issubclass(kind, dict) else value
+        for item in itertools.islice(items, MOST_INPUTS):
             tag_inputs(item, seen, depth - 1)
