@@ -170,13 +170,13 @@ fn generate(path: &Path, rows: i64) -> io::Result<()> {
 }
 
 /// Seconds of wall time, and of CPU time on all cores.
-#[derive(Clone, Copy, PartialEq, PartialOrd)]
+#[derive(Clone, Copy)]
 struct Seconds {
     wall: f64,
     cpu: f64,
 }
 
-/// Runs `what` three times. Returns the times of the fastest run.
+/// Runs `what` three times. Returns the least time by the clock and the least CPU time.
 fn time(mut what: impl FnMut()) -> Seconds {
     let cpu = || {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);

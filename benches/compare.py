@@ -1,6 +1,6 @@
 """Times `memtrace summary` and `peak --by module` against pandas, polars and DuckDB on one trace.
 
-compare.py MEMTRACE TRACE [ROUNDS]
+    "$(scripts/env torch 2.11.0)" benches/compare.py MEMTRACE TRACE [ROUNDS]
 
 Each tool runs in its own process: once to warm the page cache, then ROUNDS times (default 3). The fastest run
 counts. Every tool must answer everything that memtrace prints:
@@ -65,13 +65,13 @@ def differences(name, expected, found):
 
 def run(command):
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # Its messages go to the terminal: with a second pipe, a program with many messages would wait for ever.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     output = process.stdout.read()
-    error = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - start
     if status:
-        sys.exit(f"{' '.join(command)} failed: {error.decode()}")
+        sys.exit(f"{' '.join(command)} failed")
     return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, json.loads(output)
 
 

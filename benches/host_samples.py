@@ -20,8 +20,10 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-MEMTRACE = ROOT / "target" / "release" / "memtrace"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+from parts.built import BUILT
+
+MEMTRACE = BUILT / "memtrace"
 START = 40
 # For each case: resident memory in GiB in addition to torch's, child processes, and steps a second.
 CASES = {

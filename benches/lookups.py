@@ -21,18 +21,19 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-LIBRARY = ROOT / "target" / "release" / "libmemtrace.so"
-PHANTOM = ROOT / "target" / "release" / "libmemtrace_phantom.so"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+from parts.built import BUILT, ROOT, clean_environment
+
+LIBRARY = BUILT / "libmemtrace.so"
+PHANTOM = BUILT / "libmemtrace_phantom.so"
 ROUNDS = 7
 IMPORTS = 21
 WAYS = {"untraced": None, "MEMTRACE_ENABLED=0": "0", "traced": "1"}
 
 
 def environment(enabled, folder):
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MEMTRACE_")}
     preload = [str(PHANTOM)] if enabled is None else [str(LIBRARY), str(PHANTOM)]
-    return env | {
+    return clean_environment() | {
         "LD_PRELOAD": ":".join(preload),
         "MEMTRACE_PHANTOM": "h100-80g",
         "MEMTRACE_ENABLED": enabled or "1",

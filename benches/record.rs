@@ -51,8 +51,10 @@ fn main() {
         preload = format!("{preload}:{}", built.display());
     }
     println!("an event alone, in clock reads (aim: 1.5 at most)");
+    let folder = tempfile::tempdir().unwrap();
+    let session = session_in(folder.path());
     for threads in [1, 2] {
-        let (event, clock) = alone(threads);
+        let (event, clock) = alone(session, threads);
         let ratio = event / clock;
         println!("  {threads} at once {:22} {ratio:.2}   ({event:.1} ns; a clock read is {clock:.1} ns)", "");
     }
@@ -81,12 +83,11 @@ fn writer() {
     println!("  {:32} {:.2} million", "into nothing", rows_per_second(io::sink()) / 1e6);
 }
 
-/// Returns the ns for one event (`Recorder::record` without a hook) and for one clock read.
-fn alone(threads: usize) -> (f64, f64) {
-    let folder = tempfile::tempdir().unwrap().keep();
-    let settings = Settings { out: folder.clone(), ..Settings::default() };
-    let session: &'static Session = Box::leak(Box::new(Session {
-        out: folder,
+/// Returns a session whose trace is in `folder`.
+fn session_in(folder: &Path) -> &'static Session {
+    let settings = Settings { out: folder.to_owned(), ..Settings::default() };
+    Box::leak(Box::new(Session {
+        out: folder.to_owned(),
         host: "bench".to_owned(),
         rank: 0,
         rounding: Rounding::default(),
@@ -98,7 +99,11 @@ fn alone(threads: usize) -> (f64, f64) {
         say: |line| eprintln!("{line}"),
         fail: |line| eprintln!("{line}"),
         settings,
-    }));
+    }))
+}
+
+/// Returns the ns for one event (`Recorder::record` without a hook) and for one clock read.
+fn alone(session: &'static Session, threads: usize) -> (f64, f64) {
     let recorder = Recorder::get(session).unwrap();
     let record = |thread: usize, live: bool| {
         let size = if live { 512 } else { -512 };

@@ -223,6 +223,8 @@ def main():
     python, python_of_qemu, *names = sys.argv[1:]
     qemu = Machine("aarch64", python_of_qemu, [str(ROOT / "scripts/aarch64"), "run"], QEMU_TREE, QEMU_BUILT)
     here = Machine("x86-64", python, [], ROOT, BUILT)
+    if unknown := set(names) - {run.name for run in RUNS}:
+        sys.exit(f"unknown: {', '.join(sorted(unknown))}")
     failed = []
     for run in [run for run in RUNS if not names or run.name in names]:
         print(f"{run.name}: {'; '.join(run.programs)}", flush=True)

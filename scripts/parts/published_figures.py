@@ -15,8 +15,8 @@ CASES = ROOT / "tests/published"
 COLUMNS = ["source", "card", "torch", "libraries", "case", "arguments", "label", "what", "published", "unit"]
 COLUMNS += ["cause"]
 SOURCE_COLUMNS = ["source", "title", "address", "measured", "kind", "rounding", "note"]
-# The newest torch that `scripts/env torch` installs for the tests. It is used for figures without a version.
-NEWEST = "2.11.0"
+# The torch of figures without a version, and of the second run of the others.
+SECOND_TORCH = "2.11.0"
 UNITS = {
     "B": 1,
     "KB": 10**3,
@@ -160,7 +160,7 @@ def read_figures(folder: Path = CASES) -> list[Figure]:
             raise FigureError(f"{place}: published is {row['published']!r}, and must be a number")
         if not (folder / f"{row['case']}.py").is_file():
             raise FigureError(f"{place}: no case {folder / row['case']}.py")
-        run = Run(row["card"], row["torch"] or NEWEST, row["libraries"], row["case"], row["arguments"])
+        run = Run(row["card"], row["torch"] or SECOND_TORCH, row["libraries"], row["case"], row["arguments"])
         key = (run, row["label"], row["what"], row["source"])
         if key in seen:
             raise FigureError(f"{place}: the same figure as in {seen[key]}")

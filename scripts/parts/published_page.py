@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .built import ROOT
 from .page_block import PageBlock
 from .published_data import Row, in_order, read_rows, write_rows
-from .published_figures import NEWEST, UNITS, Figure
+from .published_figures import SECOND_TORCH, UNITS, Figure
 from .published_picture import picture
 
 PAGE = ROOT / "docs/accuracy.md"
@@ -78,7 +78,7 @@ class Compared:
             "published": figure.published,
             "unit": figure.unit,
             "ours": self.measured,
-            "newest": self.ours.get(NEWEST),
+            "newest": self.ours.get(SECOND_TORCH),
             "error": None if self.measured is None else self.error(),
             "equal": self.equal(),
             "cause": figure.cause,
@@ -116,8 +116,8 @@ def summary(compared: Iterable[Compared]) -> str:
 def print_table(compared: list[Compared]) -> None:
     for entry in compared:
         beside = ""
-        if NEWEST in entry.ours:
-            beside = f"; torch {NEWEST}: {'equal' if entry.equal(NEWEST) else entry.shown(NEWEST)}"
+        if SECOND_TORCH in entry.ours:
+            beside = f"; torch {SECOND_TORCH}: {'equal' if entry.equal(SECOND_TORCH) else entry.shown(SECOND_TORCH)}"
         cause = f"; {entry.figure.cause}" if entry.figure.cause else ""
         print(f"{entry}{beside}{cause}")
     print(summary(compared))
@@ -139,8 +139,8 @@ def row_of(entry: Compared, before: Row | None, computed: str) -> Row:
     """Returns the row of a figure. Without a run on the newest torch, the number of the row before stays."""
     error = "0" if entry.equal() else f"{entry.error() * 100:.4f}"
     newest = before.newest if before else ""
-    if entry.ours.get(NEWEST) is not None:
-        newest = entry.shown(NEWEST) if entry.shown(NEWEST) != entry.shown() else ""
+    if entry.ours.get(SECOND_TORCH) is not None:
+        newest = entry.shown(SECOND_TORCH) if entry.shown(SECOND_TORCH) != entry.shown() else ""
     return Row(entry.figure, entry.shown(), newest, error, computed)
 
 
@@ -204,7 +204,7 @@ def distribution(rows: list[Row]) -> str:
         ("90th percentile", f"{quantile(errors, 0.9):.2%}"),
         ("99th percentile", f"{quantile(errors, 0.99):.2%}"),
         ("largest error", f"{errors[-1]:.2%}"),
-        (f"ours differs on torch {NEWEST}", str(sum(bool(row.newest) for row in rows))),
+        (f"ours differs on torch {SECOND_TORCH}", str(sum(bool(row.newest) for row in rows))),
     ]
     return markdown(("", ""), table)
 
