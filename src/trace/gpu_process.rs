@@ -67,8 +67,13 @@ impl GpuProcess {
         found.pid = value("pid")?.parse().ok()?;
         let bytes: Option<i64> = value("bytes").and_then(|bytes| bytes.parse().ok());
         found.bytes = bytes.filter(|bytes| u64::try_from(*bytes).is_ok_and(|bytes| bytes < MAX_BYTES));
-        found.user = value("user").map(|user| user.replace("uid_", "uid "));
-        found.container = value("container").map(|name| name.replace("job_", "job "));
+        // `Display` wrote a space as `_`. Only these two have a space: the name of a user may contain `uid_`.
+        let spaced = |key: &str, prefix: &str| {
+            let text = value(key)?;
+            Some(text.strip_prefix(&format!("{prefix}_")).map_or(text.clone(), |rest| format!("{prefix} {rest}")))
+        };
+        found.user = spaced("user", "uid");
+        found.container = spaced("container", "job");
         found.command = command.map(str::to_owned);
         Some(found)
     }
@@ -133,6 +138,7 @@ mod tests {
     #[test]
     fn the_name_of_a_gpu_process_is_parsed_again() {
         let unknown = GpuProcess { bytes: None, ..process() };
+        let named = GpuProcess { user: Some("druid_svc".to_owned()), ..process() };
         assert_eq!(unknown.to_string(), "device=1 pid=4711");
         let known = GpuProcess {
             user: Some("uid 1000".to_owned()),
@@ -140,7 +146,7 @@ mod tests {
             command: Some("ray::IDLE bytes=7".to_owned()),
             ..process()
         };
-        for process in [unknown, known] {
+        for process in [unknown, named, known] {
             assert_eq!(GpuProcess::parse(&process.to_string()), Some(process));
         }
         for wrong in ["", "pid=1", "device=0 pid=x", "device=0 pid=-1", "command=device=0 pid=1"] {

@@ -11,11 +11,15 @@ pub fn kib_of(line: &str, name: &str) -> Option<i64> {
     rest.trim().strip_suffix(" kB")?.trim().parse::<i64>().ok()?.checked_mul(1024)
 }
 
-fn value(text: &str, name: &str) -> Option<i64> {
+/// Returns the value in bytes of the field `name` in the text of a `/proc` file.
+#[must_use]
+pub fn value(text: &str, name: &str) -> Option<i64> {
     text.lines().find_map(|line| kib_of(line, name))
 }
 
-fn read(proc: &Path, pid: &str, file: &str) -> Option<String> {
+/// Reads a file of process `pid` (`self` for this process). `proc` is the path of `/proc`.
+#[must_use]
+pub fn read(proc: &Path, pid: &str, file: &str) -> Option<String> {
     // A file may contain invalid UTF-8, because the name of a process may contain any bytes.
     fs::read(proc.join(pid).join(file)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -76,17 +80,15 @@ pub fn descendants(proc: &Path, pid: &str, most: usize) -> Option<Vec<u32>> {
 }
 
 fn children(proc: &Path, pid: &str) -> Option<Vec<u32>> {
-    let mut found = Vec::new();
+    // A thread may end during the search. But if no thread has this file, the kernel does not provide such files.
+    let mut found = None;
     for thread in fs::read_dir(proc.join(pid).join("task")).ok()?.flatten() {
-        // A thread may end during the search. But if the main thread does not have this file, the kernel does
-        // not provide such files.
-        match fs::read_to_string(thread.path().join("children")) {
-            Ok(text) => found.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok())),
-            Err(_) if thread.file_name().to_str() == Some(pid) => return None,
-            Err(_) => {}
+        if let Ok(text) = fs::read_to_string(thread.path().join("children")) {
+            let pids = text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok());
+            found.get_or_insert_with(Vec::new).extend(pids);
         }
     }
-    Some(found)
+    found
 }
 
 #[cfg(test)]

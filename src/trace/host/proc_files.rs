@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use memtrace_util::cgroup;
-use memtrace_util::host_memory::{self, kib_of};
+use memtrace_util::host_memory::{self, value};
 
 use super::{Cgroup, HostValues};
 
@@ -41,8 +41,7 @@ impl HostFiles {
     }
 
     fn text(&self, pid: &str, file: &str) -> Option<String> {
-        // The name of a process may contain any bytes.
-        fs::read(self.path(pid, file)).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        host_memory::read(&self.proc, pid, file)
     }
 
     /// Returns the resident bytes of a process, the cheapest value to read. `None` for a process that has
@@ -58,7 +57,7 @@ impl HostFiles {
     pub fn status(&self, pid: &str) -> Option<HostValues> {
         let text = self.text(pid, "status")?;
         let values = ["VmRSS", "RssAnon", "RssFile", "RssShmem", "VmSwap"]
-            .map(|name| text.lines().find_map(|line| kib_of(line, name)));
+            .map(|name| value(&text, name));
         values[0].is_some().then_some(values)
     }
 
@@ -69,8 +68,7 @@ impl HostFiles {
         let limit =
             limits.lines().find_map(|line| line.strip_prefix("Max address space")?.split_whitespace().next());
         let status = self.text("self", "status").unwrap_or_default();
-        let [size, peak] =
-            ["VmSize", "VmPeak"].map(|name| status.lines().find_map(|line| kib_of(line, name)));
+        let [size, peak] = ["VmSize", "VmPeak"].map(|name| value(&status, name));
         // Without a limit, the text is "unlimited".
         [limit.and_then(|limit| limit.parse().ok()), size, peak, None, None]
     }
@@ -80,7 +78,7 @@ impl HostFiles {
     pub fn machine(&self) -> Option<HostValues> {
         let text = fs::read_to_string(self.proc.join("meminfo")).ok()?;
         let [total, available, free, swap_free] = ["MemTotal", "MemAvailable", "MemFree", "SwapFree"]
-            .map(|name| text.lines().find_map(|line| kib_of(line, name)));
+            .map(|name| value(&text, name));
         total.is_some().then_some([total, available, free, swap_free, self.kills()])
     }
 
@@ -122,8 +120,7 @@ impl HostFiles {
     #[must_use]
     pub fn rollup(&self, pid: &str) -> Option<(i64, i64)> {
         let text = self.text(pid, "smaps_rollup")?;
-        let value = |name| text.lines().find_map(|line| kib_of(line, name));
-        Some((value("Pss")?, value("Rss")?))
+        Some((value(&text, "Pss")?, value(&text, "Rss")?))
     }
 
     /// Returns the name of a process, which the kernel cuts to 15 bytes. `None` if the name is empty or
@@ -234,7 +231,7 @@ mod tests {
         write(&folder, "meminfo", "MemTotal: 99999999999999999999 kB\n");
         assert_eq!((files.resident("self"), files.status("self"), files.machine()), (None, None, None));
         // The kernel provides no `children` files -> the descendants are unknown.
-        write(&folder, "self/task/self/comm", "x");
+        write(&folder, "self/task/4242/comm", "x");
         assert_eq!(files.descendants("self", 9), None);
     }
 
@@ -264,7 +261,7 @@ mod tests {
         let files = HostFiles::at(folder.path(), folder.path());
         let all: Vec<u32> = (1000..1500).collect();
         let text: Vec<String> = all.iter().map(u32::to_string).collect();
-        write(&folder, "self/task/self/children", &text.join(" "));
+        write(&folder, "self/task/4242/children", &text.join(" "));
         assert_eq!(files.descendants("self", 1000), Some(all));
         // Another user's process: its maps are hidden, but its resident memory is visible -> only the
         // resident memory is known.
@@ -282,7 +279,7 @@ mod tests {
     fn children_of_children_are_found_and_one_that_ended_is_left_out() {
         let folder = TempDir::new().unwrap();
         let files = HostFiles::at(folder.path(), folder.path());
-        write(&folder, "self/task/self/children", "5 6 7 ");
+        write(&folder, "self/task/4242/children", "5 6 7 ");
         write(&folder, "self/task/9/children", "8");
         // Process 6 has ended and has no entry, and process 7 lists itself as a child -> no process is listed
         // twice.

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use memtrace_record::pinned_requests;
 
+use crate::attribution::requested_sizes::ALLOCATOR;
 use crate::ffi::symbols::find_in_loaded;
 use crate::ffi::vtables::{VtableCopy, replaced};
 use crate::guard::shielded;
@@ -50,7 +51,7 @@ static TRIED: AtomicBool = AtomicBool::new(false);
 /// Gives torch's allocator of pinned memory a vtable with our function, once.
 pub(crate) fn install() {
     // torch without CUDA has no such allocator, and asking for it would throw.
-    if find_in_loaded("libc10_cuda.so", c"_ZN3c104cuda20CUDACachingAllocator9allocatorE").is_null()
+    if find_in_loaded("libc10_cuda.so", ALLOCATOR).is_null()
         || TRIED.swap(true, Ordering::Relaxed)
     {
         return;

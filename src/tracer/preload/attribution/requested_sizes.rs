@@ -20,7 +20,7 @@ use crate::ffi::vtables::{VtableCopy, replaced};
 use crate::runtime::thread::{self, ThreadState};
 
 /// `std::atomic<CUDAAllocator*> c10::cuda::CUDACachingAllocator::allocator`.
-const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
+pub(crate) const ALLOCATOR: &CStr = c"_ZN3c104cuda20CUDACachingAllocator9allocatorE";
 /// The slot of `c10::Allocator::allocate`.
 const ALLOCATE: usize = 2;
 /// The maximum number of functions to copy from the vtable. It is enough for every version of torch.

@@ -134,6 +134,13 @@ hooks! {
             // SAFETY: as above.
             unsafe { create(out, |number| communicator_text(number, &format!("split from {from}")), real) }
         };
+    ncclCommShrink(
+        comm: Comm, excluded: Word, count: c_int, out: *mut Comm, config: Word, flags: c_int
+    ) |real| {
+        let from = communicators::number_of(comm as usize);
+        // SAFETY: as above.
+        unsafe { create(out, |number| communicator_text(number, &format!("shrunk from {from}")), real) }
+    };
     ncclCommDestroy(comm: Comm) |real| destroy(comm, real);
     ncclCommAbort(comm: Comm) |real| destroy(comm, real);
     ncclGroupStart() |real| {
@@ -161,7 +168,11 @@ operations! {
         of comm;
     ncclBcast(at: Word, count: usize, data_type: c_int, root: c_int, comm: Comm, stream: Word) of comm;
     ncclAllGather(from: Word, to: Word, count: usize, data_type: c_int, comm: Comm, stream: Word) of comm;
+    ncclAlltoAll(from: Word, to: Word, count: usize, data_type: c_int, comm: Comm, stream: Word) of comm;
+    ncclGather(from: Word, to: Word, count: usize, data_type: c_int, root: c_int, comm: Comm, stream: Word) of comm;
+    ncclScatter(from: Word, to: Word, count: usize, data_type: c_int, root: c_int, comm: Comm, stream: Word) of comm;
     ncclSend(from: Word, count: usize, data_type: c_int, peer: c_int, comm: Comm, stream: Word) of comm;
     ncclRecv(to: Word, count: usize, data_type: c_int, peer: c_int, comm: Comm, stream: Word) of comm;
     ncclCommRegister(comm: Comm, address: Word, size: usize, handle: Word) of comm;
+    ncclCommWindowRegister(comm: Comm, address: Word, size: usize, window: Word, flags: c_int) of comm;
 }

@@ -38,8 +38,9 @@ macro_rules! source {
 
 const LOADER: Source = source!("loader");
 /// The modules of the tracer, except `native`.
-static SOURCES: [Source; 40] = [
+static SOURCES: [Source; 41] = [
     source!("caches"),
+    source!("class_table"),
     source!("communicators"),
     source!("deepspeed"),
     source!("failures"),

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use memtrace_encode::Encoder;
 use memtrace_trace::config::Auto;
+use memtrace_trace::counts::counted;
 use memtrace_trace::units::Unit;
 
 use crate::session::Session;
@@ -18,7 +19,7 @@ pub(crate) fn print(session: &Session, encoder: &Encoder, trace: &Path) {
     };
     if wanted {
         let path = session.path_for_user(trace);
-        (session.say)(&format!("{} rows in {}", encoder.rows(), path.display()));
+        (session.say)(&format!("{} in {}", counted(encoder.rows().unsigned_abs(), "row"), path.display()));
         for line in ledger_lines(encoder) {
             (session.say)(&format!("  {line}"));
         }

@@ -2,6 +2,7 @@
 
 use memtrace_encode::lost::why_lost;
 use memtrace_trace::config::Level;
+use memtrace_trace::counts::counted;
 use memtrace_trace::units::Unit;
 
 use crate::intern;
@@ -27,14 +28,16 @@ impl LimitsReached {
             self.said_lost = true;
             let size = Unit::Auto.show(self.session.settings.buffer_bytes as i64);
             self.say(&format!(
-                "events are being lost: they come faster than they are written, and the buffer of {size} is full; a larger MEMTRACE_BUFFER holds more"
+                "events are being lost: they come faster than they are written, and the buffer of {size} is full; \
+                 a larger MEMTRACE_BUFFER holds more"
             ));
         }
         let refused = intern::refused();
         if !self.said_names && refused > 0 {
             self.said_names = true;
             self.say(&format!(
-                "the program uses too many names of ranges, modules or ops: new ones are recorded as {}; use fewer different names, or set MEMTRACE_BUFFER to a larger size",
+                "the program uses too many names of ranges, modules or ops: new ones are recorded as {}; use fewer \
+                 different names, or set MEMTRACE_BUFFER to a larger size",
                 intern::TOO_MANY
             ));
         }
@@ -44,7 +47,8 @@ impl LimitsReached {
     pub(crate) fn conclude(&self, lost: u64) {
         if lost > 0 {
             let why = why_lost(self.session.settings.buffer_bytes as u64, lost);
-            self.say(&format!("{lost} events were lost: {why}"));
+            let were = if lost == 1 { "was" } else { "were" };
+            self.say(&format!("{} {were} lost: {why}", counted(lost, "event")));
         }
     }
 

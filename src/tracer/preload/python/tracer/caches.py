@@ -8,14 +8,13 @@ from __future__ import annotations
 import weakref
 from _thread import get_ident
 
+from .class_table import ClassTable
 from .failures import count
 from .held import CACHE_WORDS, KV_CACHE, PACKAGES, package_of, tensors_in
 from .native import call_after, text_id
 from .storages import tag
 from .torch_api import without_torch_function
 
-# By class: the result of `is_cache`.
-_is_cache: dict[type, bool] = {}
 # By id(cache): a reference to the cache, and references to its tagged tensors, by name.
 _known: dict[int, tuple[weakref.ref, dict[str, weakref.ref]]] = {}
 # By id(module) and thread: the caches of the call in progress. The references are weak, so that a failed call
@@ -24,13 +23,13 @@ _of_call: dict[tuple[int, int], list[weakref.ref]] = {}
 KNOWN_LIMIT = 256
 
 
-def is_cache(kind: type) -> bool:
-    """Returns True if a class is a cache of one of the libraries in PACKAGES."""
-    found = _is_cache.get(kind)
-    if found is None:
-        bases = [base for base in kind.__mro__ if base.__name__.endswith("Cache")]
-        found = _is_cache[kind] = any(package_of(base) in PACKAGES for base in bases)
-    return found
+def _find_is_cache(kind: type) -> bool:
+    bases = [base for base in kind.__mro__ if base.__name__.endswith("Cache")]
+    return any(package_of(base) in PACKAGES for base in bases)
+
+
+# True for a class that is a cache of one of the libraries in PACKAGES.
+IS_CACHE = ClassTable(_find_is_cache)
 
 
 def tag_cache(cache) -> None:
@@ -51,7 +50,7 @@ def tag_cache(cache) -> None:
 
 def caches_are_given(module, args: tuple, kwargs: dict) -> None:
     """Tags the caches among the arguments of an outermost module, before its call and again after it."""
-    caches = [value for value in (*args, *kwargs.values()) if is_cache(type(value))]
+    caches = [value for value in (*args, *kwargs.values()) if IS_CACHE[type(value)]]
     for name, value in kwargs.items():
         if name in CACHE_WORDS and type(value) in (tuple, list):
             # Older versions of the libraries pass a tuple of keys and values for each layer.

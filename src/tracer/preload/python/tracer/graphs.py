@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from .class_table import ClassTable
 from .failures import count
 from .native import learn_saved_tensor, saved_storages, with_observed_ops
 from .torch_api import is_compiling, torch, without_modes
@@ -18,7 +19,6 @@ grad_fn_of = Base.grad_fn.__get__
 MAX_NODES = 400_000
 STRIDE = 512
 
-_raw_names: dict[type, tuple[str, ...]] = {}
 namespace_of_type = type.__dict__["__dict__"].__get__
 bases_of = type.__dict__["__mro__"].__get__
 # True once the layout of a saved tensor is known.
@@ -52,23 +52,19 @@ def _learn() -> None:
         _is_learned = bool(learn_saved_tensor(node._raw_saved_self, *addresses))
 
 
-def _raw_names_of(kind: type) -> tuple[str, ...]:
-    names = _raw_names.get(kind)
-    if names is None:
-        found = {
-            name
-            for base in bases_of(kind)
-            for name in namespace_of_type(base)
-            if name.startswith("_raw_saved_")
-        }
-        names = _raw_names[kind] = tuple(found)
-    return names
+def _find_raw_names(kind: type) -> tuple[str, ...]:
+    names = {name for base in bases_of(kind) for name in namespace_of_type(base)}
+    return tuple(name for name in names if name.startswith("_raw_saved_"))
+
+
+# By class of nodes: the names of the attributes that have saved tensors.
+_RAW_NAMES = ClassTable(_find_raw_names)
 
 
 def saved_by(node) -> list[int]:
     """Returns the addresses of the storages that a node has saved."""
     saved: list = []
-    for name in _raw_names_of(type(node)):
+    for name in _RAW_NAMES[type(node)]:
         try:
             value = object.__getattribute__(node, name)
         except Exception:

@@ -5,6 +5,7 @@ So that no code of the program runs, tables are read with the functions of `dict
 
 from __future__ import annotations
 
+from .class_table import ClassTable
 from .graphs import Base, bases_of, namespace_of_type
 from .native import block_step
 from .reference_paths import SEQUENCES, dict_of
@@ -15,27 +16,23 @@ UNKNOWN = -2
 # Models of one class that were made during training count as copies from this number on.
 FEWEST_COPIES = 2
 
-_plain: dict[type, bool] = {}
 address_of = getattr(Base, "const_data_ptr", None) or Base.data_ptr
 offset_of, item_size = Base.storage_offset, Base.element_size
 gradient_of, is_leaf = Base.grad.__get__, Base.is_leaf.__get__
 
 
-def is_plain(kind: type) -> bool:
-    """Returns True if a tensor of this class has memory of its own, unlike a fake tensor or a
-    wrapper around other tensors."""
-    known = _plain.get(kind)
-    if known is None:
-        owner = next(
-            (base for base in bases_of(kind) if "__torch_dispatch__" in namespace_of_type(base)), Base
-        )
-        known = _plain[kind] = owner is Tensor or owner is Base
-    return known
+def _find_is_plain(kind: type) -> bool:
+    owner = next((base for base in bases_of(kind) if "__torch_dispatch__" in namespace_of_type(base)), Base)
+    return owner is Tensor or owner is Base
+
+
+# True for a class whose tensors have memory of their own, unlike a fake tensor or a wrapper around other tensors.
+IS_PLAIN = ClassTable(_find_is_plain)
 
 
 def pointer_of(tensor) -> int:
     """Returns the start address of a tensor's storage, or 0 if it has no storage."""
-    if not is_plain(type(tensor)):
+    if not IS_PLAIN[type(tensor)]:
         return 0
     try:
         return address_of(tensor) - offset_of(tensor) * item_size(tensor)

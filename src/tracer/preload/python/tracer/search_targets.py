@@ -11,7 +11,7 @@ from .frames import traceback_of
 from .graphs import Graphs, grad_fn_of
 from .holder_search import STRIDE
 from .live_objects import live_objects
-from .model_storages import is_known, is_plain, model_copies, owned_storages, pointer_of
+from .model_storages import IS_PLAIN, is_known, model_copies, owned_storages, pointer_of
 from .native import block_bytes
 from .reference_paths import dict_of
 from .torch_api import Module, Optimizer, Tensor
@@ -131,7 +131,7 @@ def _frames_of_errors(errors: list) -> dict[int, object]:
 
 def _node_of(tensor):
     try:
-        return grad_fn_of(tensor) if is_plain(type(tensor)) else None
+        return grad_fn_of(tensor) if IS_PLAIN[type(tensor)] else None
     except Exception:
         # The tensor may be a view that was changed in place.
         return None

@@ -6,6 +6,7 @@ A model keeps its paths when it is wrapped: `GPT.h.0` has the same path inside D
 
 from __future__ import annotations
 
+from .class_table import ClassTable
 from .native import KEEP_WRAPPERS
 
 # The name of the child that is the model in torch's data-parallel wrappers and in many others.
@@ -29,9 +30,6 @@ WRAPPER_PARTS |= {"_checkpoint_wrapped_module", "_forward_module"}
 if KEEP_WRAPPERS:
     WRAPPERS, WRAPPER_PARTS = {}, frozenset()
 
-# By class: the result of `_child_with_model`.
-_children_with_model: dict[type, str | None] = {}
-
 
 def class_name(kind: type) -> str:
     """Returns the name of a class of modules as it is in paths."""
@@ -41,12 +39,13 @@ def class_name(kind: type) -> str:
     return name[4:] if is_fsdp and not KEEP_WRAPPERS else name
 
 
-def _child_with_model(kind: type) -> str | None:
-    """Returns the name of the child that is the model, or None if the class is not a wrapper."""
-    if kind not in _children_with_model:
-        names = [WRAPPERS[base.__name__] for base in kind.__mro__ if base.__name__ in WRAPPERS]
-        _children_with_model[kind] = names[0] if names else None
-    return _children_with_model[kind]
+def _find_child_with_model(kind: type) -> str | None:
+    names = (WRAPPERS[base.__name__] for base in kind.__mro__ if base.__name__ in WRAPPERS)
+    return next(names, None)
+
+
+# By class: the name of the child that is the model, or None if the class is not a wrapper.
+_CHILD_WITH_MODEL = ClassTable(_find_child_with_model)
 
 
 def unwrap(root):
@@ -54,7 +53,7 @@ def unwrap(root):
     A wrapper may be inside another one."""
     model, names = root, []
     while True:
-        name = _child_with_model(type(model))
+        name = _CHILD_WITH_MODEL[type(model)]
         child = vars(model).get("_modules", {}).get(name) if name is not None else None
         if child is None:
             return model, names
