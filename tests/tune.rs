@@ -72,6 +72,24 @@ fn tune_ends_with_its_replays_when_a_signal_ends_it() {
     ends_with_its_pythons(torch::memtrace().arg("tune").arg(fixture).arg("--python").arg(&python), &pids);
 }
 
+/// A library may print JSON of its own before the replays. If all replays fail, nothing is known, not even that
+/// the run does not fit.
+#[test]
+fn tune_whose_replays_all_fail_has_no_answer() {
+    let folder = TempDir::new().unwrap();
+    let [script, python] = ["script", "python"].map(|name| folder.path().join(name));
+    let lines = r#"7 {"x":7} {"torch":"2.11.0"} {"settings":"","failed":"no"}"#.replace(' ', "\n");
+    fs::write(&script, format!("#!/bin/sh\nprintf '{lines}\\n'\n")).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).unwrap();
+    copy_program(&script, &python);
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/oom-big");
+    let python = python.to_str().unwrap();
+    let output =
+        tune(folder.path(), &[fixture.to_str().unwrap(), "--python", python, "--conf", "a:1", "--json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("\"fits\": null"), "{}", text(&output.stdout));
+}
+
 #[test]
 fn tune_names_the_python_or_library_that_it_lacks() {
     Torch::run("2.11.0", |torch| {

@@ -1,9 +1,7 @@
 //! Formats an error as one line for the user.
 
-use memtrace_trace::text::printable_lines;
-
 /// Returns the error and its causes in one line. A cause that an error's text already contains is not
-/// repeated. Text quoted from a trace is shown without control sequences, and is limited in length.
+/// repeated.
 pub(crate) fn message(error: &anyhow::Error) -> String {
     let mut message = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -13,7 +11,7 @@ pub(crate) fn message(error: &anyhow::Error) -> String {
             message = format!("{message}: {cause}");
         }
     }
-    printable_lines(&message)
+    message
 }
 
 #[cfg(test)]

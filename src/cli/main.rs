@@ -1,13 +1,13 @@
 //! The command `memtrace`: runs a program under the tracer, and answers questions about its trace.
 //!
-//! Exit status:
+//! Exit status (docs/guide.md has every case):
 //!
 //! | status | meaning |
 //! | --- | --- |
 //! | 0 | success |
-//! | 1 | `check` found a problem, `doctor` found that tracing would not work, or `fit` has no answer |
+//! | 1 | `check` or `doctor` found a problem, or `fit` or `tune` has no answer |
 //! | 2 | the request is invalid, or the trace cannot be read |
-//! | 3 | a limit was exceeded (`budget`, `diff --fail-over`), or no value fits (`fit`) |
+//! | 3 | a limit was exceeded, or nothing fits |
 //! | the program's own | `run`: its exit status, or 128 plus its signal |
 #![deny(unsafe_code)]
 

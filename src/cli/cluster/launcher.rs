@@ -69,7 +69,9 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
     let mut at = 1;
     while let Some(word) = command.get(at) {
         let word = word.to_string_lossy();
-        let (module, rest) = match word.strip_prefix("-m") {
+        // `-um MODULE` is `-u -m MODULE`.
+        let flags = word.find('m').filter(|at| word[..*at].strip_prefix('-').is_some_and(is_flags)).map(|at| at + 1);
+        let (module, rest) = match flags.map(|end| &word[end..]) {
             Some("") => (command.get(at + 1).map(|module| module.to_string_lossy().into_owned()), at + 2),
             Some(module) => (Some(module.to_owned()), at + 1),
             None if word == "-X" || word == "-W" => {
@@ -96,6 +98,11 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
         };
     }
     Launcher::None
+}
+
+/// Returns true for options of the interpreter without a value, written as one word (`uB` of `-uB`).
+fn is_flags(letters: &str) -> bool {
+    letters.chars().all(|letter| "bBdEhiIOPqsSuvVx".contains(letter))
 }
 
 /// Programs that start ranks and whose options this command does not know. The names have no other use.
@@ -237,6 +244,9 @@ mod tests {
             kind("env python -mdeepspeed.launcher.launch t.py"),
             "python -m deepspeed.launcher.launch"
         );
+        assert_eq!(kind("python -um torch.distributed.launch"), "python -m torch.distributed.launch");
+        assert_eq!(kind("python -uBmtorch.distributed.launch"), "python -m torch.distributed.launch");
+        assert_eq!(kind("python -Xm torch.distributed.launch"), "none");
         assert_eq!(kind("conda run -n ray python t.py"), "none");
         assert_eq!(kind("bash train.sh tune"), "none");
         assert_eq!(kind("./train.sh ray"), "none");

@@ -210,7 +210,7 @@ impl Launch<'_> {
 fn reap(running: &mut [Member]) -> Vec<u32> {
     let mut ended = Vec::new();
     for member in running {
-        // An error means that there is no such child, so nothing is left to wait for.
+        // A wait for a child of ours does not fail: `keep_status_of_children` sees to it.
         if let Ok(Some(status)) = member.child.try_wait() {
             member.status = Some(status);
             ended.push(member.child.id());

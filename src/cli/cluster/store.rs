@@ -97,14 +97,17 @@ impl Store {
     /// # Errors
     /// When the store is full.
     fn change<T>(&self, change: impl FnOnce(&mut Values) -> T) -> io::Result<T> {
-        let mut values = self.lock();
-        if values.is_full() {
+        if self.lock().is_full() {
             return Err(full());
         }
-        let result = change(&mut values);
-        drop(values);
+        Ok(self.take(change))
+    }
+
+    /// Same as [`Store::change`], for a change that removes values, which a full store allows, too.
+    fn take<T>(&self, change: impl FnOnce(&mut Values) -> T) -> T {
+        let result = change(&mut self.lock());
         self.changed.notify_all();
-        Ok(result)
+        result
     }
 
     /// Waits until all keys have a value. After [`GRACE`], a stand-in sets the keys that are still missing.
@@ -350,7 +353,7 @@ fn serve(all: &Arc<RankStores>, store: &Store, mut stream: TcpStream) -> io::Res
             query::GET_NUM_KEYS => answer.extend_from_slice(&(store.lock().len() as i64).to_le_bytes()),
             query::DELETE_KEY => {
                 let key = requests.key()?;
-                let removed = store.change(|values| values.remove(&key))?;
+                let removed = store.take(|values| values.remove(&key));
                 answer.extend_from_slice(&i64::from(removed).to_le_bytes());
             }
             query::APPEND => {
@@ -379,7 +382,7 @@ fn serve(all: &Arc<RankStores>, store: &Store, mut stream: TcpStream) -> io::Res
             }
             query::QUEUE_POP => {
                 let key = requests.key()?;
-                let value = store.change(|values| values.pop(&key))?;
+                let value = store.take(|values| values.pop(&key));
                 answer.extend_from_slice(&i64::from(value.is_some()).to_le_bytes());
                 if let Some(value) = value {
                     put_bytes(&mut answer, &value);

@@ -1,4 +1,4 @@
-//! The options of torchrun (`torch/distributed/run.py` of PyTorch 2.6 to 2.11) that affect the ranks.
+//! The options of torchrun (`torch/distributed/run.py` of PyTorch 2.6 to 2.15) that affect the ranks.
 
 use std::ffi::OsString;
 
@@ -33,8 +33,8 @@ const VALUED: [&str; 26] = [
     "logs-specs",
     "numa-binding",
     "signals-to-handle",
-    "local-rank-filter",
-    "rdzv-timeout",
+    "log-line-prefix-template",
+    "shutdown-timeout",
 ];
 /// The options without a value.
 const SWITCHES: [&str; 5] = ["standalone", "module", "no-python", "run-path", "virtual-local-rank"];

@@ -124,7 +124,7 @@ fn run_ranks(matches: &ArgMatches, ranks: &str, command: &[&OsString]) -> Result
     let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
     if !matches.get_flag("quiet") {
         terminal::say(&format!("simulated cluster {card}: {}", job.summary()));
-        terminal::say(&format!("each node has {}: {}", phantom.card, phantom.free_at_start()));
+        terminal::say(&format!("each node has {}; on each card: {}", phantom.card, phantom.free_at_start()));
     }
     let launch =
         Launch { job: &job, phantom: &phantom, settings: &settings, out: &out.folder, run_id: &run_id };

@@ -16,7 +16,8 @@ pub(super) type Arguments = Map<String, Value>;
 /// The tool that lists the runs. It has no command.
 pub(super) const LIST_RUNS: &str = "list_runs";
 
-/// The commands that read traces and change nothing. `tune` also starts Python, which repeats the requests.
+/// The commands that only read, except that they complete the trace of a killed process, as the command line does.
+/// `tune` also starts Python, which repeats the requests.
 const READING: &[&str] = &[
     "summary", "peak", "oom", "leaks", "frag", "ledger", "serving", "timeline", "modules", "ops", "advise",
     "tune", "diff", "budget", "ranks", "check", "help",
@@ -25,7 +26,7 @@ const READING: &[&str] = &[
 /// The commands that run a program or write a file.
 const RUNNING: &[&str] = &["run", "fit", "report", "export"];
 
-/// The options that no tool has, because they need a terminal, run another program, write a file, or talk to a
+/// The options that no tool has, because they need a terminal, run another program, change a trace, or talk to a
 /// running process.
 const HIDDEN: &[&str] = &[
     "color",
@@ -34,6 +35,7 @@ const HIDDEN: &[&str] = &[
     "help",
     "python",
     "pid",
+    "repair",
     "wait",
     "completions",
     "man",
@@ -69,13 +71,14 @@ impl Tools {
             schema(Map::new(), &[]),
         );
         let reads = ToolAnnotations::new().read_only(true).open_world(false);
-        let mut tools = vec![list.with_annotations(reads.clone())];
+        let completes = ToolAnnotations::new().read_only(false).destructive(false).open_world(false);
+        let mut tools = vec![list.with_annotations(reads)];
         tools.extend(self.commands.iter().map(|command| {
             let name = command.get_name().to_owned();
             let about = command.get_about().map(ToString::to_string).unwrap_or_default();
             let annotations = match RUNNING.contains(&&*name) {
                 true => ToolAnnotations::new().read_only(false).destructive(true),
-                false => reads.clone(),
+                false => completes.clone(),
             };
             let properties = options(command).map(|arg| (key(arg), property(arg))).collect();
             let required: Vec<String> =

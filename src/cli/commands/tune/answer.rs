@@ -92,9 +92,12 @@ impl<'a> TuneAnswer<'a> {
         &self.trials[self.own_index]
     }
 
-    /// Returns true if the run fits with some settings, without a request that runs out of memory.
-    pub(super) fn fits(&self) -> bool {
-        self.trials.iter().any(|trial| trial.fits() && trial.lost(self.requests) == 0)
+    /// Returns true if the run fits with some settings, without a request that runs out of memory. `None` if every
+    /// replay failed.
+    pub(super) fn fits(&self) -> Option<bool> {
+        let failed = |trial: &Trial| matches!(trial.outcome, ReplayOutcome::Failed(_));
+        (!self.trials.iter().all(failed))
+            .then(|| self.trials.iter().any(|trial| trial.fits() && trial.lost(self.requests) == 0))
     }
 
     /// Returns the replay with the best settings, or `None` if no other settings are better than the run's
@@ -204,12 +207,11 @@ impl<'a> TuneAnswer<'a> {
 
     fn verdict(&self, units: Unit) -> Vec<String> {
         let Some(best) = self.best() else {
-            let is_failed = |trial: &Trial| matches!(trial.outcome, ReplayOutcome::Failed(_));
-            return vec![if self.trials.iter().all(is_failed) {
+            return vec![if self.fits().is_none() {
                 "No replay has an answer: try the torch of the run with --python.".to_owned()
             } else if self.own_failure().is_some() {
                 "What other settings save is unknown; the table has the peak with each.".to_owned()
-            } else if self.fits() {
+            } else if self.fits() == Some(true) {
                 "Keep this run's settings: no others save 1 % or more.".to_owned()
             } else {
                 "No settings make it fit: the run needs less allocated memory (memtrace oom, memtrace peak)."

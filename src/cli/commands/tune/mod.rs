@@ -118,7 +118,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()?;
-    Ok(if answer.fits() { ExitCode::SUCCESS } else { ExitCode::from(3) })
+    Ok(ExitCode::from(match answer.fits() {
+        Some(true) => 0,
+        Some(false) => 3,
+        None => 1,
+    }))
 }
 
 /// Returns true if the blocks of a run come from PyTorch's caching allocator.

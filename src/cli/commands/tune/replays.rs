@@ -130,8 +130,8 @@ fn run_all(
         let sender = sender.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                // A library may print a line of its own.
-                let Ok(line) = serde_json::from_str::<Value>(&line) else { continue };
+                // A library may print lines of its own, even JSON.
+                let Ok(line @ Value::Object(_)) = serde_json::from_str::<Value>(&line) else { continue };
                 if sender.send((worker, line)).is_err() {
                     break;
                 }
@@ -159,7 +159,9 @@ fn run_all(
         }
         if let Some(version) = line["torch"].as_str() {
             torch = version.to_owned();
-        } else if let Some(index) = workers.0[worker].1.next() {
+        } else if line["settings"].is_string()
+            && let Some(index) = workers.0[worker].1.next()
+        {
             answers[index] = Some(line);
             done += 1;
             progress(done);
