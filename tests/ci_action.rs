@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-// venv.rs refers to the harness by this name.
 use crate::common::torch::{Torch, on_every_torch};
 use crate::common::venv;
 

@@ -14,6 +14,7 @@ use memtrace_trace::meta::{Device, Meta};
 use memtrace_trace::{Category, EventName, Row};
 
 use crate::common::copied::copy_program;
+use crate::common::installed::missing;
 use crate::common::running::end;
 use crate::common::{LOADER, command, commands};
 
@@ -598,7 +599,7 @@ __attribute__((constructor)) static void hello(void) {
                 .arg(&source)
                 .status();
             if !built.is_ok_and(|status| status.success()) {
-                eprintln!("skipped: no C compiler");
+                missing("no C compiler");
                 return None;
             }
         }

@@ -141,7 +141,19 @@ fn the_page_of_the_tracer_names_each_module() {
 
 #[test]
 fn every_link_in_the_docs_leads_somewhere() {
-    let top = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "scripts/README.md"];
+    let top = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+        "scripts/README.md",
+        "tests/README.md",
+        "tests/fixtures/README.md",
+        "tests/growth/README.md",
+        "tests/host/README.md",
+        "tests/oom/README.md",
+        "src/tracer/preload/python/tracer/README.md",
+    ];
     let mut pages: Vec<_> = top.iter().map(|page| root().join(page)).collect();
     for folder in folders_below(&root().join("docs")).into_iter().chain([root().join("docs")]) {
         pages.extend(std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));

@@ -3,12 +3,12 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::common::command::{json, printed};
+use crate::common::command::{json, memtrace, printed};
 use crate::common::parts::parts_program;
 use crate::common::{library, untraced};
 
@@ -46,7 +46,7 @@ fn host_memory_without_proc_is_called_unknown() {
     assert!(!summary.lines().any(|line| line.starts_with("host memory: peak")), "{summary}");
     let limits = folder.path().join("limits.toml");
     fs::write(&limits, "[host]\nrss = \"64g\"\n").unwrap();
-    let mut budget = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+    let mut budget = memtrace();
     let output = budget.args(["budget", "--limits"]).arg(&limits).arg(folder.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("no samples of the host"));

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use memtrace_trace::EventName;
 use memtrace_trace::csv::{RowReader, end_text};
@@ -74,7 +74,7 @@ fn repair_finishes_every_killed_run_of_a_folder_and_names_each() {
 #[test]
 fn run_names_the_signal_that_killed_a_program_and_its_samples_of_the_host_survive() {
     let folder = tempfile::TempDir::new().unwrap();
-    let mut run = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+    let mut run = command::memtrace();
     run.args(["run", "-o"])
         .arg(folder.path())
         .arg("--")
@@ -142,7 +142,7 @@ fn repair_by_six_commands_at_once_succeeds_for_all() {
         let folder = tempfile::TempDir::new().unwrap();
         killed(folder.path(), "one", "9999");
         let start = || {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+            let mut command = command::memtrace();
             command.args(["summary", "--json"]).arg(folder.path());
             let piped = std::process::Stdio::piped;
             command.stdout(piped()).stderr(piped()).spawn().unwrap()

@@ -8,7 +8,7 @@ use memtrace_trace::{EventName, Row};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::common::torch::{self, Torch, json, output, printed, scripts, succeeded, text};
+use crate::common::torch::{self, Torch, json, missing, output, printed, scripts, succeeded, text};
 
 /// Returns the error of arguments that the command refuses.
 fn refused(arguments: &[&str], trace: &Path) -> String {
@@ -396,7 +396,7 @@ fn partitions_of_deepspeed_have_the_categories_and_bytes_of_arithmetic() {
     Torch::run("2.11.0", |torch| {
         let environment = torch.python.ancestors().nth(3).unwrap().join("programs-more");
         if !environment.join(".list").exists() {
-            return eprintln!("skipped: DeepSpeed is not installed");
+            return missing("DeepSpeed is not installed: scripts/env programs more");
         }
         let torch = Torch { version: torch.version.clone(), python: environment.join("bin/python") };
         for case in ["deepspeed1", "deepspeed2", "deepspeed3"] {

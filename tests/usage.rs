@@ -141,7 +141,7 @@ fn run_takes_settings_as_options_and_names_an_unknown_option() {
 
 #[test]
 fn doctor_names_an_unknown_variable() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+    let mut command = command::memtrace();
     command.args(["doctor", "--", "/bin/false"]).env_remove("LD_PRELOAD").env("MEMTRACE_STACK", "python");
     let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
     assert!(text.replace("\n", " ").contains("MEMTRACE_STACK: there is no such variable"), "{text}");
@@ -179,7 +179,7 @@ fn report_open_says_how_to_open_the_page_where_there_is_no_browser() {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("page.html");
     let gpt = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/gpt");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+    let mut command = command::memtrace();
     command.arg("report").arg(gpt).arg("--open").arg("-o").arg(&page);
     let output = command.env("PATH", folder.path()).env_remove("LD_PRELOAD").output().unwrap();
     assert!(output.status.success() && page.exists());

@@ -1,6 +1,6 @@
 //! The commands as `memtrace --help` lists them.
 
-use std::process::Command;
+use super::command::memtrace;
 
 /// A command as the help shows it.
 pub(crate) struct Listed {
@@ -11,8 +11,7 @@ pub(crate) struct Listed {
 
 /// Returns every command, in the order of the help.
 pub(crate) fn listed() -> Vec<Listed> {
-    let help =
-        Command::new(env!("CARGO_BIN_EXE_memtrace")).arg("--help").env("COLUMNS", "500").output().unwrap();
+    let help = memtrace().arg("--help").env("COLUMNS", "500").output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     let (commands, _) = help.split_once("\nOptions:\n").unwrap();
     let mut group = String::new();

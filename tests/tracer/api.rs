@@ -7,7 +7,7 @@ use std::process::Command;
 use memtrace_trace::EventName;
 use memtrace_trace::text::NONE;
 
-use crate::common::command::root;
+use crate::common::command::{memtrace, root};
 use crate::common::pages;
 use crate::common::running::Running;
 use crate::common::terminal::Terminal;
@@ -217,7 +217,7 @@ fn c_api_begins_any_number_of_steps_and_each_mark_has_its_number() {
 
 /// Runs `memtrace live --detail` with these arguments. Returns its status, stdout and stderr.
 fn ask_for_detail(arguments: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_memtrace"))
+    let output = memtrace()
         .args(["live", "--detail"])
         .args(arguments)
         .output()

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use memtrace_analysis::options::Options;
 use memtrace_analysis::read::input::Input;
@@ -15,7 +14,7 @@ use memtrace_trace::Meta;
 use memtrace_trace::csv::RowReader;
 use memtrace_trace::{EventName, Row};
 
-use crate::common::command::printed;
+use crate::common::command::{memtrace, printed};
 use crate::common::parts::{parts_program, parts_program_with};
 use crate::common::running::Running;
 use crate::common::{self, Traced, TracedRun};
@@ -259,7 +258,7 @@ fn trace_replays_over_removed_parts_to_the_same_end() {
         // `check` must report the parts that are missing after the first one that is there. It must not
         // report missing parts before that, because a file may be read alone.
         let missing = gone.iter().filter(|part| **part > 1).count() as u64;
-        let mut check = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+        let mut check = memtrace();
         let checked = check.args(["check", "--json"]).arg(copy.path()).output().unwrap();
         let answer: serde_json::Value = serde_json::from_slice(&checked.stdout).unwrap();
         let file = &answer["files"][0];
@@ -357,7 +356,7 @@ fn reports_go_on_while_keep_removes_the_parts_that_they_read() {
         while round < 60 || !are_removed() {
             assert!(round < 2000, "no part is removed");
             let report = ["summary", "peak", "leaks", "summary --stats"][round % 4];
-            let mut command = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+            let mut command = memtrace();
             let output = command.args(report.split(' ')).arg("--json").arg(&out).output().unwrap();
             assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
             let said = String::from_utf8(output.stdout).unwrap();
@@ -398,7 +397,7 @@ fn recovery_leaves_a_live_process_of_another_container_alone() {
     let journal = RowReader::open(&trace).unwrap().meta().journal.clone();
     assert!(Path::new(&journal).exists(), "{journal}");
     // `check --repair` must report the trace as incomplete, and must not complete it.
-    let mut check = Command::new(env!("CARGO_BIN_EXE_memtrace"));
+    let mut check = memtrace();
     let status = check.args(["check", "--repair"]).arg(folder.path()).output().unwrap().status;
     assert_eq!(status.code(), Some(1));
     assert_eq!(std::fs::read(&trace).unwrap(), before);
