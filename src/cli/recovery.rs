@@ -158,39 +158,50 @@ fn complete_file(
         return Ok(None);
     }
     let name = path.display();
-    match repair(path, fate) {
-        Ok(Repaired::Finished { rest, .. }) => {
-            *changed = true;
-            report(finished(path, rest));
-        }
-        Ok(Repaired::ByAnother) => *changed = true,
-        Ok(Repaired::NoJournal) => report(format!("{name}: {}", without_journal(meta))),
-        Ok(Repaired::Refused(why)) => report(format!(
-            "{name}: no end row, and the last rows are missing: its journal was not used, because {why}"
-        )),
-        Ok(Repaired::Complete | Repaired::Running) => {}
+    let repaired = match repair(path, fate) {
+        Ok(repaired) => repaired,
         Err(error) => {
             let beside = complete_beside(path, fate, &error);
             // If the file is gone, the recorder has removed or compressed the part in the meantime, so this
             // is no error.
-            if path.exists() {
-                return beside.with_context(|| format!("{name}: {CANNOT}: {error}"));
+            if !path.exists() {
+                *changed = true;
+                return Ok(None);
             }
-            *changed = true;
+            match beside.with_context(|| format!("{name}: {CANNOT}: {error}"))? {
+                Ok(beside) => return Ok(Some(beside)),
+                Err(instead) => {
+                    // Another command has completed the trace since `repair` failed.
+                    *changed |= instead == Repaired::Complete;
+                    instead
+                }
+            }
         }
+    };
+    match repaired {
+        Repaired::Finished { rest, .. } => {
+            *changed = true;
+            report(finished(path, rest));
+        }
+        Repaired::ByAnother => *changed = true,
+        Repaired::NoJournal => report(format!("{name}: {}", without_journal(meta))),
+        Repaired::Refused(why) => report(format!(
+            "{name}: no end row, and the last rows are missing: its journal was not used, because {why}"
+        )),
+        Repaired::Complete | Repaired::Running => {}
     }
     Ok(None)
 }
 
 /// Writes the last rows of a trace into a temporary file, because they could not be written in place
-/// (`error`).
-fn complete_beside(path: &Path, fate: Option<Fate>, error: &io::Error) -> Result<Option<Beside>> {
+/// (`error`). The inner `Err` is the reason why nothing was written.
+fn complete_beside(path: &Path, fate: Option<Fate>, error: &io::Error) -> Result<Result<Beside, Repaired>> {
     let folder = temporary_folder()?;
     let name = path.file_name().context("a trace has a name")?;
     // The number in the path separates traces with the same name.
     let file = folder.join(fs::read_dir(&folder)?.count().to_string()).join(name);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(file.parent().unwrap_or(&folder))?;
-    Ok(repair_beside(path, &file, fate)?.ok().map(|rest| Beside {
+    Ok(repair_beside(path, &file, fate)?.map(|rest| Beside {
         trace: path.to_owned(),
         rest,
         file,

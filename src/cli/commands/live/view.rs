@@ -15,7 +15,7 @@ use memtrace_trace::files::process_name;
 use memtrace_trace::text::{NONE, shell_word};
 use memtrace_trace::units::Unit;
 
-use super::GROUPINGS;
+use super::{DETAIL_STEPS, GROUPINGS};
 
 /// [`NO_BREAK`] as a text.
 const NO_BREAK_TEXT: &str = "\u{a0}";
@@ -464,7 +464,7 @@ fn help(page: &mut Printer) {
         (&GROUPINGS.map(|(key, _)| key.to_string()).join(" "), &format!("group by {groupings}")),
         ("s  < >", "next or previous order: bytes, growth, blocks, name"),
         ("r", "next process; after the last, the one with the most memory in use"),
-        ("d", "record the next 5 steps of the shown process in full, as --detail does"),
+        ("d", &format!("record the next {DETAIL_STEPS} steps of the shown process in full, as --detail does")),
         ("+ -", "refresh more often, less often"),
         ("h ?", "this help; any key closes it"),
     ] {
