@@ -50,7 +50,8 @@ text_enum! {
         Write = "write",
         /// An `io` row: the op changes the storage in place.
         ReadWrite = "read_write",
-        /// An `io` row: a backward function received the storage. It has no schema, so its use of the storage is unknown.
+        /// An `io` row: a backward function received the storage. It has no schema, so its use of the storage is
+        /// unknown.
         Given = "given",
         /// An `io` row: the parameters of a module and of its submodules.
         ModuleParameters = "module_parameters",

@@ -99,8 +99,8 @@ macro_rules! columns {
                 /// the library that made the call: `libc10_cuda.so`, `libnccl.so.2`; for the `range_begin` of a
                 /// module's call the class of the module: `Linear`
                 source: text = NONE, any, rare, plain;
-                /// the `seq` of the row that allocated the block or segment, the same on all of its rows (`alloc`, `tag`,
-                /// `live`, `free`), and unique in its process; 0 without a block
+                /// the `seq` of the row that allocated the block or segment, the same on all of its rows (`alloc`,
+                /// `tag`, `live`, `free`), and unique in its process; 0 without a block
                 alloc_id: i64 = 0, natural, common, same_as(seq);
                 /// the address, decimal
                 addr: i64 = 0, natural, rare, shared_prefix;
@@ -153,14 +153,14 @@ macro_rules! columns {
                 latency_ns: i64 = 0, natural, rare, plain;
                 /// 0, or an id in the `<name>.stacks` beside the trace
                 stack_id: i64 = 0, natural, rare, plain;
-                /// the text of ranges, marks, `meta`, `sample`, `lost` and `end`; for `ext_alloc` rows what the library works for, such
-                /// as `communicator 2: rank 0 of 8`; `live` on the rows that open a part of a
+                /// the text of ranges, marks, `meta`, `sample`, `lost` and `end`; for `ext_alloc` rows what the
+                /// library works for, such as `communicator 2: rank 0 of 8`; `live` on the rows that open a part of a
                 /// rotated trace; for `op` rows the overload, with `MEMTRACE_OPS=io`
                 name: text = NONE, any, rare, mostly_none;
                 /// the type of the tensor in the block: `bfloat16`; for packed values the stored type and the type
                 /// that it is decoded to: `nf4(bfloat16)`; `?` when unknown. It is known at the
-                /// allocation for tensors of 1 MiB or more that PyTorch makes in a detailed step, and from the `tag` row
-                /// on for parameters, buffers, gradients, optimizer state, inputs and caches
+                /// allocation for tensors of 1 MiB or more that PyTorch makes in a detailed step, and from the `tag`
+                /// row on for parameters, buffers, gradients, optimizer state, inputs and caches
                 dtype: text = UNKNOWN, any, rare, plain;
                 /// the shape of the tensor in the block: `[4096x11008]`; `[]` for a single value; `?` when unknown,
                 /// when the tensor is a part of the block or expanded, and beyond 8,192 different shapes

@@ -14,8 +14,8 @@ pub struct Form<'a> {
 /// The maximum number of dimensions of a shape that is recorded at an allocation.
 pub const MAX_DIMS: usize = 8;
 
-/// The name and the bytes of each `c10::ScalarType`, by its number (`torch/headeronly/core/ScalarType.h`). The bytes are 0
-/// for types of less than a byte.
+/// The name and the bytes of each `c10::ScalarType`, by its number (`torch/headeronly/core/ScalarType.h`). The bytes
+/// are 0 for types of less than a byte.
 pub const SCALAR_TYPES: &[(&str, i64)] = &[
     ("uint8", 1),
     ("int8", 1),

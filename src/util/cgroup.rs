@@ -66,8 +66,8 @@ impl Cgroup {
         Some((left_in_group(current, limit, file.unwrap_or(0)), limit))
     }
 
-    /// Returns the page cache in bytes, from the text of `memory.stat`. Leaves out shared memory, which the kernel counts
-    /// as cached but cannot reclaim.
+    /// Returns the page cache in bytes, from the text of `memory.stat`. Leaves out shared memory, which the kernel
+    /// counts as cached but cannot reclaim.
     fn page_cache(&self, stat: &str) -> Option<i64> {
         let [cached, shared] = if self.is_v1 { ["total_cache", "total_shmem"] } else { ["file", "shmem"] };
         value(stat, cached).map(|cached| (cached - value(stat, shared).unwrap_or(0)).max(0))
@@ -132,8 +132,8 @@ impl Cgroup {
         value(&self.text(if self.is_v1 { "memory.oom_control" } else { "memory.events" })?, "oom_kill")
     }
 
-    /// Returns the memory in use, the limit, the page cache without shared memory, and the swap in bytes, and the number
-    /// of kills.
+    /// Returns the memory in use, the limit, the page cache without shared memory, and the swap in bytes, and the
+    /// number of kills.
     #[must_use]
     pub fn values(&self) -> [Option<i64>; 5] {
         let stat = self.text("memory.stat").unwrap_or_default();

@@ -1,5 +1,5 @@
-//! `memtrace live --openmetrics FILE`: the state of a running trace as OpenMetrics text, which Prometheus and the textfile
-//! collector of node_exporter read.
+//! `memtrace live --openmetrics FILE`: the state of a running trace as OpenMetrics text, which Prometheus and the
+//! textfile collector of node_exporter read.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! `memtrace mcp`: a server of the [Model Context Protocol](https://modelcontextprotocol.io) on stdin and
 //! stdout. An agent asks the reports of `memtrace` as tools.
 //!
-//! A call of a tool runs the command of that name as a child process. So a tool gives the same answer as the command line,
-//! and a damaged trace, a canceled request or a long report ends a child and never the server.
+//! A call of a tool runs the command of that name as a child process. So a tool gives the same answer as the command
+//! line, and a damaged trace, a canceled request or a long report ends a child and never the server.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

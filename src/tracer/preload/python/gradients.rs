@@ -134,9 +134,9 @@ fn gradient(
 
 /// `record_gradients(owners, Tensor, strided, category) -> list`: tags the gradients of the parameters in
 /// `owners`, a list of pairs whose second item is an `Owner` (a weak reference, the ids of the path, the name
-/// and the form, and more). A gradient has the form of its parameter. Returns the indices of the gradients that are left to the tracer. These include
-/// gradients that share a storage, because the tag of such a storage names the module that contains all of
-/// them.
+/// and the form, and more). A gradient has the form of its parameter. Returns the indices of the gradients that are
+/// left to the tracer. These include gradients that share a storage, because the tag of such a storage names the
+/// module that contains all of them.
 pub(crate) fn record_gradients(arguments: Arguments<'_>) -> Option<Owned> {
     let gil = arguments.gil;
     let (owners, plain, strided) = (arguments.get(0)?, arguments.get(1)?, arguments.get(2)?);

@@ -4,8 +4,9 @@
 //! machine) reads a few small files. A *full* sample reads the process's mappings, for which the kernel walks
 //! all pages of the process. The *children* are read one by one: their resident memory, and less often their
 //! proportional memory, for which the kernel walks their pages, too. The *other processes* share the limit of
-//! memory with this process. After each sample, the next one of the same kind waits until the processor time that the sample took is a small share of the time that has passed
-//! ([`SHARE`]). So a process of 500 GiB or with 500 children is sampled less often.
+//! memory with this process. After each sample, the next one of the same kind waits until the processor time that the
+//! sample took is a small share of the time that has passed ([`SHARE`]). So a process of 500 GiB or with 500 children
+//! is sampled less often.
 
 use std::collections::BTreeMap;
 use std::fs::File;
