@@ -9,6 +9,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::key_values::value_of;
 use crate::text_enum::text_enum;
 
 text_enum! {
@@ -127,11 +128,6 @@ pub fn refused_names_word(times: u64) -> String {
     if times == 0 { String::new() } else { format!("too_many_names={times} ") }
 }
 
-/// Returns the `key=value` words in the text of an `end` row.
-pub fn values(text: &str) -> impl Iterator<Item = (&str, &str)> {
-    text.split(' ').filter_map(|word| word.split_once('='))
-}
-
 /// Returns the number after `key` in the text of an `end` row, or `None` if the text has no such key.
 ///
 /// ```
@@ -143,12 +139,13 @@ pub fn values(text: &str) -> impl Iterator<Item = (&str, &str)> {
 /// ```
 #[must_use]
 pub fn number<T: FromStr>(text: &str, key: &str) -> Option<T> {
-    values(text).find(|(known, _)| *known == key)?.1.parse().ok()
+    value_of(text, key)?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key_values::key_values;
 
     #[test]
     fn the_text_of_an_end_row_comes_back() {
@@ -165,7 +162,7 @@ mod tests {
             "exit invented_reads=3 lost=1 unmatched_frees=2 missed_frees=3 corrections=4 gaps=5"
         );
         assert_eq!(Ending::from_text(&written), Some(Ending::Exit));
-        assert_eq!(values(&written).nth(1), Some(("lost", "1")));
+        assert_eq!(key_values(&written).nth(1), Some(("lost", "1")));
         assert_eq!(formulas(&written), None);
         text.formulas = Some(6);
         assert_eq!(text.to_string(), format!("{written} formulas=6"));

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::columns::MAX_BYTES;
+use crate::key_values::{bytes_of, value_of};
 use crate::command::script;
 use crate::host::HostFiles;
 
@@ -60,17 +60,15 @@ impl GpuProcess {
     pub fn parse(name: &str) -> Option<GpuProcess> {
         let mut found = GpuProcess::default();
         let (numbers, command) = name.split_once(" command=").map_or((name, None), |(a, b)| (a, Some(b)));
-        let value = |key: &str| {
-            numbers.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('=')).map(str::to_owned)
-        };
+        let value = |key: &str| value_of(numbers, key);
         found.device = value("device")?.parse().ok()?;
         found.pid = value("pid")?.parse().ok()?;
-        let bytes: Option<i64> = value("bytes").and_then(|bytes| bytes.parse().ok());
-        found.bytes = bytes.filter(|bytes| u64::try_from(*bytes).is_ok_and(|bytes| bytes < MAX_BYTES));
+        found.bytes = value("bytes").and_then(bytes_of);
         // `Display` wrote a space as `_`. Only these two have a space: the name of a user may contain `uid_`.
         let spaced = |key: &str, prefix: &str| {
             let text = value(key)?;
-            Some(text.strip_prefix(&format!("{prefix}_")).map_or(text.clone(), |rest| format!("{prefix} {rest}")))
+            let rest = text.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_'));
+            Some(rest.map_or_else(|| text.to_owned(), |rest| format!("{prefix} {rest}")))
         };
         found.user = spaced("user", "uid");
         found.container = spaced("container", "job");

@@ -36,6 +36,7 @@ pub mod hello;
 pub mod host;
 pub mod journal;
 pub mod keep;
+pub mod key_values;
 pub mod ledger;
 pub mod memory;
 pub mod meta;

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::columns::MAX_BYTES;
+use crate::key_values::{bytes_of, value_of};
 
 /// The state of a device as reported by the driver or NVML, in bytes; `None` is unknown.
 ///
@@ -56,12 +56,7 @@ impl Sample {
     /// Parses the text of a `sample` row. Skips unknown keys, and values that no device can have.
     #[must_use]
     pub fn parse(text: &str) -> Sample {
-        let value = |key: &str| {
-            let parsed = text
-                .split(' ')
-                .find_map(|word| word.strip_prefix(key)?.strip_prefix('=')?.parse::<i64>().ok());
-            parsed.filter(|bytes| u64::try_from(*bytes).is_ok_and(|bytes| bytes < MAX_BYTES))
-        };
+        let value = |key: &str| value_of(text, key).and_then(bytes_of);
         let [total, free, process, others, bar1, pool_reserved, pool_used, graphs, cache, host] =
             KEYS.map(value);
         Sample { total, free, process, others, bar1, pool_reserved, pool_used, graphs, cache, host }

@@ -1,5 +1,7 @@
 //! The marks about the inference server in a process (vLLM). Parses their names, which `held.py` writes.
 
+use crate::key_values::value_of;
+
 /// What a mark says about the server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ServerMark {
@@ -27,14 +29,14 @@ impl ServerMark {
     #[must_use]
     pub fn parse(name: &str) -> Option<ServerMark> {
         let (kind, words) = name.split_once(": ")?;
-        let value = |key: &str| words.split(' ').find_map(|word| word.strip_prefix(key));
+        let value = |key: &str| value_of(words, key);
         let number = |key: &str| value(key)?.parse::<i64>().ok().filter(|number| *number >= 0);
         match kind {
-            "kv_cache" => Some(ServerMark::Cache { blocks: number("blocks=")?, tokens: number("tokens=")? }),
+            "kv_cache" => Some(ServerMark::Cache { blocks: number("blocks")?, tokens: number("tokens")? }),
             "vllm" => {
-                let part = value("gpu_memory_utilization=")?.parse().ok()?;
+                let part = value("gpu_memory_utilization")?.parse().ok()?;
                 let has_ended = words.ends_with(" ended");
-                let share = ServerMark::Share { part, blocks: number("blocks=")?, has_ended };
+                let share = ServerMark::Share { part, blocks: number("blocks")?, has_ended };
                 (0.0..=1.0).contains(&part).then_some(share)
             }
             _ => None,

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use memtrace_trace::end_row;
+use memtrace_trace::key_values::key_values;
 use memtrace_trace::text::printable;
 use memtrace_util::process::start_of;
 
@@ -92,7 +93,7 @@ impl Footer {
         }
         self.note_degraded(trace);
         let ending = trace.ending().unwrap_or_default();
-        if end_row::values(&ending).any(|(key, _)| key == end_row::WITHOUT_MODULES) {
+        if key_values(&ending).any(|(key, _)| key == end_row::WITHOUT_MODULES) {
             self.notes.push(format!(
                 "{name}: no modules, categories and steps: memtrace found no safe moment to install its \
                  hooks in Python"

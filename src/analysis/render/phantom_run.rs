@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use memtrace_trace::end_row;
+use memtrace_trace::key_values::key_values;
 use memtrace_trace::units::Unit;
 use serde_json::{Value, json};
 
@@ -62,7 +63,7 @@ impl PhantomRun {
                     ranks.split(',').map(|piece| (first(piece).unwrap_or(u64::MAX), piece.to_owned()));
                 self.ranks.entry(world).or_default().extend(pieces);
             }
-            for (name, value) in end_row::values(&trace.ending().unwrap_or_default()) {
+            for (name, value) in key_values(&trace.ending().unwrap_or_default()) {
                 let names = value.split(';').filter(|name| !name.is_empty()).map(str::to_owned);
                 match name {
                     "invented_reads" => {

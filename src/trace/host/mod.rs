@@ -15,7 +15,7 @@ pub use memtrace_util::host_memory::kib_of;
 pub use proc_files::HostFiles;
 
 use crate::Api;
-use crate::columns::MAX_BYTES;
+use crate::key_values::{bytes_of, key_values};
 
 /// Returns the id of the machine's current boot; empty if unknown.
 #[must_use]
@@ -96,11 +96,9 @@ pub fn parse(source: Api, text: &str) -> (HostValues, &str) {
         None => text.split_once(" what=").unwrap_or((text, "")),
     };
     let mut values = HostValues::default();
-    for word in numbers.split(' ') {
-        let Some((key, value)) = word.split_once('=') else { continue };
+    for (key, value) in key_values(numbers) {
         let place = keys(source).iter().position(|known| *known == key);
-        let value = value.parse::<i64>().ok().filter(|value| (0..MAX_BYTES.cast_signed()).contains(value));
-        if let (Some(place), Some(value)) = (place, value) {
+        if let (Some(place), Some(value)) = (place, bytes_of(value)) {
             values[place] = Some(value);
         }
     }

@@ -3,7 +3,7 @@
 //! The writer thread passes the events of a step without detail as a whole, a *window*. If the window set no
 //! new peak ([`Encoder::plan_brief`]), its blocks stay *unlisted*: a `brief` row at the moment of the
 //! window's peak adds the bytes of all unlisted blocks at once, and a row at the end of the window
-//! subtracts what was freed. So the totals of both rows are those of torch's allocator. A block that outlives
+//! subtracts what was freed. So both rows have the totals of torch's allocator. A block that outlives
 //! [`LISTED_AFTER`] windows gets its own row. The contract is in docs/trace-format.md.
 
 use std::fmt::Write;
@@ -100,8 +100,8 @@ impl Encoder {
         ages: bool,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        // A tag has no step of its own, so its rows have the window's, which is that of its first report: the last
-        // ones may have the number of the next step.
+        // A tag has no step. Its rows get the step of the window's first report, because the last reports may already
+        // belong to the next step.
         let step = events.iter().find_map(|(_, event)| event.unpack_block()).map(|(header, _)| header.step);
         for (index, (tid, event)) in events.iter().enumerate() {
             if let Some((header, block)) = event.unpack_block() {
@@ -230,7 +230,7 @@ impl Encoder {
             let header = Header { api: Some(Api::CachingAllocator), device: live.device, ..*header };
             self.memory.alloc(&live.extent(), Key::Block(address), live);
             self.add_newborn(Key::Block(address), &live);
-            // Not `alloc`: the step and the owner are those of the allocation, not of this moment.
+            // A row `live`, not `alloc`: it has the step and the owner of the allocation, which was earlier.
             let row = self.live_row(tid, &header, address, &live);
             self.emit(&Row { event: EventName::Live, delta_bytes: live.bytes, name: LIVE, ..row }, sink)?;
             if deferred {

@@ -149,8 +149,8 @@ impl Encoder {
     }
 
     /// Returns the form of a block that gets a tag with `form`, whose tensor may have fewer or more bytes than the
-    /// block: it is a part of a storage, or expanded. Then the block keeps the shape of its own tensor if it has the
-    /// same type, and else has none. The block keeps its form, too, if the one of the tag is unknown.
+    /// block: it is a part of a storage, or expanded. Then the block keeps the shape of its own tensor if that has the
+    /// same type; otherwise the block has no shape. If the form of the tag is unknown, the block keeps its form.
     fn form_of_tag(&mut self, form: u32, block: &Live) -> u32 {
         let (known, own) = (self.definitions.form(form), self.definitions.form(block.form));
         if known == Form::UNKNOWN {
