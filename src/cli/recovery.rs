@@ -70,8 +70,8 @@ fn without_journal(meta: &Meta) -> String {
 /// Writes the meta row of the traces at `path` whose processes were killed before the first row, from their
 /// journals. Must be called before [`Input::open`], which leaves out empty files.
 pub(crate) fn begin(path: &Path) {
-    if let Err(error) = memtrace_recover::begin(path) {
-        terminal::say(&format!("{}: a trace without rows is left unchanged: {error}", path.display()));
+    for (trace, error) in memtrace_recover::begin(path).failed {
+        terminal::say(&format!("{}: a trace without rows is left unchanged: {error}", trace.display()));
     }
 }
 

@@ -251,9 +251,9 @@ fn exec_of_a_program_for_musl_starts_it_without_the_library() {
     let named = format!("-Wl,--dynamic-linker={}", link.display());
     let foreign = compiled("processes/foreign.c", "foreign-musl", &[&named]);
     let ran = Traced::new(&starter, &[foreign.to_str().unwrap()]).run();
-    assert_eq!((ran.status(), ran.stdout()), (0, "unset\n".repeat(5)), "{}", ran.stderr());
+    assert_eq!((ran.status(), ran.stdout()), (0, "unset\n".repeat(8)), "{}", ran.stderr());
     let ran = Traced::new(&starter, &[starter.to_str().unwrap()]).run();
-    assert_eq!(ran.stdout().lines().filter(|line| line.ends_with("libmemtrace.so")).count(), 5);
+    assert_eq!(ran.stdout().lines().filter(|line| line.ends_with("libmemtrace.so")).count(), 8);
 }
 
 #[test]

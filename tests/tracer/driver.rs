@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use memtrace_trace::EventName;
+use memtrace_trace::csv::RowReader;
 
 use crate::common::installed::missing;
 use crate::common::{TraceRow, Traced, TracedRun, compiled, library, untraced};
@@ -207,6 +208,21 @@ fn graph_memory_is_in_device_samples_only_and_counted_once() {
     // The sample after the last free has `graphs=0`; later samples have no such count.
     assert_eq!(held[..2], ["8388608", "0"], "{samples:?}");
     assert_eq!(trace.live(), 0);
+}
+
+#[test]
+fn meta_row_describes_the_card_of_a_run_with_hundreds_of_faults() {
+    let include = format!("-I{}/include", env!("CARGO_MANIFEST_DIR"));
+    let phantom = library("libmemtrace_phantom.so");
+    let program = compiled("calls/graphs.c", "graphs-faults", &[&include, phantom.to_str().unwrap()]);
+    // The program makes so few calls that no fault occurs.
+    let faults: Vec<String> = (0..400).map(|number| format!("oom@alloc:{}", 1_000_000 + number)).collect();
+    let ran = of_phantom(&program, &[]).env("MEMTRACE_PHANTOM_FAULT", faults.join(",")).run();
+    assert_eq!((ran.status(), ran.stderr().as_str()), (0, ""));
+    let trace = RowReader::open(&ran.files()[0]).unwrap();
+    let described = &trace.meta().phantom;
+    assert_eq!(described["card"], "a10");
+    assert_eq!(described["faults"].as_array().map(Vec::len), Some(400));
 }
 
 /// Runs on machines that report a device's memory per process in different ways: a MIG instance, an MPS

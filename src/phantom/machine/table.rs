@@ -3,9 +3,10 @@
 //!
 //! The table is a header followed by the process slots, all in 64-bit words. The header starts with the magic
 //! number, the number of slots that readers must search, and the length of the card request, whose text is at
-//! [`REQUEST_AT`]. The header has two words per card: [`CARD_LOST`] and [`CARD_ECC`].
+//! [`REQUEST_AT`]. The header has three words per card: [`CARD_LOST`], [`CARD_ECC`] and its lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use memtrace_cards::{MAX_DEVICES, Spec};
 use memtrace_util::process::start_of;
@@ -28,6 +29,9 @@ const CARDS: usize = 8;
 const CARD_WORDS: usize = 2;
 const CARD_LOST: usize = 0;
 const CARD_ECC: usize = 1;
+/// The offset of the cards' locks in the header. A card has one word: the process that has locked the card, as
+/// by [`owner_word`], or 0.
+const LOCKS: usize = CARDS + CARD_WORDS * MAX_DEVICES as usize;
 const REQUEST_AT: usize = 128;
 const HEADER_WORDS: usize = 512;
 
@@ -54,7 +58,7 @@ const HAS_CONTEXT: u64 = 1 << 63;
 /// The number of words of a table.
 pub const WORDS: usize = HEADER_WORDS + MAX_PROCESSES * SLOT_WORDS;
 
-const _: () = assert!(CARDS + CARD_WORDS * MAX_DEVICES as usize <= REQUEST_AT);
+const _: () = assert!(LOCKS + MAX_DEVICES as usize <= REQUEST_AT);
 const _: () = assert!(REQUEST_AT + MAX_REQUEST / 8 <= HEADER_WORDS);
 const _: () = assert!(USES + USE_WORDS * MAX_DEVICES as usize <= SLOT_WORDS);
 
@@ -67,6 +71,30 @@ pub struct Table<'a> {
 /// The index of a process's slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot(usize);
+
+/// A locked card. Dropping the value unlocks the card.
+#[derive(Debug)]
+pub struct CardLock<'a>(&'a AtomicU64);
+
+impl Drop for CardLock<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// The attempts to lock a card after which the process that has locked it is looked up.
+const SPINS: u32 = 1000;
+
+/// Returns the word of a lock that this process holds: its id, and the lower half of its start time.
+fn owner_word(process: Process) -> u64 {
+    process.start << 32 | u64::from(process.pid)
+}
+
+/// Returns true if the process that holds a lock with this word exists.
+fn is_owner_alive(word: u64) -> bool {
+    let pid = word as u32;
+    start_of(pid).is_some_and(|start| owner_word(Process { pid, start }) == word)
+}
 
 /// The use of one card by one process. Sizes are in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -209,6 +237,28 @@ impl<'a> Table<'a> {
         }
     }
 
+    /// Waits until no other process has locked the card, and locks it. The lock of a process that was killed is
+    /// ignored. The threads of one process must not lock a card at the same time.
+    #[must_use]
+    pub fn lock_card(&self, slot: Slot, card: usize) -> CardLock<'a> {
+        assert!(card < MAX_DEVICES as usize);
+        let lock = &self.words[LOCKS + card];
+        let own = self.process_of(slot).map_or(0, owner_word);
+        let (mut free, mut attempts) = (0, 0);
+        while let Err(owner) = lock.compare_exchange(free, own, Ordering::Acquire, Ordering::Relaxed) {
+            free = 0;
+            attempts += 1;
+            if attempts < SPINS {
+                std::thread::yield_now();
+            } else if owner != 0 && !is_owner_alive(owner) {
+                free = owner;
+            } else {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+        CardLock(lock)
+    }
+
     /// Stores the CUDA version of a process's runtime.
     pub fn set_cuda_version(&self, slot: Slot, version: u32) {
         self.word(slot, CUDA).store(u64::from(version), Ordering::Relaxed);
@@ -338,6 +388,38 @@ mod tests {
         assert_eq!(table.claim(Process::current()), Some(Slot(1)), "the first is being claimed");
         assert_eq!(table.word(Slot(MAX_PROCESSES - 1), PID).load(Ordering::Relaxed), 0);
         assert_eq!(table.processes(1).len(), 1);
+    }
+
+    #[test]
+    fn a_card_that_a_killed_process_locked_can_be_locked() {
+        let words = words("t4");
+        let table = Table::new(&words).unwrap();
+        let slot = table.claim(Process::current()).unwrap();
+        let lock = &table.words[LOCKS + 1];
+        let owner = || lock.load(Ordering::Relaxed);
+        let locked = table.lock_card(slot, 1);
+        assert!(is_owner_alive(owner()));
+        drop(locked);
+        assert_eq!(owner(), 0);
+        for dead in [u64::MAX, owner_word(Process { start: 1, ..Process::current() })] {
+            lock.store(dead, Ordering::Relaxed);
+            let locked = table.lock_card(slot, 1);
+            assert!(is_owner_alive(owner()));
+            drop(locked);
+        }
+        // Setup: each thread is in the place of a process -> only one at a time has the card.
+        let in_use = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        let _locked = table.lock_card(slot, 1);
+                        assert_eq!(in_use.fetch_add(1, Ordering::Relaxed), 0);
+                        in_use.fetch_sub(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
     }
 
     #[test]

@@ -18,56 +18,66 @@ use crate::journal::{Header, is_running};
 use crate::named::{is_own, open_own, open_trace};
 use crate::repair::FileRows;
 
+/// The result of [`begin`].
+#[derive(Debug, Default)]
+pub struct Begun {
+    /// The number of traces that got their meta row. [`crate::repair()`] finishes them.
+    pub traces: u64,
+    /// The traces that could not be written, with the reasons.
+    pub failed: Vec<(PathBuf, io::Error)>,
+}
+
 /// Writes the missing meta rows of the traces at `path`, a file or a folder. A process that was killed early
-/// may not have written this row; the trace's journal has it. Returns the number of these traces;
-/// [`crate::repair()`] finishes them.
-///
-/// # Errors
-/// Returns an error if a trace cannot be written.
-pub fn begin(path: &Path) -> io::Result<u64> {
+/// may not have written this row; the trace's journal has it.
+#[must_use]
+pub fn begin(path: &Path) -> Begun {
+    let mut begun = Begun::default();
     // A trace with a meta row needs no new one, so the journals are not searched.
     if path.is_file() && has_meta_row(path) {
-        return Ok(0);
+        return begun;
     }
     // If the trace was never created, its folder may not exist either.
-    let wanted = fs::canonicalize(path).or_else(|_| absolute(path))?;
-    let mut begun = 0;
-    for folder in folders() {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            if let Some(JournalName::Journal(_)) = JournalName::parse(&entry.file_name()) {
-                begun += u64::from(begin_from(&entry.path(), &wanted)?);
+    let wanted = match fs::canonicalize(path).or_else(|_| absolute(path)) {
+        Ok(wanted) => wanted,
+        Err(error) => return Begun { failed: vec![(path.to_owned(), error)], ..begun },
+    };
+    for entry in folders().iter().flat_map(fs::read_dir).flatten().flatten() {
+        if let Some(JournalName::Journal(_)) = JournalName::parse(&entry.file_name())
+            && let Some((trace, run, json)) = unbegun(&entry.path(), &wanted)
+        {
+            match begin_trace(&trace, &entry.path(), &run, &json) {
+                Ok(has_begun) => begun.traces += u64::from(has_begun),
+                Err(error) => begun.failed.push((trace, error)),
             }
         }
     }
-    Ok(begun)
+    begun
 }
 
-/// Writes the header and the meta row of the trace that a journal names. Does so only if the trace has no
-/// meta row, and is `wanted` or in the folder `wanted`. Returns true if it wrote the rows.
-fn begin_from(journal: &Path, wanted: &Path) -> io::Result<bool> {
-    let Ok(Some((file, _))) = open_own(journal) else { return Ok(false) };
-    let Ok(Some(header)) = Header::read(&file) else { return Ok(false) };
-    let (Some(trace), Some(json)) = (header.trace().and_then(at_its_place), header.meta()) else {
-        return Ok(false);
-    };
-    if header.checkpoints() > 0
-        || !trace.starts_with(wanted)
-        || has_meta_row(&trace)
-        || is_running(&file, &header.run())
-    {
-        return Ok(false);
-    }
+/// Returns the trace that a journal names, with its process and its meta row. Does so only if the process has
+/// ended, and the trace has no meta row and is `wanted` or in the folder `wanted`.
+fn unbegun(journal: &Path, wanted: &Path) -> Option<(PathBuf, Run, String)> {
+    let (file, _) = open_own(journal).ok()?.ok()?;
+    let header = Header::read(&file).ok()??;
+    let trace = at_its_place(header.trace()?)?;
     // In another mount namespace, the path of the trace refers to another file.
-    let namespace = header.mount_namespace();
-    if namespace != 0 && namespace != mount_namespace() {
-        return Ok(false);
-    }
-    let bytes = first_rows(&header.run(), json)?;
-    let row = RowReader::new(&trace, bytes.as_slice());
+    let is_in_sight = header.mount_namespace() == 0 || header.mount_namespace() == mount_namespace();
+    let is_unbegun = header.checkpoints() == 0
+        && trace.starts_with(wanted)
+        && !has_meta_row(&trace)
+        && !is_running(&file, &header.run())
+        && is_in_sight;
+    is_unbegun.then_some((trace, header.run(), header.meta()?.to_owned()))
+}
+
+/// Writes the header and the meta row `json` of a trace. Returns false if it wrote nothing.
+fn begin_trace(trace: &Path, journal: &Path, run: &Run, json: &str) -> io::Result<bool> {
+    let bytes = first_rows(run, json)?;
+    let row = RowReader::new(trace, bytes.as_slice());
     if !row.is_ok_and(|row| Path::new(&row.meta().journal) == journal) {
         return Ok(false);
     }
-    write_first_rows(&trace, &bytes)
+    write_first_rows(trace, &bytes)
 }
 
 /// Writes `bytes` as the only content of a trace, which may not exist yet. Returns false and changes nothing

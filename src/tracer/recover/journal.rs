@@ -1,5 +1,6 @@
 //! Parses the contents of a journal.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -67,43 +68,87 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 }
 
 /// The header of a journal.
-pub(crate) struct Header(Vec<u8>);
+pub(crate) struct Header<'a>(Cow<'a, [u8]>);
 
-impl Header {
+impl Header<'static> {
     /// Reads the header of a journal. Returns `None` if the file is not a journal of this version.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read.
-    pub(crate) fn read(mut journal: &File) -> io::Result<Option<Header>> {
+    pub(crate) fn read(mut journal: &File) -> io::Result<Option<Self>> {
         let mut header = Vec::new();
         journal.rewind()?;
         journal.take(HEADER_BYTES as u64).read_to_end(&mut header)?;
-        Ok(header.starts_with(&MAGIC).then_some(Header(header)))
+        Ok(header.starts_with(&MAGIC).then_some(Header(header.into())))
+    }
+}
+
+impl<'a> Header<'a> {
+    /// Returns the header at the start of a journal, or `None` if the bytes are not a journal of this version.
+    fn at_start_of(journal: &'a [u8]) -> Option<Self> {
+        journal.starts_with(&MAGIC).then(|| Header(journal[..journal.len().min(HEADER_BYTES)].into()))
     }
 
     /// Returns the identity and the settings of the process.
     pub(crate) fn run(&self) -> Run {
-        run_of(&self.0)
+        Run {
+            pid: u32_at(&self.0, layout::PID),
+            rank: u32_at(&self.0, layout::RANK),
+            start_ns: self.number(layout::START_NS),
+            process_start: self.number(layout::PROCESS_START),
+            power2_divisions: self.number(layout::POWER2_DIVISIONS),
+            rules: self.number(layout::RULES),
+        }
     }
 
     /// Returns the number of checkpoints so far.
     pub(crate) fn checkpoints(&self) -> u64 {
-        u64_at(&self.0, layout::CHECKPOINTS)
+        self.number(layout::CHECKPOINTS)
     }
 
     /// Returns the number of the part that the process wrote at the last checkpoint.
     pub(crate) fn part(&self) -> u64 {
-        u64_at(&self.0, layout::PART + 8 * (self.checkpoints() & 1) as usize)
+        self.at_checkpoint(layout::PART)
+    }
+
+    fn number(&self, at: usize) -> u64 {
+        u64_at(&self.0, at)
+    }
+
+    /// Returns which of the two copies of a number belongs to the last checkpoint.
+    fn copy(&self) -> usize {
+        (self.checkpoints() & 1) as usize
+    }
+
+    /// Returns a number as of the last checkpoint.
+    fn at_checkpoint(&self, at: usize) -> u64 {
+        self.number(at + 8 * self.copy())
+    }
+
+    /// Returns the sum of a count over all threads.
+    fn losses(&self, count: usize) -> u64 {
+        let shards = (0..LOSS_SHARDS).map(|shard| layout::LOSSES + shard * size_of::<Losses>() + count);
+        shards.fold(0, |sum, at| sum.saturating_add(self.number(at)))
+    }
+
+    /// Returns the `key=value` words for the end row. Control characters are removed, because the file may contain
+    /// anything.
+    fn words(&self) -> String {
+        let place = (self.number(layout::WORDS_STORED) & 1) as usize;
+        let length = (self.number(layout::WORDS_LEN + 8 * place) as usize).min(MAX_WORDS);
+        let start = layout::WORDS + MAX_WORDS * place;
+        let bytes = self.0.get(start..start + length).unwrap_or_default();
+        String::from_utf8_lossy(bytes).replace(char::is_control, "")
     }
 
     /// Returns the mount namespace in which the path of the trace holds; 0 if it is not known.
     pub(crate) fn mount_namespace(&self) -> u64 {
-        u64_at(&self.0, layout::MOUNT_NAMESPACE)
+        self.number(layout::MOUNT_NAMESPACE)
     }
 
     /// Returns the path of the trace, or `None` if the process has not named it yet.
     pub(crate) fn trace(&self) -> Option<&Path> {
-        let length = usize::try_from(u64_at(&self.0, layout::TRACE_LEN)).ok()?;
+        let length = usize::try_from(self.number(layout::TRACE_LEN)).ok()?;
         let path = self.0.get(layout::TRACE..layout::TRACE.checked_add(length)?)?;
         (!path.is_empty()).then(|| Path::new(OsStr::from_bytes(path)))
     }
@@ -111,34 +156,12 @@ impl Header {
     /// Returns the JSON of the meta row: the second, more complete one if the process wrote it.
     pub(crate) fn meta(&self) -> Option<&str> {
         [1, 0].into_iter().find_map(|place| {
-            let length = usize::try_from(u64_at(&self.0, layout::META_LEN + 8 * place)).ok()?;
+            let length = usize::try_from(self.number(layout::META_LEN + 8 * place)).ok()?;
             let start = layout::META + MAX_META * place;
             let json = self.0.get(start..start + length.min(MAX_META)).filter(|json| !json.is_empty())?;
             std::str::from_utf8(json).ok()
         })
     }
-}
-
-/// Returns the process that a header describes.
-fn run_of(header: &[u8]) -> Run {
-    Run {
-        pid: u32_at(header, layout::PID),
-        rank: u32_at(header, layout::RANK),
-        start_ns: u64_at(header, layout::START_NS),
-        process_start: u64_at(header, layout::PROCESS_START),
-        power2_divisions: u64_at(header, layout::POWER2_DIVISIONS),
-        rules: u64_at(header, layout::RULES),
-    }
-}
-
-/// Returns the `key=value` words for the end row that a header contains. Control characters are removed,
-/// because the file may contain anything.
-fn words_of(header: &[u8]) -> String {
-    let place = (u64_at(header, layout::WORDS_STORED) & 1) as usize;
-    let length = (u64_at(header, layout::WORDS_LEN + 8 * place) as usize).min(MAX_WORDS);
-    let start = layout::WORDS + MAX_WORDS * place;
-    let bytes = header.get(start..start + length).unwrap_or_default();
-    String::from_utf8_lossy(bytes).replace(char::is_control, "")
 }
 
 /// Returns true if the process of this journal still runs. The lock also detects a process in another
@@ -158,26 +181,20 @@ pub(crate) fn is_locked(journal: &File) -> bool {
 impl Journal {
     /// Parses a journal. Returns `None` if the bytes are not a journal.
     pub(crate) fn read(bytes: &[u8]) -> Option<Journal> {
-        if !bytes.starts_with(&MAGIC) {
-            return None;
-        }
-        let checkpoint = (u64_at(bytes, layout::CHECKPOINTS) & 1) as usize;
-        let [dropped, overflowed] = [layout::DROPPED, layout::OVERFLOWED].map(|count| {
-            let shards = (0..LOSS_SHARDS).map(|shard| layout::LOSSES + shard * size_of::<Losses>() + count);
-            shards.fold(0u64, |sum, at| sum.saturating_add(u64_at(bytes, at)))
-        });
-        let overflow_written = u64_at(bytes, layout::OVERFLOW_WRITTEN + 8 * checkpoint);
-        let chunks = u64_at(bytes, layout::CHUNKS);
+        let header = Header::at_start_of(bytes)?;
+        let on_overflow_list =
+            header.losses(layout::OVERFLOWED).saturating_sub(header.at_checkpoint(layout::OVERFLOW_WRITTEN));
+        let chunks = header.number(layout::CHUNKS);
         let mut journal = Journal {
-            lost: dropped.saturating_add(overflowed.saturating_sub(overflow_written)),
-            reported_lost: u64_at(bytes, layout::REPORTED_LOST + 8 * checkpoint),
-            words: words_of(bytes),
+            lost: header.losses(layout::DROPPED).saturating_add(on_overflow_list),
+            reported_lost: header.at_checkpoint(layout::REPORTED_LOST),
+            words: header.words(),
             buffer_bytes: chunks.saturating_mul(CHUNK_BYTES as u64),
-            run: run_of(bytes),
-            csv_len: u64_at(bytes, layout::CSV_LEN + 8 * checkpoint),
-            names_len: u64_at(bytes, layout::NAMES_LEN + 8 * checkpoint),
-            is_stopped: u64_at(bytes, layout::IS_STOPPED) == 1,
-            part: u64_at(bytes, layout::PART + 8 * checkpoint).max(1),
+            run: header.run(),
+            csv_len: header.at_checkpoint(layout::CSV_LEN),
+            names_len: header.at_checkpoint(layout::NAMES_LEN),
+            is_stopped: header.number(layout::IS_STOPPED) == 1,
+            part: header.part().max(1),
             lanes: Vec::new(),
             definitions: Vec::new(),
         };
@@ -193,7 +210,7 @@ impl Journal {
             if lane.replace(u32_at(chunk, layout::LANE)) != Some(u32_at(chunk, layout::LANE)) {
                 journal.lanes.push(Lane::default());
             }
-            journal.read_chunk(chunk, checkpoint);
+            journal.read_chunk(chunk, header.copy());
         }
         Some(journal)
     }

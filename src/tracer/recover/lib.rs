@@ -15,7 +15,7 @@ mod repair;
 #[doc(hidden)]
 pub mod testing;
 
-pub use begin::begin;
+pub use begin::{Begun, begin};
 pub use fate::Fate;
 pub use orphans::{Leftover, Swept, sweep};
 pub use repair::{Repaired, Rest, repair, repair_beside, whole_lines};

@@ -9,6 +9,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use memtrace_trace::config::LARGEST_BUFFER;
 use memtrace_trace::files;
 use memtrace_trace::journal::{JournalName, Run, names_path};
 use memtrace_trace::private_file;
@@ -16,8 +17,8 @@ use rustix::fs::OFlags;
 
 use crate::journal::{Header, is_running};
 
-/// The maximum size of a journal or a definitions file: twice the largest `MEMTRACE_BUFFER`.
-const MOST_BYTES: u64 = 8 << 30;
+/// The maximum size of a journal or a definitions file in bytes.
+const MOST_BYTES: u64 = 2 * LARGEST_BUFFER;
 
 /// The result of [`find`].
 pub(crate) enum JournalLookup {
@@ -51,11 +52,11 @@ pub(crate) fn find(path: &Path, csv: &Path) -> io::Result<JournalLookup> {
         return Ok(JournalLookup::Refused("the file does not have the name of a journal"));
     }
     let (file, length) = match open_own(path) {
-        Ok(Some(found)) => found,
-        Ok(None) => return Ok(JournalLookup::Refused("it is not a file of this user")),
+        Ok(Ok(found)) => found,
+        Ok(Err(why)) => return Ok(JournalLookup::Refused(why)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(JournalLookup::Gone),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            return Ok(JournalLookup::Refused("it belongs to another user"));
+            return Ok(JournalLookup::Refused("this user may not read it"));
         }
         Err(error) => return Err(error),
     };
@@ -94,7 +95,7 @@ impl OwnJournal {
     /// Returns the bytes of the definitions file. Returns no bytes if this user has no such file.
     pub(crate) fn names(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        if let Ok(Some((file, length))) = open_own(&names_path(&self.path)) {
+        if let Ok(Ok((file, length))) = open_own(&names_path(&self.path)) {
             // After a read error, the bytes up to the error are used.
             let _ = file.take(length).read_to_end(&mut bytes);
         }
@@ -130,19 +131,24 @@ pub(crate) fn open_trace(path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
 }
 
-/// Opens a regular file of this user and returns it with its length. Returns `None` for any other file, and
-/// for a file larger than [`MOST_BYTES`]. Never blocks, and never follows a link.
+/// Opens a regular file of this user and returns it with its length. Never blocks, and never follows a link.
+/// The inner `Err` is the reason why the file is not used: it is no regular file, belongs to another user, or is
+/// larger than [`MOST_BYTES`].
 ///
 /// # Errors
 /// Returns an error if the file cannot be opened.
-pub(crate) fn open_own(path: &Path) -> io::Result<Option<(File, u64)>> {
+pub(crate) fn open_own(path: &Path) -> io::Result<Result<(File, u64), &'static str>> {
     // Checked before the open, because opening some devices has side effects.
     if !fs::symlink_metadata(path)?.is_file() {
-        return Ok(None);
+        return Ok(Err("it is not a regular file"));
     }
     let file = private_file::reopen(path, OpenOptions::new().read(true))?;
     let data = file.metadata()?;
-    Ok((is_own(&data) && data.len() <= MOST_BYTES).then_some((file, data.len())))
+    Ok(match is_own(&data) {
+        false => Err("it belongs to another user"),
+        true if data.len() > MOST_BYTES => Err("it is larger than any journal"),
+        true => Ok((file, data.len())),
+    })
 }
 
 /// Returns true for a regular file of this user.

@@ -87,6 +87,13 @@ impl Killed {
     }
 }
 
+/// Returns the number of traces at `path` that begin, none of which fails.
+fn begun(path: &Path) -> u64 {
+    let begun = begin(path);
+    assert!(begun.failed.is_empty(), "{begun:?}");
+    begun.traces
+}
+
 impl Drop for Killed {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
@@ -238,15 +245,29 @@ fn journal_of_another_version_is_left_alone() {
 }
 
 #[test]
+fn a_file_that_is_no_journal_is_refused_with_the_reason() {
+    for reason in ["regular file", "larger than any journal"] {
+        let killed = Killed::new("refused").with_meta_row();
+        match reason {
+            "regular file" => fs::create_dir(&killed.journal).unwrap(),
+            _ => fs::File::create(&killed.journal).unwrap().set_len(u64::from(u32::MAX) * 4).unwrap(),
+        }
+        let repaired = repair(&killed.csv, None).unwrap();
+        assert!(matches!(repaired, Repaired::Refused(why) if why.contains(reason)), "{repaired:?}");
+        let _ = fs::remove_dir(&killed.journal);
+    }
+}
+
+#[test]
 fn trace_without_rows_begins_with_the_meta_row_of_its_journal() {
     for (name, left) in [("empty", Some("")), ("cut header row", Some("seq,ts_")), ("not yet there", None)] {
         let killed = Killed::new(name).with_journal(&Checkpoints::default(), [3, 0], vec![alloc(2000)]);
         if let Some(left) = left {
             fs::write(&killed.csv, left).unwrap();
         }
-        assert_eq!(begin(&killed.folder).unwrap(), 1, "{name}");
+        assert_eq!(begun(&killed.folder), 1, "{name}");
         // The trace has its meta row now -> the second call begins no trace.
-        assert_eq!(begin(&killed.folder).unwrap(), 0, "{name}");
+        assert_eq!(begun(&killed.folder), 0, "{name}");
         assert!(
             matches!(repair(&killed.csv, None), Ok(Repaired::Finished { rest: Rest { lost: 3, .. }, .. })),
             "{name}"
@@ -350,16 +371,25 @@ fn begin_changes_no_trace_that_has_rows_and_no_other_folder() {
     let killed = Killed::new("has rows").with_meta_row();
     let killed = killed.with_journal(&Checkpoints::default(), [0, 0], vec![alloc(2000)]);
     let before = fs::read(&killed.csv).unwrap();
-    assert_eq!(begin(&killed.folder).unwrap(), 0);
+    assert_eq!(begun(&killed.folder), 0);
     fs::write(&killed.csv, "").unwrap();
-    assert_eq!(begin(Path::new("/proc")).unwrap(), 0);
+    assert_eq!(begun(Path::new("/proc")), 0);
     assert_eq!(fs::read(&killed.csv).unwrap(), b"");
     // Setup: a link at the path of the trace -> an error, and the target of the link is unchanged.
     let victim = killed.folder.join("victim");
     fs::write(&victim, "").unwrap();
     fs::remove_file(&killed.csv).unwrap();
     std::os::unix::fs::symlink(&victim, &killed.csv).unwrap();
-    assert!(begin(&killed.folder).is_err());
+    // Setup: more traces in this folder, whose journals are found before or after this one -> all of them begin.
+    let others = [2, 3, 4, 5, 6].map(|number| {
+        let mut other = Killed::new("has rows");
+        other.csv = other.folder.join(format!("vm.r0.{number}.csv"));
+        other.with_journal(&Checkpoints::default(), [0, 0], vec![alloc(2000)])
+    });
+    let all = begin(&killed.folder);
+    assert_eq!((all.traces, all.failed.len()), (5, 1), "{all:?}");
+    assert_eq!(all.failed[0].0, killed.csv);
+    assert!(others.iter().all(|other| other.rows()[0].0 == EventName::Meta));
     assert_eq!(fs::read(&victim).unwrap(), b"");
     assert!(!before.is_empty());
 }
@@ -371,7 +401,7 @@ fn begin_takes_nothing_from_a_journal_whose_meta_row_is_another_ones() {
         killed.json = json.to_owned();
         let killed = killed.with_journal(&Checkpoints::default(), [0, 0], vec![alloc(2000)]);
         fs::write(&killed.csv, "").unwrap();
-        assert_eq!(begin(&killed.folder).unwrap(), 0, "{json}");
+        assert_eq!(begun(&killed.folder), 0, "{json}");
         assert_eq!(fs::read(&killed.csv).unwrap(), b"", "{json}");
     }
 }
@@ -382,7 +412,7 @@ fn begin_and_repair_by_many_at_once_make_one_complete_trace() {
     let killed = killed.with_journal(&Checkpoints::default(), [3, 0], vec![alloc(2000)]);
     fs::write(&killed.csv, "").unwrap();
     let begun: u64 = std::thread::scope(|scope| {
-        let begins: Vec<_> = (0..8).map(|_| scope.spawn(|| begin(&killed.folder).unwrap())).collect();
+        let begins: Vec<_> = (0..8).map(|_| scope.spawn(|| begun(&killed.folder))).collect();
         begins.into_iter().map(|begin| begin.join().unwrap()).sum()
     });
     assert_eq!(begun, 1);
@@ -402,5 +432,5 @@ fn a_fifo_in_place_of_a_trace_is_refused_and_nobody_waits_for_it() {
     assert_eq!((swept.removed.len(), swept.left.len()), (0, 1), "{swept:?}");
     assert!(repair(&killed.csv, None).is_err());
     killed.write_journal(&Checkpoints::default(), [0, 0], Vec::new());
-    assert!(begin(&killed.folder).is_err());
+    assert_eq!(begin(&killed.folder).failed.len(), 1);
 }

@@ -1,5 +1,7 @@
 // Prints LD_PRELOAD. With an argument: starts that program, which lies in its folder, in each way.
 
+#define _GNU_SOURCE
+#include <fcntl.h>
 #include <libgen.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -28,6 +30,21 @@ int main(int argc, char **argv) {
     waitpid(child, NULL, 0);
     if (!(child = vfork())) {
         execve(path, arguments, environ);
+        _exit(97);
+    }
+    waitpid(child, NULL, 0);
+    if (!(child = fork())) {
+        fexecve(open(path, O_RDONLY), arguments, environ);
+        _exit(97);
+    }
+    waitpid(child, NULL, 0);
+    if (!(child = fork())) {
+        execveat(open(".", O_PATH), path, arguments, environ, 0);
+        _exit(97);
+    }
+    waitpid(child, NULL, 0);
+    if (!(child = fork())) {
+        execveat(open(path, O_RDONLY), "", arguments, environ, AT_EMPTY_PATH);
         _exit(97);
     }
     waitpid(child, NULL, 0);

@@ -245,6 +245,10 @@ def own_pool():
     with torch.cuda.use_mem_pool(captured_into):
         begun = cuda.cudaStreamBeginCaptureToGraph(on, graph, None, None, ctypes.c_size_t(0), 2)
         assert begun == 0, begun
+        # The end of a capture on another stream fails, and the capture goes on.
+        other = ctypes.c_void_p(torch.cuda.Stream().cuda_stream)
+        assert cuda.cudaStreamEndCapture(other, ctypes.byref(ctypes.c_void_p())) == 401
+        assert cuda.cudaGetLastError() == 401
         captured = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
         assert cuda.cudaStreamEndCapture(on, ctypes.byref(graph)) == 0
         after = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")

@@ -73,6 +73,11 @@ whole = kept.clone()
 whole[kept > 3] = 0
 assert whole[4:].tolist() == [0, 0]
 
+# A list may contain tensors without elements.
+rows = [torch.empty(2, 0, dtype=torch.int64, device=device), torch.tensor([[1, 2], [3, 4]], device=device)]
+torch._foreach_add_(rows, 1)
+assert [row.tolist() for row in rows] == [[[], []], [[2, 3], [4, 5]]]
+
 # A resumed optimizer has its step counts on the GPU.
 weight = torch.nn.Parameter(torch.randn(4, 4, device=device))
 optimizer = torch.optim.AdamW([weight])

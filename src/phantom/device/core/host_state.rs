@@ -16,13 +16,13 @@ use memtrace_machine::identity;
 use memtrace_util::phantom_variables::{READS_VARIABLE, STEP_MS_VARIABLE};
 
 use crate::core::device::Device;
+use crate::core::dynamic_sizes::DynamicSizes;
 use crate::core::faults;
 use crate::core::ffi::{INVALID_DEVICE, OK, Status};
 use crate::core::host_pages;
 use crate::core::loop_guard;
 use crate::core::past_oom;
 use crate::core::triton;
-use crate::core::values::DynamicSizes;
 use crate::core::vram;
 use crate::core::watchdog;
 

@@ -3,7 +3,6 @@
 //! Without the table (no shared memory, or all slots taken) the process has its cards for itself.
 
 use std::fs::File;
-use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -92,28 +91,6 @@ fn claim(table: Table<'static>) -> Option<Slot> {
     slot
 }
 
-/// Waits until no other process has locked the card, and locks it until the returned file is dropped. The kernel
-/// unlocks it if the process is killed. Returns `None` if the file of the table cannot be opened or locked.
-///
-/// The file is opened for each lock, because the program may have closed all files that it does not know.
-fn lock_card(card: usize) -> Option<File> {
-    let file = File::options().read(true).write(true).open(path()?).ok()?;
-    // SAFETY: zero is a value of each field.
-    let mut range: libc::flock = unsafe { std::mem::zeroed() };
-    range.l_type = libc::F_WRLCK as libc::c_short;
-    range.l_whence = libc::SEEK_SET as libc::c_short;
-    (range.l_start, range.l_len) = (card as libc::off_t, 1);
-    loop {
-        // SAFETY: an open file and a lock of one byte, which the call only reads.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLKW, &raw const range) } == 0 {
-            return Some(file);
-        }
-        if std::io::Error::last_os_error().kind() != ErrorKind::Interrupted {
-            return None;
-        }
-    }
-}
-
 /// This process's share of one card.
 #[derive(Debug)]
 pub(crate) struct Share {
@@ -163,9 +140,8 @@ impl Share {
         self.enter();
         let limit = if limit == u64::MAX { limit } else { limit.saturating_sub(self.host()) };
         let Some((table, slot)) = slot() else { return bytes <= limit };
-        // Only one process at a time compares and stores, so that at most one of two gets the last bytes. If the card
-        // cannot be locked, both may get them.
-        let _locked = lock_card(self.card);
+        // Only one process at a time compares and stores, so that at most one of two gets the last bytes.
+        let _locked = table.lock_card(slot, self.card);
         let fits = || bytes.saturating_add(table.bytes_of_others(Some(slot), self.card)) <= limit;
         let fits = fits() || {
             table.clear_dead();

@@ -8,11 +8,12 @@
 //! | the machine that several processes share | [`machine`], [`machine_state`], [`unified`] |
 //! | device memory | [`vram`], [`driver_regions`], [`range_allocator`], [`async_pool`], [`torch_blocks`], [`past_oom`] |
 //! | host memory | [`pinned_pages`], [`host_pages`] |
-//! | the known content of device memory | [`values`], [`flag_links`], [`addresses`], [`address_tables`], [`running_ops`], [`loop_guard`] |
+//! | the known content of device memory | [`values`], [`address_ranges`], [`dynamic_sizes`], [`flag_links`], [`addresses`], [`address_tables`], [`running_ops`], [`loop_guard`] |
 //! | the loader | [`dlopen`], [`nvml_file`], [`loaded_library`], [`triton`] |
 //! | injected errors | [`faults`] |
 //! | helpers | [`lock`], [`bytes`] |
 
+pub(crate) mod address_ranges;
 pub(crate) mod address_tables;
 pub(crate) mod addresses;
 pub(crate) mod async_pool;
@@ -26,6 +27,7 @@ pub(crate) mod device;
 pub(crate) mod dlopen;
 pub(crate) mod driver_regions;
 pub(crate) mod driver_version;
+pub(crate) mod dynamic_sizes;
 pub(crate) mod faults;
 pub(crate) mod ffi;
 pub(crate) mod flag_links;

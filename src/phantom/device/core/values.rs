@@ -14,6 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::core::address_ranges::AddressRanges;
 use crate::core::address_tables::{AddressTables, Targets};
 use crate::core::flag_links::FlagLinks;
 use crate::core::loop_guard::{self, Verdict};
@@ -21,58 +22,6 @@ use crate::core::running_ops;
 
 /// The largest size of a copy, fill or message that really moves its bytes.
 pub(crate) const SMALL: usize = 64 << 10;
-
-/// The assumption about results whose size depends on unknown values: the results of `nonzero`, `unique` and
-/// boolean masks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum DynamicSizes {
-    /// Every element is nonzero, unique or selected. This gives the largest possible
-    /// result and is the default.
-    Full,
-    /// Every second element is nonzero, unique or selected.
-    Half,
-    /// No element is nonzero, unique or selected.
-    Empty,
-}
-
-impl DynamicSizes {
-    /// Parses the value of `MEMTRACE_PHANTOM_DYNAMIC`. Returns `None` if it is invalid.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        match text.trim() {
-            "" | "full" => Some(Self::Full),
-            "half" => Some(Self::Half),
-            "empty" => Some(Self::Empty),
-            _ => None,
-        }
-    }
-
-    /// Returns the text that [`parse`](Self::parse) reads.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Full => "full",
-            Self::Half => "half",
-            Self::Empty => "empty",
-        }
-    }
-
-    /// Fills a mask that has one byte for each flag.
-    pub(crate) fn fill_mask(self, mask: &mut [u8]) {
-        match self {
-            Self::Full => mask.fill(1),
-            Self::Half => mask.iter_mut().enumerate().for_each(|(index, flag)| *flag = (index % 2) as u8),
-            Self::Empty => mask.fill(0),
-        }
-    }
-
-    /// Returns the assumed number of elements out of `all`.
-    pub(crate) fn count_of(self, all: u64) -> u64 {
-        match self {
-            Self::Full => all,
-            Self::Half => all / 2,
-            Self::Empty => 0,
-        }
-    }
-}
 
 /// The number of reads of invented values so far. [`INVENTED_BYTES`] counts their bytes.
 static INVENTED_READS: AtomicU64 = AtomicU64::new(0);
@@ -110,80 +59,21 @@ pub(crate) enum HostRead {
     Stop,
 }
 
-/// Ranges that never overlap: the end of each, by its start.
-#[derive(Debug, Default)]
-struct Ranges(BTreeMap<usize, usize>);
-
-impl Ranges {
-    fn add(&mut self, mut start: usize, mut end: usize) {
-        self.remove(start, end);
-        // Adjacent ranges are merged.
-        if let Some((&first, _)) = self.0.range(..start).next_back().filter(|&(_, &stop)| stop == start) {
-            start = first;
-        }
-        if let Some(stop) = self.0.remove(&end) {
-            end = stop;
-        }
-        self.0.insert(start, end);
-    }
-
-    fn remove(&mut self, start: usize, end: usize) {
-        while let Some((&first, &stop)) = self.0.range(..end).next_back() {
-            if stop <= start {
-                break;
-            }
-            self.0.remove(&first);
-            if first < start {
-                self.0.insert(first, start);
-            }
-            if end < stop {
-                self.0.insert(end, stop);
-            }
-        }
-    }
-
-    fn contains(&self, start: usize, end: usize) -> bool {
-        let mut at = start;
-        while at < end {
-            match self.0.range(..=at).next_back() {
-                Some((_, &stop)) if stop > at => at = stop,
-                _ => return false,
-            }
-        }
-        true
-    }
-
-    /// Returns the start and the end of each part of a range that these ranges cover.
-    fn parts(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
-        let (mut at, mut parts) = (start, Vec::new());
-        if let Some((_, &stop)) = self.0.range(..=at).next_back()
-            && stop > at
-        {
-            parts.push((at, stop.min(end)));
-            at = stop;
-        }
-        if at < end {
-            parts.extend(self.0.range(at..end).map(|(&first, &stop)| (first, stop.min(end))));
-        }
-        parts
-    }
-}
-
 /// The known content of one device's memory.
 #[derive(Debug, Default)]
 pub(crate) struct KnownValues {
     /// The known ranges, whose bytes in memory are the real content.
-    known: Ranges,
+    known: AddressRanges,
     /// The parts of `known` that hold an answer: a value that no kernel computed, a copy of such a value, or
     /// a kernel's result from one.
-    answered: Ranges,
+    answered: AddressRanges,
     /// Ranges of unknown flags of one byte each, which a kernel of known type wrote.
-    masks: Ranges,
+    masks: AddressRanges,
     /// The links between unknown flags that are copies or opposites of each other.
     links: FlagLinks,
     /// Ranges of unknown flags that are expected to be false, and ranges of those
     /// that are expected to be true.
-    expected: [Ranges; 2],
+    expected: [AddressRanges; 2],
     /// The assumed results of kernels of known effect, by the address of the result.
     results: BTreeMap<usize, u64>,
     /// The addresses of the results that follow from known values.
@@ -192,7 +82,7 @@ pub(crate) struct KnownValues {
     /// start.
     shares: BTreeMap<usize, (usize, f64)>,
     /// Memory that another process may write, too. Its content stays unknown.
-    shared: Ranges,
+    shared: AddressRanges,
     /// Memory that may hold addresses.
     pub(crate) tables: AddressTables,
 }
@@ -284,10 +174,10 @@ impl KnownValues {
 
     /// Marks all memory as unknown. Unknown flags stay flags, and tables of addresses stay tables.
     pub(crate) fn forget_all(&mut self) {
-        self.known.0.clear();
-        self.answered.0.clear();
+        self.known.clear();
+        self.answered.clear();
         self.links.clear();
-        self.expected.iter_mut().for_each(|ranges| ranges.0.clear());
+        self.expected.iter_mut().for_each(|ranges| ranges.clear());
         self.results.clear();
         self.computed.clear();
         self.shares.clear();

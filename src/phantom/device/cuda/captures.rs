@@ -75,6 +75,9 @@ fn begin_to_graph(handle: StreamHandle, graph: Handle<Graph>, mode: c_int) -> St
 }
 
 fn end(handle: StreamHandle, out: Out<Handle<Graph>>) -> Status {
+    if out.is_null() {
+        return fail(INVALID_VALUE);
+    }
     let stream = handle.stream();
     let (CaptureStatus::Active(capture) | CaptureStatus::Invalidated(capture)) = stream.capture_status()
     else {

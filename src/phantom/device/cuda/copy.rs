@@ -17,8 +17,12 @@ use crate::core::vram::{self, BlockPurpose};
 use crate::cuda::reach::{Holder, devices_of, hold};
 use crate::cuda::vmm;
 
-/// Returns the device of a mapped range, or `None` for host memory. Fails if a device address is not mapped.
+/// Returns the device of a mapped range, or `None` for host memory. Fails for null, unless the range is empty,
+/// and for a device address that is not mapped.
 fn device_of_range(address: usize, size: usize) -> Result<Option<&'static Device>, Status> {
+    if address == 0 && size > 0 {
+        return Err(INVALID_VALUE);
+    }
     if !vram::is_device(address) {
         return Ok(None);
     }

@@ -2,16 +2,14 @@
 
 use crate::core::addresses;
 use crate::core::call_table::{answers, by_contract};
-use crate::core::ffi::{INVALID_PITCH, OK, Status, Word};
+use crate::core::ffi::{INVALID_PITCH, INVALID_VALUE, OK, Status, Word};
 use crate::core::host_state::{current, fail};
 use crate::core::values::SMALL;
 use crate::core::vram;
 use crate::cuda::copy::{copy, fill, forget, read_prefix};
-use crate::cuda::memory;
 use crate::cuda::reach::{Holder, hold};
 use crate::cuda::streams::StreamHandle;
-
-use crate::cuda::{captures, streams};
+use crate::cuda::{captures, memory, streams};
 
 /// The source or the destination of a copy of rows.
 #[derive(Clone, Copy)]
@@ -103,13 +101,11 @@ unsafe fn queue_fill<const N: usize>(
 /// # Safety
 /// `from` is device memory, or host memory good for `size` bytes.
 unsafe fn hold_addresses(from: usize, size: usize) -> Status {
-    let size = size.min(SMALL);
-    let Some(bytes) = (from != 0 && size > 0).then(|| {
-        // SAFETY: the caller's promise.
-        unsafe { read_prefix(from, size) }
-    }) else {
-        return OK;
-    };
+    if from == 0 && size > 0 {
+        return fail(INVALID_VALUE);
+    }
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { read_prefix(from, size.min(SMALL)) };
     addresses::in_table(&bytes.unwrap_or_default(), |address| hold(Holder::Kernels, address));
     OK
 }
@@ -173,8 +169,10 @@ answers! {
     Success fn cudaMemcpyToSymbolAsync(
         _symbol: Word, from: Word, size: usize, _offset: usize, _kind: Word, stream: StreamHandle,
     ) {
-        by_contract!(hold_addresses(from, size));
-        captures::queue_effect(stream, |_| OK)
+        match by_contract!(hold_addresses(from, size)) {
+            OK => captures::queue_effect(stream, |_| OK),
+            status => status,
+        }
     }
     Real fn {cudaMemset, cuMemsetD8_v2}(to: Word, value: u32, size: usize) {
         by_contract!(fill(to, &low_byte(value), size))

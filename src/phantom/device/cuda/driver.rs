@@ -123,6 +123,7 @@ fn error(status: Status) -> (&'static CStr, &'static CStr) {
 /// those that the table is too short for. Without the table it asks for the text of the error, which is
 /// again one of these functions, until the stack is full.
 const CUPTI_FUNCTIONS: [u8; 16] = 0x7cb6_3f9b_9ca4_8e42_a484_beb6_6e6a_ed7f_u128.to_be_bytes();
+
 /// Returns true if CUPTI 13 is loaded. CUPTI 12 takes functions from the table without looking at its size.
 fn is_cupti_13_loaded() -> bool {
     let name = c"libcupti.so.13";

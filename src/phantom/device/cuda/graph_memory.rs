@@ -173,22 +173,29 @@ impl GraphTables {
             .collect()
     }
 
-    /// Charges the bytes that are not reserved yet. Returns false if a device has too little free memory.
+    /// Charges the bytes that are not reserved yet. If a device has too little free memory, charges nothing and
+    /// returns false.
     fn reserve(&mut self, needs: &[(usize, u64)]) -> bool {
-        needs.iter().all(|&(index, bytes)| {
+        let mut charged: Vec<(&Device, u64)> = Vec::new();
+        for &(index, bytes) in needs {
             let on_device = |&&(of, _): &&(usize, u64)| of == index;
             let needed: u64 =
                 self.launched.values().flatten().filter(on_device).map(|(_, bytes)| bytes).sum();
-            let usage = self.usage(index);
-            let more = (needed + bytes).saturating_sub(usage.reserved);
-            let fits =
-                device(index as c_int).is_some_and(|device| device.vram().charge(more, Caller::GivesUp));
-            if fits {
-                usage.reserved += more;
-                usage.reserved_high = usage.reserved_high.max(usage.reserved);
+            let more = (needed + bytes).saturating_sub(self.usage(index).reserved);
+            match device(index as c_int).filter(|device| device.vram().charge(more, Caller::GivesUp)) {
+                Some(device) => charged.push((device, more)),
+                None => {
+                    charged.iter().for_each(|(device, bytes)| device.vram().discharge(*bytes));
+                    return false;
+                }
             }
-            fits
-        })
+        }
+        for (device, bytes) in charged {
+            let usage = self.usage(device.index);
+            usage.reserved += bytes;
+            usage.reserved_high = usage.reserved_high.max(usage.reserved);
+        }
+        true
     }
 
     fn alloc(&mut self, address: usize) {

@@ -100,7 +100,7 @@ const _: () = assert!(size_of::<CUDA_MEM_ALLOC_NODE_PARAMS>() == size_of::<cudaM
 /// Adds an allocation node with the size and the device that `params` hold, and writes its address into them.
 fn add_alloc_node(out: Out<usize>, graph: Handle<Graph>, params: InOut<cudaMemAllocNodeParams>) -> Status {
     let params = params.as_ptr();
-    if params.is_null() {
+    if params.is_null() || out.is_null() {
         return fail(INVALID_VALUE);
     }
     // SAFETY: not null, so by the invariant of `InOut` good for reads of its fields.
@@ -119,7 +119,8 @@ fn add_alloc_node(out: Out<usize>, graph: Handle<Graph>, params: InOut<cudaMemAl
 }
 
 fn add_free_node(out: Out<usize>, graph: Handle<Graph>, address: usize) -> Status {
-    match graph.get().map_or_else(|| fail(INVALID_VALUE), |graph| graph.add_free(address)) {
+    let graph = graph.get().filter(|_| !out.is_null());
+    match graph.map_or_else(|| fail(INVALID_VALUE), |graph| graph.add_free(address)) {
         OK => out.give(opaque_handle()),
         status => status,
     }
@@ -129,6 +130,9 @@ fn add_free_node(out: Out<usize>, graph: Handle<Graph>, address: usize) -> Statu
 const AUTO_FREE_ON_LAUNCH: u64 = 1;
 
 fn instantiate(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) -> Status {
+    if out.is_null() {
+        return fail(INVALID_VALUE);
+    }
     let nodes = graph.get().map_or(0, |graph| graph.work.nodes());
     let instance = GraphInstance::new(current(), nodes);
     if instance.is_none() {

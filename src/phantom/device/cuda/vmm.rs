@@ -24,11 +24,13 @@ use crate::core::vram::{self, PAGE, RESERVED};
 
 /// Physical memory, which `cuMemCreate` allocates and which has no address until it is mapped.
 struct PhysicalMemory {
-    /// The bytes charged to the device.
+    size: usize,
+    /// The bytes charged to the device: none for host memory.
     charged: u64,
     device: usize,
-    /// The number of references: one for the handle of the memory, and one for each of its mappings.
-    references: u32,
+    /// The number of calls that gave the program the handle and that it has not released.
+    handles: u32,
+    mappings: u32,
 }
 
 /// A mapped range, which begins at its key in [`VmmTables::mappings`].
@@ -70,17 +72,30 @@ impl VmmTables {
         last.is_some_and(|(&start, mapping)| start + mapping.size > range.start)
     }
 
-    fn drop_reference(&mut self, handle: u64) -> Status {
-        let Some(physical) = self.physical.get_mut(&handle) else { return INVALID_VALUE };
-        physical.references -= 1;
-        if physical.references == 0 {
-            let (charged, index) = (physical.charged, physical.device);
-            self.physical.remove(&handle);
-            if let Some(device) = device(index as c_int) {
-                device.vram().discharge(charged);
-            }
+    /// Returns the starts of the mappings that make up exactly this range, or `None` if a part of the range is not
+    /// mapped or belongs to a mapping that crosses a bound.
+    fn mappings_of(&self, address: usize, size: usize) -> Option<Vec<usize>> {
+        let end = address.checked_add(size).filter(|_| size > 0)?;
+        let (mut at, mut starts) = (address, Vec::new());
+        while at < end {
+            starts.push(at);
+            at += self.mappings.get(&at)?.size;
         }
-        OK
+        (at == end).then_some(starts)
+    }
+
+    /// Frees physical memory that has neither a handle nor a mapping.
+    fn free_if_unused(&mut self, handle: u64) {
+        let is_unused = |physical: &&PhysicalMemory| physical.handles == 0 && physical.mappings == 0;
+        let Some(&PhysicalMemory { charged, device: index, .. }) =
+            self.physical.get(&handle).filter(is_unused)
+        else {
+            return;
+        };
+        self.physical.remove(&handle);
+        if let Some(device) = device(index as c_int) {
+            device.vram().discharge(charged);
+        }
     }
 }
 
@@ -113,7 +128,7 @@ pub(crate) fn reservation(address: usize) -> Option<(usize, usize)> {
 }
 
 fn reserve(out: Out<usize>, size: usize, align: usize, hint: usize) -> Status {
-    if size == 0 || !size.is_multiple_of(PAGE) {
+    if out.is_null() || size == 0 || !size.is_multiple_of(PAGE) {
         return INVALID_VALUE;
     }
     let Some(align) = align.max(PAGE).checked_next_power_of_two() else { return INVALID_VALUE };
@@ -155,7 +170,7 @@ fn location(properties: In<CUmemAllocationProp>) -> Option<(c_int, c_int)> {
 
 fn create(out: Out<u64>, size: usize, properties: In<CUmemAllocationProp>) -> Status {
     let Some((kind, id)) = location(properties) else { return INVALID_VALUE };
-    if size == 0 || !size.is_multiple_of(PAGE) {
+    if out.is_null() || size == 0 || !size.is_multiple_of(PAGE) {
         return INVALID_VALUE;
     }
     // Host memory is not charged to a device.
@@ -170,45 +185,62 @@ fn create(out: Out<u64>, size: usize, properties: In<CUmemAllocationProp>) -> St
     let mut tables = lock(&TABLES);
     let handle = tables.next_handle;
     tables.next_handle += 16;
-    tables.physical.insert(handle, PhysicalMemory { charged, device: device.index, references: 1 });
+    let physical = PhysicalMemory { size, charged, device: device.index, handles: 1, mappings: 0 };
+    tables.physical.insert(handle, physical);
     out.give(handle)
 }
 
-fn map(address: usize, size: usize, handle: u64) -> Status {
-    let Some(end) = address.checked_add(size).filter(|_| size > 0) else { return INVALID_VALUE };
+fn release(handle: u64) -> Status {
+    let mut tables = lock(&TABLES);
+    let Some(physical) = tables.physical.get_mut(&handle).filter(|physical| physical.handles > 0) else {
+        return INVALID_VALUE;
+    };
+    physical.handles -= 1;
+    tables.free_if_unused(handle);
+    OK
+}
+
+/// Maps physical memory from its start, because the offset "must be zero" (`cuMemMap`).
+fn map(address: usize, size: usize, offset: usize, handle: u64) -> Status {
+    let is_whole_pages = size > 0 && (address | size).is_multiple_of(PAGE);
+    let Some(end) = address.checked_add(size).filter(|_| is_whole_pages && offset == 0) else {
+        return INVALID_VALUE;
+    };
     let mut tables = lock(&TABLES);
     let reserved = tables.reservations.range(..=address).next_back();
     if reserved.is_none_or(|(&start, &len)| end > start + len) || tables.has_mapping(address..end) {
         return INVALID_VALUE;
     }
-    let Some(physical) = tables.physical.get_mut(&handle) else { return INVALID_VALUE };
-    physical.references += 1;
+    let Some(physical) = tables.physical.get_mut(&handle).filter(|physical| size <= physical.size) else {
+        return INVALID_VALUE;
+    };
+    physical.mappings += 1;
     tables.mappings.insert(address, Mapping { size, handle, accessible: false });
     OK
 }
 
+/// Makes a range accessible, which "must be a fully mapped address range containing all allocations"
+/// (`cuMemSetAccess`).
 fn make_accessible(address: usize, size: usize) -> Status {
     past_oom::request_ends();
-    let Some(end) = address.checked_add(size) else { return INVALID_VALUE };
     let mut tables = lock(&TABLES);
-    for (&start, mapping) in tables.mappings.range_mut(address..end) {
-        if !mapping.accessible {
-            if !vram::map(start, mapping.size) {
-                return OUT_OF_MEMORY;
-            }
-            mapping.accessible = true;
+    let Some(starts) = tables.mappings_of(address, size) else { return INVALID_VALUE };
+    for start in starts {
+        let Some(mapping) = tables.mappings.get_mut(&start).filter(|mapping| !mapping.accessible) else {
+            continue;
+        };
+        if !vram::map(start, mapping.size) {
+            return OUT_OF_MEMORY;
         }
+        mapping.accessible = true;
     }
     OK
 }
 
+/// Unmaps whole mappings: `cuMemUnmap` "cannot unmap a sub-range" of one.
 fn unmap(address: usize, size: usize) -> Status {
-    let Some(end) = address.checked_add(size) else { return INVALID_VALUE };
     let mut tables = lock(&TABLES);
-    let starts: Vec<_> = tables.mappings.range(address..end).map(|(&start, _)| start).collect();
-    if starts.is_empty() {
-        return INVALID_VALUE;
-    }
+    let Some(starts) = tables.mappings_of(address, size) else { return INVALID_VALUE };
     for start in starts {
         let Some(mapping) = tables.mappings.remove(&start) else { continue };
         if mapping.accessible {
@@ -219,18 +251,24 @@ fn unmap(address: usize, size: usize) -> Status {
                 device.values().free(start, mapping.size);
             }
         }
-        tables.drop_reference(mapping.handle);
+        if let Some(physical) = tables.physical.get_mut(&mapping.handle) {
+            physical.mappings -= 1;
+        }
+        tables.free_if_unused(mapping.handle);
     }
     OK
 }
 
 fn retain_handle(out: Out<u64>, address: usize) -> Status {
+    if out.is_null() {
+        return INVALID_VALUE;
+    }
     let mut tables = lock(&TABLES);
     let Some(handle) = tables.mapping(address).map(|(_, mapping)| mapping.handle) else {
         return INVALID_VALUE;
     };
     if let Some(physical) = tables.physical.get_mut(&handle) {
-        physical.references += 1;
+        physical.handles += 1;
     }
     out.give(handle)
 }
@@ -261,12 +299,12 @@ answers! {
     Real fn cuMemCreate(out: Out<u64>, size: usize, properties: In<CUmemAllocationProp>, _flags: u64) {
         create(out, size, properties)
     }
-    Real fn cuMemRelease(handle: u64) { lock(&TABLES).drop_reference(handle) }
-    Real fn cuMemMap(address: Word, size: usize, _offset: usize, handle: u64, _flags: u64) {
-        map(address, size, handle)
+    Real fn cuMemRelease(handle: u64) { release(handle) }
+    Real fn cuMemMap(address: Word, size: usize, offset: usize, handle: u64, _flags: u64) {
+        map(address, size, offset, handle)
     }
-    Real fn cuMemSetAccess(address: Word, size: usize, _list: Word, _count: usize) {
-        make_accessible(address, size)
+    Real fn cuMemSetAccess(address: Word, size: usize, list: Word, count: usize) {
+        if list == 0 || count == 0 { INVALID_VALUE } else { make_accessible(address, size) }
     }
     Real fn cuMemUnmap(address: Word, size: usize) { unmap(address, size) }
     Real fn cuMemRetainAllocationHandle(out: Out<u64>, address: Word) { retain_handle(out, address) }

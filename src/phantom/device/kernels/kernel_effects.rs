@@ -1,7 +1,7 @@
 //! The effects of known kernels, derived from their names and arguments. No kernel code runs.
 //!
 //! - Counting kernels: the result becomes the size of a tensor, so its value is an assumption that the user
-//!   can set ([`DynamicSizes`](crate::core::values::DynamicSizes)).
+//!   can set ([`DynamicSizes`](crate::core::dynamic_sizes::DynamicSizes)).
 //! - Fills of small ranges are performed, so `torch.ones(3)` reads as ones.
 //! - Comparisons and reductions of small known tensors are performed, because ranks use them to agree on
 //!   sizes. For unknown values, "all" is assumed true and "any" false, because programs use these to check

@@ -3,20 +3,18 @@
 //! The workspaces are PyTorch's own (`CUBLAS_WORKSPACE_CONFIG`, `CUBLASLT_WORKSPACE_SIZE`), so their memory
 //! is right for any algorithm. The calls that compute products are in [`generated`](crate::table::generated).
 
-use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{LazyLock, Mutex};
 
 use cudarc::cublaslt::sys::{cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t, cublasStatus_t};
 
 use crate::core::addresses::may_be_address;
 use crate::core::call_table::answers;
 use crate::core::ffi::{Handle, In, OK, Out, Status, Word};
-use crate::core::lock::lock;
 use crate::cuda::reach::{Holder, hold};
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
+use crate::libs::descriptor_addresses::DescriptorAddresses;
 use crate::libs::handle_memory;
 use crate::libs::library_calls::{launch_of, set_stream, stream_of};
 
@@ -42,19 +40,16 @@ fn get(handle: Handle<BlasHandle>, out: Out<c_int>, field: impl Fn(&BlasHandle) 
     out.give(field(handle).load(Ordering::Relaxed))
 }
 
-/// The device addresses in the descriptors of products: the addresses of biases, second outputs and scales.
-static ADDRESSES: LazyLock<Mutex<HashMap<usize, Vec<usize>>>> = LazyLock::new(Mutex::default);
-
-fn add_address(description: usize, address: usize) {
-    if may_be_address(address) {
-        lock(&ADDRESSES).entry(description).or_default().push(address);
-    }
-}
+/// The addresses of biases, second outputs and scales in the descriptors of products.
+static ADDRESSES: DescriptorAddresses = DescriptorAddresses::new();
 
 const _: () = assert!(size_of::<cublasLtMatmulHeuristicResult_t>() == 96);
 
 answers! {
     Real fn cublasCreate_v2(out: Out<Handle<BlasHandle>>) {
+        if out.is_null() {
+            return INVALID_VALUE;
+        }
         let handle = Handle::new(BlasHandle::default());
         match handle_memory::create_cublas(handle.address()) {
             OK => out.give(handle),
@@ -80,15 +75,15 @@ answers! {
         OK
     }
     Success fn cublasLtMatmulDescSetAttribute(
-        description: Word, _attribute: c_int, value: In<usize>, size: usize,
+        descriptor: Word, attribute: c_int, value: In<usize>, size: usize,
     ) {
-        if let (8, Some(address)) = (size, value.get()) {
-            add_address(description, address);
-        }
+        // An attribute that is an address has 8 bytes.
+        let address = if size == 8 { value.get().filter(|&value| may_be_address(value)) } else { None };
+        ADDRESSES.set(descriptor, attribute, address.into_iter().collect());
         OK
     }
-    Success fn cublasLtMatmulDescDestroy(description: Word) {
-        lock(&ADDRESSES).remove(&description);
+    Success fn cublasLtMatmulDescDestroy(descriptor: Word) {
+        ADDRESSES.remove(descriptor);
         OK
     }
     Real fn cublasSetMathMode(handle: Handle<BlasHandle>, mode: c_int) {
@@ -128,15 +123,13 @@ answers! {
         count.give(1)
     }
     Success fn cublasLtMatmul(
-        _handle: Word, operation: Word, _alpha: Word, a: Word, _a_layout: Word, b: Word, _b_layout: Word,
+        _handle: Word, descriptor: Word, _alpha: Word, a: Word, _a_layout: Word, b: Word, _b_layout: Word,
         _beta: Word, c: Word, _c_layout: Word, d: Word, _d_layout: Word, _algorithm: Word, workspace: Word,
         _size: usize, stream: StreamHandle,
     ) {
         let mut launch = launch_of(&[d, workspace]);
         [a, b, c].iter().for_each(|&input| launch.reads(input));
-        if let Some(addresses) = lock(&ADDRESSES).get(&operation) {
-            launch.add(&launch_of(addresses));
-        }
+        launch.add(&launch_of(&ADDRESSES.of_descriptor(descriptor).unwrap_or_default()));
         launch_library(stream, Some(launch))
     }
 }

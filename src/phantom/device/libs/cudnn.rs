@@ -9,10 +9,10 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::transmute;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{LazyLock, Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock};
 
 use cudarc::cudnn::sys::{
-    cudnnBackendAttributeName_t, cudnnBackendAttributeType_t, cudnnBackendDescriptorType_t,
+    cudnnBackendAttributeName_t, cudnnBackendAttributeType_t, cudnnBackendDescriptorType_t, cudnnStatus_t,
 };
 
 use crate::core::call_table::{answers, by_contract};
@@ -31,9 +31,12 @@ use crate::cuda::device_attributes::{
 use crate::cuda::streams::StreamHandle;
 use crate::kernels::kernel::launch_library;
 use crate::libs::cudnn_products::workspace_of_product;
+use crate::libs::descriptor_addresses::DescriptorAddresses;
 use crate::libs::handle_memory;
 use crate::libs::library_calls::{launch_of, set_stream, stream_of};
 use crate::libs::nvrtc;
+
+const BAD_PARAM: Status = cudnnStatus_t::CUDNN_STATUS_BAD_PARAM as Status;
 
 /// The first version that can choose plans without a device.
 const FIRST_DEVICELESS: usize = 90_800;
@@ -236,7 +239,7 @@ unsafe fn create_descriptor(descriptor_type: c_int, out: Out<usize>) -> Status {
 /// # Safety
 /// By the contract of `cudnnBackendDestroyDescriptor`.
 unsafe fn destroy_descriptor(descriptor: usize) -> Status {
-    lock(&ADDRESSES).remove(&descriptor);
+    ADDRESSES.remove(descriptor);
     let Some(real) = real() else { return OK };
     lock(&real.types).remove(&descriptor);
     lock(&real.first).remove(&descriptor);
@@ -362,23 +365,26 @@ unsafe fn stand_in(name: c_int, count: Out<i64>, values: usize) -> Status {
     OK
 }
 
-/// The device addresses in each descriptor of a variant pack, by descriptor.
-static ADDRESSES: LazyLock<Mutex<HashMap<usize, Vec<usize>>>> = LazyLock::new(Mutex::default);
+/// The addresses in the variant packs.
+static ADDRESSES: DescriptorAddresses = DescriptorAddresses::new();
 
-/// Stores the addresses that the program gives a descriptor.
+/// Stores the addresses that the program gives an attribute of a descriptor.
 ///
 /// # Safety
 /// `values` is null or has `count` elements.
-unsafe fn keep_addresses(descriptor: usize, count: i64, values: In<usize>) {
+unsafe fn keep_addresses(descriptor: usize, attribute: c_int, count: i64, values: In<usize>) {
     let count = usize::try_from(count).unwrap_or(0);
     // SAFETY: index < count.
     let all = (0..count).filter_map(|index| unsafe { values.at(index) }.get());
-    lock(&ADDRESSES).entry(descriptor).or_default().extend(all);
+    ADDRESSES.set(descriptor, attribute, all.collect());
 }
 
 answers! {
     /// A handle holds the index of the device on which it was created.
     Real fn cudnnCreate(out: Out<Handle<[usize; 8]>>) {
+        if out.is_null() {
+            return BAD_PARAM;
+        }
         let handle = Handle::new([current().index; 8]);
         match handle_memory::create_cudnn(handle.address()) {
             OK => out.give(handle),
@@ -399,7 +405,7 @@ answers! {
         // The phantom's cuDNN handle is not valid for the real library, so it is not passed on.
         let is_handle = matches!(name, CUDNN_ATTR_OPERATIONGRAPH_HANDLE | CUDNN_ATTR_EXECUTION_PLAN_HANDLE);
         if kind == CUDNN_TYPE_VOID_PTR {
-            by_contract!(keep_addresses(descriptor, count, In::from_address(values)));
+            by_contract!(keep_addresses(descriptor, name, count, In::from_address(values)));
         }
         match real() {
             Some(real) if !is_handle => {
@@ -422,7 +428,7 @@ answers! {
         by_contract!(get_attribute(descriptor, AttributeRequest { name, kind, wanted, count, values }))
     }
     Success fn cudnnBackendExecute(handle: Word, _plan: Word, values: Word) {
-        let addresses = lock(&ADDRESSES).get(&values).cloned();
+        let addresses = ADDRESSES.of_descriptor(values);
         // The addresses of another descriptor are never found here: destroying a descriptor removes its
         // addresses, and the stand-in gives every descriptor a new address.
         launch_library(stream_of(handle), addresses.map(|addresses| launch_of(&addresses)))

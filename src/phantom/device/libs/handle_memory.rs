@@ -43,6 +43,8 @@ const CUSOLVER_KERNELS: u64 = 2 << 20;
 const CUBLAS_ALLOC_FAILED: Status = cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED as Status;
 /// `CUSOLVER_STATUS_ALLOC_FAILED` and `CUFFT_ALLOC_FAILED`.
 const ALLOC_FAILED: Status = 2;
+/// `CUSOLVER_STATUS_INVALID_VALUE`.
+const CUSOLVER_INVALID_VALUE: Status = 3;
 /// `CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED`.
 const CUDNN_ALLOC_FAILED: Status = 4004;
 
@@ -181,6 +183,9 @@ fn create_cusolver(handle: usize) -> Status {
 
 answers! {
     Success fn cusolverDnCreate(out: Out<usize>) {
+        if out.is_null() {
+            return CUSOLVER_INVALID_VALUE;
+        }
         let handle = opaque_handle();
         match create_cusolver(handle) {
             OK => out.give(handle),

@@ -6,6 +6,7 @@ pub(crate) mod cudnn_conv;
 pub(crate) mod cudnn_gpcs;
 pub(crate) mod cudnn_norms;
 pub(crate) mod cudnn_products;
+pub(crate) mod descriptor_addresses;
 pub(crate) mod handle_memory;
 pub(crate) mod library_calls;
 pub(crate) mod nccl;

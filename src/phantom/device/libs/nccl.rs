@@ -60,22 +60,18 @@ struct UniqueId([u64; 16]);
 const _: () = assert!(size_of::<UniqueId>() == size_of::<ncclUniqueId>());
 
 /// Creates a communicator on a device. `near` is the number of its ranks on this machine, if known.
-fn create(
-    out: Out<Handle<Communicator>>,
+fn new_communicator(
     device: usize,
     (ranks, rank): (usize, usize),
     near: Option<usize>,
     name: Option<u64>,
-) -> Status {
+) -> Result<Handle<Communicator>, Status> {
     if ranks < 1 || rank >= ranks {
-        return INVALID_ARGUMENT;
+        return Err(INVALID_ARGUMENT);
     }
     let place = RankPlace::new(ranks, rank, near);
-    let memory = match CommunicatorMemory::new(device, &place) {
-        Ok(memory) => memory,
-        Err(status) => return nccl_status(status),
-    };
-    out.give(Handle::new(Communicator {
+    let memory = CommunicatorMemory::new(device, &place).map_err(nccl_status)?;
+    Ok(Handle::new(Communicator {
         ranks,
         rank,
         place,
@@ -85,6 +81,20 @@ fn create(
         children: AtomicU64::new(0),
         memory: Mutex::new(memory),
     }))
+}
+
+/// Same as [`new_communicator`], and writes the handle.
+fn create(
+    out: Out<Handle<Communicator>>,
+    device: usize,
+    rank_of: (usize, usize),
+    near: Option<usize>,
+    name: Option<u64>,
+) -> Status {
+    if out.is_null() {
+        return INVALID_ARGUMENT;
+    }
+    new_communicator(device, rank_of, near, name).map_or_else(|status| status, |comm| out.give(comm))
 }
 
 fn create_with_id(out: Out<Handle<Communicator>>, ranks: c_int, rank: c_int, id: UniqueId) -> Status {
@@ -98,21 +108,35 @@ fn create_with_id(out: Out<Handle<Communicator>>, ranks: c_int, rank: c_int, id:
 }
 
 /// Creates communicators for all ranks in this process, each on its device of `devices` or, if that is null, on the
-/// device with the number of the rank. Several ranks in one thread cannot wait for each other, so each uses its own
-/// data.
+/// device with the number of the rank. If one fails, creates none. Several ranks in one thread cannot wait for each
+/// other, so each uses its own data.
 ///
 /// # Safety
 /// `out` and `devices` are null or have `ranks` elements.
 unsafe fn create_all(out: Out<Handle<Communicator>>, ranks: usize, devices: In<c_int>) -> Status {
+    if out.is_null() {
+        return INVALID_ARGUMENT;
+    }
+    let mut all = Vec::new();
     for rank in 0..ranks {
         // SAFETY: rank < ranks.
         let wanted = unsafe { devices.at(rank).get() }.unwrap_or(rank as c_int);
-        let Some(device) = device(wanted) else { return INVALID_ARGUMENT };
-        // SAFETY: rank < ranks.
-        let status = create(unsafe { out.at(rank) }, device.index, (ranks, rank), Some(ranks), None);
-        if status != OK {
-            return status;
+        let made = device(wanted)
+            .ok_or(INVALID_ARGUMENT)
+            .and_then(|device| new_communicator(device.index, (ranks, rank), Some(ranks), None));
+        match made {
+            Ok(comm) => all.push(comm),
+            Err(status) => {
+                all.into_iter().for_each(|comm| {
+                    destroy(comm);
+                });
+                return status;
+            }
         }
+    }
+    for (rank, comm) in all.into_iter().enumerate() {
+        // SAFETY: rank < ranks.
+        unsafe { out.at(rank) }.put(comm);
     }
     OK
 }

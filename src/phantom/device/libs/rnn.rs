@@ -40,6 +40,7 @@ const PADDED_IO_ENABLED: u32 = 1;
 
 /// The status of a call with a null descriptor.
 const NOT_INITIALIZED: Status = cudnnStatus_t::CUDNN_STATUS_NOT_INITIALIZED as Status;
+const BAD_PARAM: Status = cudnnStatus_t::CUDNN_STATUS_BAD_PARAM as Status;
 
 /// The maximum number of dimensions of a tensor (`CUDNN_DIM_MAX`).
 const MAX_RANK: usize = 8;
@@ -94,6 +95,9 @@ fn width(data_type: c_int) -> usize {
 static DESTROYED: Destroyed<Descriptor> = Destroyed::none();
 
 fn create(out: Out<Handle<Descriptor>>) -> Status {
+    if out.is_null() {
+        return BAD_PARAM;
+    }
     let Some((handle, descriptor)) = DESTROYED.take() else {
         return out.give(Handle::new(Descriptor::default()));
     };

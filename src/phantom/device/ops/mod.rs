@@ -8,7 +8,7 @@
 //! - [`record`] observes the start and the end of each op through `at::RecordFunction`.
 //! - [`torch`] has the PyTorch functions that are called, [`replaced`] the functions that this library replaces.
 //!   [`cxx`] handles C++ exceptions and strings in these calls.
-//! - [`schema`] reads which arguments an op writes.
+//! - [`op`] has the properties of an op that its name shows. [`schema`] reads which arguments it writes.
 //! - [`values`] reads arguments (`c10::IValue`) and creates the arguments of the second run.
 //! - [`ordinary`] has the rule for flags about values that nothing computed.
 //! - [`partial`] finds the known elements of results whose inputs are partly known.
@@ -26,6 +26,7 @@
 mod cxx;
 mod evaluate;
 mod host_tensors;
+mod op;
 mod ordinary;
 mod partial;
 pub(crate) mod record;

@@ -147,8 +147,11 @@ impl TensorMemory {
     }
 
     /// Returns the elements in index order as contiguous parts: the offsets of the parts in bytes, and the
-    /// length of each part in bytes.
+    /// length of each part in bytes, which is never 0. A tensor without elements has no parts.
     fn parts(&self) -> (Vec<usize>, usize) {
+        if self.count() == 0 {
+            return (Vec::new(), self.width);
+        }
         let (mut length, mut inner) = (self.width as i64, self.sizes.len());
         while inner > 0
             && (self.strides[inner - 1] * self.width as i64 == length || self.sizes[inner - 1] == 1)
@@ -266,9 +269,6 @@ impl TensorMemory {
     /// # Safety
     /// The memory belongs to a live tensor on the host.
     pub(super) unsafe fn host_elements(&self) -> Vec<u8> {
-        if self.count() == 0 {
-            return Vec::new();
-        }
         let (offsets, length) = self.parts();
         let mut bytes = Vec::with_capacity(offsets.len() * length);
         for offset in offsets {
@@ -376,5 +376,30 @@ pub(super) fn keep(parts: &[Part], written: &[TensorMemory]) {
         if start < part.end {
             values.keep_known(start, part.end - start, part.is_answer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tensor_without_elements_has_no_parts_to_write() {
+        let memory = |sizes: &[i64], strides: &[i64]| TensorMemory {
+            data: 0,
+            dtype: 4,
+            width: 8,
+            sizes: sizes.to_vec(),
+            strides: strides.to_vec(),
+        };
+        for (sizes, strides) in [([3, 0], [1, 1]), ([0, 3], [3, 1]), ([3, 0], [5, 1])] {
+            let empty = memory(&sizes, &strides);
+            assert_eq!(empty.parts(), (Vec::new(), 8), "{sizes:?}");
+            empty.write(Known { bytes: Vec::new(), is_answer: false });
+            empty.write_some(&[], false, &[]);
+            // SAFETY: there are no elements.
+            assert!(unsafe { empty.host_elements() }.is_empty());
+        }
+        assert_eq!(memory(&[2, 3], &[4, 1]).parts(), (vec![0, 32], 24));
     }
 }

@@ -19,9 +19,9 @@ pub(crate) fn begin() {
     state_version::advance();
 }
 
-/// Records that a capture has ended or failed.
+/// Records that a capture has ended, with a graph or without one.
 pub(crate) fn end() {
-    // The program may end a capture that never began, so the count stops at 0.
+    // The count does not include a capture that began before the hooks were installed, so it stops at 0.
     let less = |open: u32| open.checked_sub(1);
     let _ = OPEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     state_version::advance();

@@ -14,7 +14,7 @@ static STANDS_FOR: RealFn<unsafe extern "C" fn() -> *const c_char> =
     unsafe { RealFn::new(c"memtrace_phantom_stands_for", LIBRARY) };
 
 // SAFETY: the type is the one in the phantom device. The function writes at most the given number of bytes of
-// JSON and returns their number.
+// JSON and returns the length of the whole JSON.
 static DESCRIBE: Symbol<unsafe extern "C" fn(*mut c_char, usize) -> usize> =
     unsafe { Symbol::new(c"memtrace_phantom_describe", Home::Loaded(LIBRARY)) };
 
@@ -114,11 +114,14 @@ pub(crate) fn describe() -> serde_json::Value {
 /// may hold the loader's lock when the process ends.
 pub(crate) fn describe_at_end() -> serde_json::Value {
     let Some(write) = DESCRIBE.cached() else { return serde_json::Value::Null };
-    let mut text = Vec::<u8>::with_capacity(16 << 10);
-    // SAFETY: the passed length is the buffer's. The library was preloaded, so it stays loaded.
-    let length = unsafe { write(text.as_mut_ptr().cast(), text.capacity()) };
-    // SAFETY: the library has written the text, and at most the length of the buffer.
-    unsafe { text.set_len(length.min(text.capacity())) };
-    let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
-    serde_json::from_slice(&text[..end]).unwrap_or(serde_json::Value::Null)
+    let mut text = vec![0u8; 16 << 10];
+    loop {
+        // SAFETY: the passed length is the buffer's. The library was preloaded, so it stays loaded.
+        let length = unsafe { write(text.as_mut_ptr().cast(), text.len()) };
+        // A zero follows the text. A longer text may have grown until the next call.
+        if length < text.len() {
+            return serde_json::from_slice(&text[..length]).unwrap_or(serde_json::Value::Null);
+        }
+        text.resize(2 * length, 0);
+    }
 }

@@ -82,7 +82,7 @@ macro_rules! alloc_hooks {
     ($library:ident $($body:ident = $real:ident, $kind:ident, $api:ident $arguments:tt requests $requested:expr => |$bytes:ident| $allocated:expr;)*) => { $(
         $crate::hooks::cuda::alloc_call::hook_body! { $library $body, $real $arguments |run, caller| {
             let $bytes: usize = $requested;
-            let call = Call::$library(CallKind::$kind, Api::$api, caller);
+            let call = $crate::hooks::cuda::alloc_call::call_of! { $library $kind $api caller };
             $crate::hooks::cuda::alloc_call::record_alloc(call, $bytes, run, || $allocated)
         } }
     )* };
@@ -93,18 +93,29 @@ macro_rules! alloc_hooks {
 macro_rules! free_hooks {
     ($library:ident $($body:ident = $real:ident, $kind:ident, $api:ident $arguments:tt frees $address:ident, $bytes:expr;)*) => { $(
         $crate::hooks::cuda::alloc_call::hook_body! { $library $body, $real $arguments |run, caller| {
-            let call = Call::$library(CallKind::$kind, Api::$api, caller);
+            let call = $crate::hooks::cuda::alloc_call::call_of! { $library $kind $api caller };
             $crate::hooks::cuda::alloc_call::record_free(call, $address as u64, $bytes, run)
         } }
     )* };
+}
+
+/// Describes the call of a hook.
+macro_rules! call_of {
+    ($library:ident $kind:ident $api:ident $caller:ident) => {
+        $crate::hooks::cuda::alloc_call::Call::$library(
+            $crate::hooks::cuda::alloc_call::CallKind::$kind,
+            ::memtrace_trace::Api::$api,
+            $caller,
+        )
+    };
 }
 
 /// Defines the body of a hook, which records the call that `$run` makes. A hook of the driver has a body for each
 /// way in which a program gets the function.
 macro_rules! hook_body {
     (runtime $body:ident, $real:ident ($($arg:ident: $type:ty),*) |$run:ident, $caller:ident| $record:expr) => {
-        unsafe extern "C" fn $body($($arg: $type,)* $caller: *const c_void) -> c_int {
-            let Some(real) = $real.get() else { return NOT_INITIALIZED };
+        unsafe extern "C" fn $body($($arg: $type,)* $caller: *const ::std::ffi::c_void) -> ::std::ffi::c_int {
+            let Some(real) = $real.get() else { return $crate::ffi::cuda_types::NOT_INITIALIZED };
             // SAFETY: the arguments are passed on unchanged, and are valid by CUDA's contract. The result of the
             // call is read only after the call succeeded.
             unsafe {
@@ -114,8 +125,10 @@ macro_rules! hook_body {
         }
     };
     (driver $body:ident, $real:ident ($($arg:ident: $type:ty),*) |$run:ident, $caller:ident| $record:expr) => {
-        unsafe extern "C" fn $body<const WAY: usize>($($arg: $type,)* $caller: *const c_void) -> c_int {
-            let Some(real) = $real.get(WAY) else { return NOT_INITIALIZED };
+        unsafe extern "C" fn $body<const WAY: usize>(
+            $($arg: $type,)* $caller: *const ::std::ffi::c_void
+        ) -> ::std::ffi::c_int {
+            let Some(real) = $real.get(WAY) else { return $crate::ffi::cuda_types::NOT_INITIALIZED };
             // SAFETY: as for the runtime.
             unsafe {
                 let $run = || real($($arg),*);
@@ -125,7 +138,7 @@ macro_rules! hook_body {
     };
 }
 
-pub(super) use {alloc_hooks, free_hooks, hook_body};
+pub(super) use {alloc_hooks, call_of, free_hooks, hook_body};
 
 /// The result of a successful allocation.
 #[derive(Clone, Copy, Default)]

@@ -77,9 +77,9 @@ impl<F: Copy> DriverFn<F> {
 macro_rules! driver_hooks {
     ($($name:ident as $base:literal from $since:literal ($($arg:ident: $type:ty),*) caller $register:literal => $body:ident, $real:ident;)*) => {
         $(
-            static $real: DriverFn<unsafe extern "C" fn($($type),*) -> std::ffi::c_int> =
+            static $real: $crate::hooks::cuda::driver_fn::DriverFn<unsafe extern "C" fn($($type),*) -> std::ffi::c_int> =
                 // SAFETY: the signature is the one in cuda.h.
-                unsafe { DriverFn::new($crate::ffi::symbols::c_name(concat!(stringify!($name), "\0"))) };
+                unsafe { $crate::hooks::cuda::driver_fn::DriverFn::new($crate::ffi::symbols::c_name(concat!(stringify!($name), "\0"))) };
 
             const _: () = assert!($crate::hooks::cuda::stand_in::is_next_register($register, &[$(size_of::<$type>()),*]));
 

@@ -9,6 +9,7 @@ use memtrace_record::device_calls::{self, DeviceCall};
 
 use super::stand_in::caller_hooks;
 use crate::attribution::graph_captures;
+use crate::ffi::cuda::is_captured;
 use crate::ffi::cuda_types::{NOT_INITIALIZED, SUCCESS};
 use crate::guard::shielded;
 use crate::runtime::session;
@@ -85,8 +86,15 @@ unsafe extern "C" fn instantiate(
 
 unsafe extern "C" fn end(stream: *mut c_void, graph: *mut c_void, _: *const c_void) -> c_int {
     let Some(real) = CUDA_END_CAPTURE.get() else { return NOT_INITIALIZED };
-    // The status of the call does not matter, because a capture that fails ends, too.
-    shielded(graph_captures::end);
+    // SAFETY: the stream is the caller's own.
+    let captured = || unsafe { is_captured(stream) };
+    let before = captured();
     // SAFETY: the caller's arguments are passed on unchanged.
-    unsafe { real(stream, graph) }
+    let status = unsafe { real(stream, graph) };
+    // A capture that was invalidated ends with an error. A call from another thread or on another stream fails,
+    // but the capture stays in progress.
+    if status == SUCCESS || before && !captured() {
+        shielded(graph_captures::end);
+    }
+    status
 }

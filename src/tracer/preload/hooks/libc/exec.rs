@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use memtrace_record::Recorder;
 
-use super::foreign_program::{FoundPath, is_program, with_fitting_environment};
+use super::foreign_program::{FoundPath, Program, is_program, with_fitting_environment};
 use crate::ffi::symbols::RealFn;
 use crate::guard::shielded;
 
@@ -79,7 +79,7 @@ unsafe extern "C" fn execve(path: *const c_char, argv: Strings, envp: Strings) -
     let call =
         |envp| exec(|| is_program(path), EXECVE.get().map(|real| move || unsafe { real(path, argv, envp) }));
     // SAFETY: as above.
-    unsafe { with_fitting_environment(path, envp, call) }
+    unsafe { with_fitting_environment(Program::at(path), envp, call) }
 }
 
 #[unsafe(no_mangle)]
@@ -97,7 +97,7 @@ unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, envp: Strings) 
     let call =
         |envp| exec(|| !path.is_null(), EXECVPE.get().map(|real| move || unsafe { real(file, argv, envp) }));
     // SAFETY: the path is null or a C string; the environment is the caller's own.
-    unsafe { with_fitting_environment(path, envp, call) }
+    unsafe { with_fitting_environment(Program::at(path), envp, call) }
 }
 
 #[unsafe(no_mangle)]
@@ -109,7 +109,9 @@ unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fexecve(file: c_int, argv: Strings, envp: Strings) -> c_int {
     // SAFETY: these are the caller's own arguments.
-    exec(|| true, FEXECVE.get().map(|real| move || unsafe { real(file, argv, envp) }))
+    let call = |envp| exec(|| true, FEXECVE.get().map(|real| move || unsafe { real(file, argv, envp) }));
+    // SAFETY: as above.
+    unsafe { with_fitting_environment(Program::Open(file), envp, call) }
 }
 
 #[unsafe(no_mangle)]
@@ -120,9 +122,15 @@ unsafe extern "C" fn execveat(
     envp: Strings,
     flags: c_int,
 ) -> c_int {
+    // SAFETY: the path is not null, so it is a C string.
+    let is_open = flags & libc::AT_EMPTY_PATH != 0 && !path.is_null() && unsafe { *path } == 0;
+    let program = if is_open { Program::Open(folder) } else { Program::At(folder, path) };
     // SAFETY: these are the caller's own arguments.
-    let real = EXECVEAT.get().map(|real| move || unsafe { real(folder, path, argv, envp, flags) });
-    exec(|| true, real)
+    let call = |envp| {
+        exec(|| true, EXECVEAT.get().map(|real| move || unsafe { real(folder, path, argv, envp, flags) }))
+    };
+    // SAFETY: as above.
+    unsafe { with_fitting_environment(program, envp, call) }
 }
 
 #[unsafe(no_mangle)]
@@ -136,7 +144,11 @@ unsafe extern "C" fn posix_spawn(
 ) -> c_int {
     let Some(real) = POSIX_SPAWN.get() else { return libc::ENOSYS };
     // SAFETY: these are the caller's own arguments.
-    unsafe { with_fitting_environment(path, envp, |envp| real(pid, path, actions, attributes, argv, envp)) }
+    unsafe {
+        with_fitting_environment(Program::at(path), envp, |envp| {
+            real(pid, path, actions, attributes, argv, envp)
+        })
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -153,7 +165,11 @@ unsafe extern "C" fn posix_spawnp(
     // SAFETY: these are the caller's own arguments.
     let path = unsafe { room.find(file) };
     // SAFETY: the path is null or a C string; the rest are the caller's own arguments.
-    unsafe { with_fitting_environment(path, envp, |envp| real(pid, file, actions, attributes, argv, envp)) }
+    unsafe {
+        with_fitting_environment(Program::at(path), envp, |envp| {
+            real(pid, file, actions, attributes, argv, envp)
+        })
+    }
 }
 
 /// The body of `execle`, whose environment follows the null that ends the arguments.

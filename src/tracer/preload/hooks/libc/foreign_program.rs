@@ -4,7 +4,7 @@
 //! Nothing here allocates, because the caller may be the child of a `vfork`, which shares its parent's
 //! memory. Such a child could not free an allocation after a successful `exec`, so the parent would leak it.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 
 use memtrace_trace::elf;
 
@@ -18,36 +18,68 @@ const MOST_VARIABLES: usize = 1024;
 /// number of bytes is read from the start of a program's file.
 const MOST_BYTES: usize = 4096;
 
-/// Calls `exec` with `environment`, without our libraries if the program at `path` cannot load them.
+/// The file of a program to start.
+#[derive(Clone, Copy)]
+pub(super) enum Program {
+    /// The file at a path, relative to the folder that is open as this descriptor.
+    At(c_int, *const c_char),
+    /// The file that is open as this descriptor.
+    Open(c_int),
+}
+
+impl Program {
+    /// The file at a path, relative to the current folder. The path is null if there is no such file.
+    pub(super) const fn at(path: *const c_char) -> Self {
+        Self::At(libc::AT_FDCWD, path)
+    }
+
+    /// Returns true if the program cannot load our libraries. Returns false if the file cannot be read.
+    ///
+    /// # Safety
+    /// A path is null or a C string.
+    unsafe fn refuses_preload(self) -> bool {
+        match self {
+            Self::Open(file) => file_refuses_preload(file),
+            Self::At(_, path) if path.is_null() => false,
+            Self::At(folder, path) => {
+                let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
+                // SAFETY: the path is a C string.
+                let file = unsafe { libc::openat(folder, path, flags) };
+                if file < 0 {
+                    return false;
+                }
+                let refuses = file_refuses_preload(file);
+                // SAFETY: the descriptor was opened above and is closed once.
+                unsafe { libc::close(file) };
+                refuses
+            }
+        }
+    }
+}
+
+/// Calls `exec` with `environment`, without our libraries if the program cannot load them.
 ///
 /// # Safety
-/// `path` is null or a C string. `environment` is null or an array of C strings that ends with null.
+/// The program's path is null or a C string. `environment` is null or an array of C strings that ends with null.
 pub(super) unsafe fn with_fitting_environment<R>(
-    path: *const c_char,
+    program: Program,
     environment: Strings,
     exec: impl FnOnce(Strings) -> R,
 ) -> R {
     // SAFETY: by the contract of this function.
-    if unsafe { path.is_null() || environment.is_null() || !refuses_preload(CStr::from_ptr(path)) } {
+    if environment.is_null() || unsafe { !program.refuses_preload() } {
         return exec(environment);
     }
     // SAFETY: by the contract of this function. The environment is not null.
     unsafe { without_preload(environment, exec) }
 }
 
-/// Returns true if the program at `path` cannot load our libraries. Returns false if the file cannot be read.
-fn refuses_preload(path: &CStr) -> bool {
+/// Returns true if the program in an open file cannot load our libraries. Returns false if the file cannot be
+/// read. The position in the file does not change.
+fn file_refuses_preload(file: c_int) -> bool {
     let mut head = [0u8; MOST_BYTES];
-    // SAFETY: the buffer has room for the requested bytes, and the descriptor is closed once.
-    let length = unsafe {
-        let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK);
-        if file < 0 {
-            return false;
-        }
-        let length = libc::read(file, head.as_mut_ptr().cast(), MOST_BYTES);
-        libc::close(file);
-        length
-    };
+    // SAFETY: the buffer has room for the requested bytes. The call fails for a descriptor that is not open.
+    let length = unsafe { libc::pread(file, head.as_mut_ptr().cast(), MOST_BYTES, 0) };
     usize::try_from(length).is_ok_and(|length| elf::refuses_preload(&head[..length]))
 }
 

@@ -1,14 +1,10 @@
 //! Hooks of the calls for CUDA arrays, whose memory has a layout that only the driver knows.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::c_uint;
 
-use memtrace_trace::Api;
-
-use crate::ffi::cuda_types::{Array3DDescriptor, ArrayDescriptor, ArrayFormat, NOT_INITIALIZED};
-use crate::hooks::cuda::alloc_call::{
-    Allocated, Call, CallKind, Out, alloc_hooks, free_hooks, mipmapped_elements,
-};
-use crate::hooks::cuda::driver_fn::{DriverFn, Word, driver_hooks};
+use crate::ffi::cuda_types::{Array3DDescriptor, ArrayDescriptor, ArrayFormat};
+use crate::hooks::cuda::alloc_call::{Allocated, Out, alloc_hooks, free_hooks, mipmapped_elements};
+use crate::hooks::cuda::driver_fn::{Word, driver_hooks};
 
 driver_hooks! {
     cuArrayCreate_v2 as b"cuArrayCreate" from 3020 (array: Out, shape: *const ArrayDescriptor) caller "rdx" => array_create, ARRAY_CREATE;

@@ -1,15 +1,11 @@
 //! Hooks of the calls that add allocation and free nodes to CUDA graphs. Such an allocation has an address,
 //! but no memory until the graph is launched.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 
-use memtrace_trace::Api;
-
-use crate::ffi::cuda_types::{AllocNodeParams, NOT_INITIALIZED};
-use crate::hooks::cuda::alloc_call::{
-    Call, CallKind, Out, alloc_hooks, allocated_node, free_hooks, node_bytes,
-};
-use crate::hooks::cuda::driver_fn::{DriverFn, Word, driver_hooks};
+use crate::ffi::cuda_types::AllocNodeParams;
+use crate::hooks::cuda::alloc_call::{Out, alloc_hooks, allocated_node, free_hooks, node_bytes};
+use crate::hooks::cuda::driver_fn::{Word, driver_hooks};
 
 driver_hooks! {
     cuGraphAddMemAllocNode as b"cuGraphAddMemAllocNode" from 11040 (out: Out, graph: Word, after: *const c_void, count: usize, node: *mut AllocNodeParams) caller "r9" => alloc_node, ALLOC_NODE;

@@ -1,13 +1,11 @@
 //! Hooks of the calls that import memory of another process. Imported memory counts as 0 bytes here, because
 //! the process that allocated it counts it.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 
-use memtrace_trace::Api;
-
-use crate::ffi::cuda_types::{DriverIpcHandle, NOT_INITIALIZED};
-use crate::hooks::cuda::alloc_call::{Allocated, Call, CallKind, Out, alloc_hooks, free_hooks};
-use crate::hooks::cuda::driver_fn::{DriverFn, Word, driver_hooks};
+use crate::ffi::cuda_types::DriverIpcHandle;
+use crate::hooks::cuda::alloc_call::{Allocated, Out, alloc_hooks, free_hooks};
+use crate::hooks::cuda::driver_fn::{Word, driver_hooks};
 
 driver_hooks! {
     cuIpcOpenMemHandle_v2 as b"cuIpcOpenMemHandle" from 4010 (ptr: Out, handle: DriverIpcHandle, flags: c_uint) caller "rdx" => ipc_open, IPC_OPEN;

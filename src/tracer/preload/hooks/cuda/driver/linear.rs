@@ -1,13 +1,10 @@
 //! Hooks of the calls for linear device memory and pinned host memory.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::c_uint;
 use std::ptr::null_mut;
 
-use memtrace_trace::Api;
-
-use crate::ffi::cuda_types::NOT_INITIALIZED;
-use crate::hooks::cuda::alloc_call::{Allocated, Call, CallKind, Out, alloc_hooks, free_hooks};
-use crate::hooks::cuda::driver_fn::{DriverFn, Word, driver_hooks};
+use crate::hooks::cuda::alloc_call::{Allocated, Out, alloc_hooks, free_hooks};
+use crate::hooks::cuda::driver_fn::{Word, driver_hooks};
 
 driver_hooks! {
     cuMemAlloc_v2 as b"cuMemAlloc" from 3020 (ptr: Out, size: usize) caller "rdx" => mem_alloc, ALLOC;

@@ -1,12 +1,12 @@
 //! Hooks of the calls that create physical memory and map it to address ranges. Expandable segments use them.
 
-use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{c_uint, c_ulonglong};
 
-use memtrace_trace::{Api, Event};
+use memtrace_trace::Event;
 
-use crate::ffi::cuda_types::{AllocationProperties, LocationType, NOT_INITIALIZED};
-use crate::hooks::cuda::alloc_call::{Allocated, Call, CallKind, Out, alloc_hooks, free_hooks};
-use crate::hooks::cuda::driver_fn::{DriverFn, Word, driver_hooks};
+use crate::ffi::cuda_types::{AllocationProperties, LocationType};
+use crate::hooks::cuda::alloc_call::{Allocated, Out, alloc_hooks, free_hooks};
+use crate::hooks::cuda::driver_fn::{Word, driver_hooks};
 
 driver_hooks! {
     cuMemCreate as b"cuMemCreate" from 10020 (handle: Out, size: usize, properties: *const AllocationProperties, flags: c_ulonglong) caller "r8" => create, CREATE;

@@ -2,12 +2,8 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use memtrace_trace::Api;
-
-use crate::ffi::cuda_types::{ChannelFormat, Extent, NOT_INITIALIZED};
-use crate::hooks::cuda::alloc_call::{
-    Allocated, Call, CallKind, Out, alloc_hooks, free_hooks, mipmapped_elements,
-};
+use crate::ffi::cuda_types::{ChannelFormat, Extent};
+use crate::hooks::cuda::alloc_call::{Allocated, Out, alloc_hooks, free_hooks, mipmapped_elements};
 use crate::hooks::cuda::stand_in::caller_hooks;
 
 caller_hooks! {

@@ -1,12 +1,10 @@
 //! Hooks of the calls that import memory of another process. Imported memory counts as 0 bytes here, because
 //! the process that allocated it counts it.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 
-use memtrace_trace::Api;
-
-use crate::ffi::cuda_types::{NOT_INITIALIZED, RuntimeIpcHandle};
-use crate::hooks::cuda::alloc_call::{Allocated, Call, CallKind, Out, alloc_hooks, free_hooks};
+use crate::ffi::cuda_types::RuntimeIpcHandle;
+use crate::hooks::cuda::alloc_call::{Allocated, Out, alloc_hooks, free_hooks};
 use crate::hooks::cuda::stand_in::caller_hooks;
 
 caller_hooks! {

@@ -1,12 +1,10 @@
 //! Hooks of the calls for linear device memory and pinned host memory.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_uint, c_void};
 use std::ptr::null_mut;
 
-use memtrace_trace::Api;
-
-use crate::ffi::cuda_types::{Extent, NOT_INITIALIZED, PitchedPointer};
-use crate::hooks::cuda::alloc_call::{Allocated, Call, CallKind, Out, alloc_hooks, free_hooks};
+use crate::ffi::cuda_types::{Extent, PitchedPointer};
+use crate::hooks::cuda::alloc_call::{Allocated, Out, alloc_hooks, free_hooks};
 use crate::hooks::cuda::stand_in::caller_hooks;
 
 // The bodies have names such as `cuda_malloc`, because a debugger that looks for the libc function `malloc`
