@@ -149,6 +149,16 @@ fn truncated_gzip_file_is_read_up_to_its_end_with_lenient() {
     let json = stdout(&output(&["peak", path(&folder), "--lenient", "--json"]));
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["peak"]["bytes"], 11 << 20);
+    let note = "the rows after this point are missing";
+    assert!(
+        json["notes"].as_array().unwrap().iter().any(|text| text.as_str().unwrap().contains(note)),
+        "{json}"
+    );
+    let checked = stdout(&output(&["check", path(&folder)]));
+    assert!(
+        checked.contains("the rest of the file cannot be read: 1") && checked.contains("a.csv.gz: "),
+        "{checked}"
+    );
 }
 
 /// Root may list every folder, so root runs the command as another user.

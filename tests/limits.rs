@@ -197,6 +197,25 @@ fn budget_refuses_modules_and_categories_of_steps_without_detail() {
     assert_eq!(over.verdict, Verdict::OverLimit);
     write("GPT", Category::Activation);
     assert_eq!(budget(&file, "[modules]\nGPT = \"100m\"\n").unwrap().verdict, Verdict::OverLimit);
+    // The row of a brief step is about many blocks and names neither modules nor categories.
+    let mut trace = TraceBuilder::default();
+    let detailed = Row { module: "GPT", phase: "forward", category: Category::Activation, ..Row::default() };
+    trace.alloc(10 * MIB, Row { step: 0, ..detailed });
+    let brief = Row { device: 0, event: EventName::Brief, step: 1, phase: "backward", ..Row::default() };
+    let brief = Row { delta_bytes: 800 * MIB, ..brief };
+    trace.change(brief, [800 * MIB, 800 * MIB, 0]);
+    std::fs::write(&file, trace.finish()).unwrap();
+    let why = refusal(budget(&file, "[modules]\nGPT = \"100m\"\n"));
+    assert!(why.contains("[modules] GPT cannot be checked: some steps have no modules"), "{why}");
+    let why = refusal(budget(&file, "[categories]\nactivation = \"100m\"\n"));
+    assert!(why.contains("some steps have no categories"), "{why}");
+    // The row has the phase of the step's peak. Another phase may be above 100 MiB, but not above the peak.
+    let why = refusal(budget(&file, "[phases]\nforward = \"100m\"\n"));
+    assert!(why.contains("[phases] forward cannot be checked: some steps have only"), "{why}");
+    let within = budget(&file, "[phases]\nforward = \"1g\"\nbackward = \"1g\"\n").unwrap();
+    assert_eq!(within.verdict, Verdict::Fine);
+    let over = budget(&file, "[phases]\nbackward = \"100m\"\n").unwrap();
+    assert_eq!(over.verdict, Verdict::OverLimit);
 }
 
 #[test]

@@ -332,6 +332,8 @@ fn report_page_escapes_names_that_are_markup() {
         let tagged = Row { category: Category::OptimizerState, ..row };
         trace.tag(block, 1 << 20, Row { category: Category::Activation, ..row }, tagged);
     }
+    // JavaScript's objects have a property of this name.
+    trace.alloc(1 << 20, Row { phase: "constructor", step: 3, ..Row::default() });
     let row = Row { device: 0, event: EventName::Oom, module: names[0], op: names[1], ..Row::default() };
     trace.change(Row { requested_bytes: 1 << 24, status: 2, ..row }, [0; 3]);
     let folder = TempDir::new().unwrap();

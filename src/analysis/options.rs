@@ -58,7 +58,8 @@ pub struct Options {
     pub units: Unit,
     /// The part of the trace that is reported on.
     pub window: Window,
-    /// If true, lines that are not rows are skipped and counted. If false, the first one is an error.
+    /// If true, lines that are not rows are skipped and counted, and a file with a read error is read up to it. If
+    /// false, the first such line or read error is an error.
     pub lenient: bool,
     /// If true, the text has colors and bold text.
     pub paint: bool,

@@ -276,6 +276,11 @@ mod tests {
 
     /// Returns the JSON of the first track of the page of a trace.
     fn track_of(trace: TraceBuilder, options: &Options) -> Value {
+        tracks_of(trace, options)[0].clone()
+    }
+
+    /// Returns the JSON of the tracks of the page of a trace.
+    fn tracks_of(trace: TraceBuilder, options: &Options) -> Value {
         let place = std::env::temp_dir().join(format!(
             "memtrace-page-{}-{:?}.csv",
             std::process::id(),
@@ -284,7 +289,7 @@ mod tests {
         std::fs::write(&place, trace.finish()).unwrap();
         let page = Page::read(&[Input::open(&place).unwrap()], options);
         std::fs::remove_file(&place).unwrap();
-        page.unwrap().about["runs"][0]["tracks"][0].clone()
+        page.unwrap().about["runs"][0]["tracks"].clone()
     }
 
     #[test]
@@ -315,6 +320,27 @@ mod tests {
         // The kept block is live in the step, too.
         assert_eq!((&track["allocations"], &track["sizes"]), (&json!(2), &json!([[20, 1, 1 << 20]])));
         assert_eq!(track["blocks"]["id"][1], json!(2));
+    }
+
+    #[test]
+    fn the_page_counts_what_happened_on_its_device_in_its_window() {
+        let counts = |window: Window| {
+            let mut trace = TraceBuilder::default();
+            for step in 0..3 {
+                trace.alloc(2 << 20, Row { step, ..Row::default() });
+                let other = Row { step, device: 1, ..Row::default() };
+                trace.alloc(1 << 20, other);
+                trace.change(Row { event: EventName::Oom, ..other }, [0; 3]);
+                trace.change(Row { event: EventName::Brief, delta_bytes: 512, ..other }, [512, 512, 0]);
+            }
+            let tracks = tracks_of(trace, &Options { window, ..Options::default() });
+            let names = ["device", "oom_count", "brief", "rows", "duration_ns"];
+            let of_track = |track: &Value| Value::from(names.map(|name| track[name].clone()).to_vec());
+            tracks.as_array().unwrap().iter().map(of_track).collect::<Value>()
+        };
+        assert_eq!(counts(Window::default()), json!([[0, 0, false, 14, 13_000], [1, 3, true, 14, 13_000]]));
+        let second = Window { from_step: 1, to_step: 1, ..Window::default() };
+        assert_eq!(counts(second), json!([[0, 0, false, 4, 3000], [1, 1, true, 4, 3000]]));
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub(super) struct FirstReading {
     ooms: Vec<(i32, Option<LastOom>)>,
     /// The time span of the window, in ns since the start of the trace.
     time_ns: (i64, i64),
+    /// The number of rows in the window.
+    rows: u64,
     /// The changes that could lower a peak.
     changes: Vec<Change>,
     retained: RetainedSearches,
@@ -65,6 +67,7 @@ impl FirstReading {
         let mut sizes: Vec<(i32, SizeHistogram)> = Vec::new();
         let mut ooms: Vec<(i32, Option<LastOom>)> = Vec::new();
         let mut time: Option<(i64, i64)> = None;
+        let mut rows = 0;
         let mut contents = Contents::new(trace);
         let mut retained = RetainedSearches::default();
         let mut host: Option<HostMemory> = None;
@@ -95,6 +98,7 @@ impl FirstReading {
                     Some(_) if counts => of_device(&mut sizes, row.device).add(row.delta_bytes),
                     Some(_) => {}
                 }
+                rows += 1;
                 let (start, _) = time.unwrap_or((replay.ts_ns, replay.ts_ns));
                 time = Some((start, replay.ts_ns));
             }
@@ -115,7 +119,7 @@ impl FirstReading {
         let changes =
             if metric == Metric::Allocated { contents.candidates(&replayed.symbols) } else { Vec::new() };
         let host = host.unwrap_or_default();
-        Ok(FirstReading { replayed, metric, sizes, ooms, time_ns, changes, retained, host })
+        Ok(FirstReading { replayed, metric, sizes, ooms, time_ns, rows, changes, retained, host })
     }
 
     /// Returns the device whose memory on the host the page shows: the one that `--device` selects or, if the
@@ -238,14 +242,8 @@ impl FirstReading {
             "at_peak": groups::json(at_peak, &self.replayed.replay),
             "at_oom": at_oom.map(|blocks| groups::json(blocks, &self.replayed.replay)),
             "allocations": allocations,
-            "rows": self.replayed.replay.counts.rows,
-            "frees": self.replayed.replay.counts.of(EventName::Free),
-            "segments_taken": self.replayed.replay.counts.of(EventName::SegmentAlloc)
-                + self.replayed.replay.counts.of(EventName::SegmentMap),
-            "oom_count": self.replayed.replay.counts.of(EventName::Oom),
-            "failed_count": self.replayed.replay.counts.failed,
-            "brief": self.replayed.replay.counts.of(EventName::Brief) > 0,
-            "duration_ns": self.replayed.replay.ts_ns,
+            "rows": self.rows,
+            "duration_ns": self.time_ns.1 - self.time_ns.0,
             "finished": !self.replayed.replay.problems.unfinished,
             "lost": self.replayed.replay.counts.lost,
             "pinned_peak": pinned_peak,

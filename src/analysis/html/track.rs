@@ -70,6 +70,10 @@ pub(super) struct Track {
     /// The number and bytes of the blocks that are allocated in the window, by power of two of their size in bytes.
     sizes: Vec<(u64, i64)>,
     ooms: Vec<Record>,
+    /// The number of all OOMs, of which `ooms` has at most [`MOST_PINS`].
+    oom_count: u64,
+    /// True if the device has blocks without rows of their own.
+    is_brief: bool,
     failed: Vec<Record>,
     segments: Vec<(i64, i64, i64, bool)>,
     segments_left_out: u64,
@@ -95,6 +99,8 @@ impl Track {
             lifetimes: vec![(0, 0); 64],
             sizes: vec![(0, 0); 64],
             ooms: Vec::new(),
+            oom_count: 0,
+            is_brief: false,
             failed: Vec::new(),
             segments: Vec::new(),
             segments_left_out: 0,
@@ -135,9 +141,11 @@ impl Track {
         match row.event {
             EventName::Tag => self.tag(row, replay),
             EventName::Brief => {
+                self.is_brief |= ts < self.end_ns();
                 self.add(row, replay, row.category, Symbol::WITHOUT_DETAIL, row.delta_bytes);
             }
             EventName::Oom if self.plan.grid.has(ts) => {
+                self.oom_count += 1;
                 // The last OOM is always kept, because the page opens there.
                 self.ooms.truncate(MOST_PINS - 1);
                 self.ooms.push(Record { ts_ns: ts, ..*row });
@@ -307,6 +315,8 @@ impl Track {
             "blocks": blocks,
             "lifetimes": spread(&self.lifetimes),
             "sizes": spread(&self.sizes),
+            "oom_count": self.oom_count,
+            "brief": self.is_brief,
             "ooms": self.ooms.iter().map(|row| pin(row, replayed)).collect::<Vec<_>>(),
             "failed": self.failed.iter().map(|row| pin(row, replayed)).collect::<Vec<_>>(),
         })

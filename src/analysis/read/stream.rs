@@ -59,8 +59,10 @@ pub struct ReadSummary {
     pub skipped: u64,
     /// Descriptions of the first few skipped lines, each with its file and line number.
     pub skipped_lines: Vec<String>,
-    /// True if the last line is unterminated, because the writer was killed while it wrote the line, or if a lenient
-    /// reading ended at a read error, such as the end of a truncated compressed file.
+    /// The read errors at which a lenient reading left a file, with its path: a truncated or damaged compressed
+    /// file, for example. The rows after the error are missing.
+    pub read_errors: Vec<String>,
+    /// True if the last line is unterminated, because the writer was killed while it wrote the line.
     pub cut: bool,
     /// True if a file became shorter while it was read, so that its last rows may be missing.
     pub shortened: bool,
@@ -291,6 +293,7 @@ impl TraceFile {
             before = part.number();
             summary.stopped = more.stopped;
             summary.skipped += more.skipped;
+            summary.read_errors.extend(more.read_errors);
             summary.cut |= more.cut;
             summary.shortened |= more.shortened;
             summary.keep(more.skipped_lines);
@@ -321,8 +324,8 @@ impl TraceFile {
         let mut last = None;
         let mut take = |job: &mut BlockJob| -> Result<ControlFlow<()>> {
             match job.error.take() {
-                Some(_) if lenient => {
-                    summary.cut = true;
+                Some(source) if lenient => {
+                    summary.read_errors.push(io(source).to_string());
                     return Ok(ControlFlow::Break(()));
                 }
                 Some(source) => {
@@ -378,7 +381,8 @@ impl TraceFile {
         if let ControlFlow::Break(result) = in_order(threads, next, worker, take) {
             result?;
         }
-        let is_whole = !(summary.stopped || summary.cut || summary.shortened) && summary.skipped == 0;
+        let is_damaged = summary.skipped > 0 || !summary.read_errors.is_empty();
+        let is_whole = !(summary.stopped || summary.cut || summary.shortened || is_damaged);
         if let Some((EventName::End, text)) = last.filter(|(_, text)| is_whole && *text != Symbol::REST) {
             self.ending.get_or_init(|| symbols.get(text).to_string());
         }

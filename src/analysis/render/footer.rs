@@ -140,6 +140,8 @@ impl Footer {
             let skipped = counted(replayed.summary.skipped, "invalid line");
             self.damage.push(format!("{name}: skipped {skipped}; the first: {first}"));
         }
+        let errors = replayed.summary.read_errors.iter();
+        self.damage.extend(errors.map(|error| format!("{error}: the rows after this point are missing")));
         self.damage.extend(replayed.summary.wrong_openings.iter().cloned());
         if replayed.summary.shortened {
             self.damage

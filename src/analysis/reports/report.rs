@@ -210,7 +210,9 @@ pub(super) fn next(report: &str, input: &Input, more: &str) -> String {
 /// If the trace is unfinished or damaged, or if events or parts are missing.
 pub(super) fn vouch(trace: &TraceFile, replayed: &Replayed) -> Result<()> {
     let (problems, summary) = (&replayed.replay.problems, &replayed.summary);
-    let why = if problems.unfinished {
+    let why = if !summary.read_errors.is_empty() {
+        "it cannot be read to its end"
+    } else if problems.unfinished {
         "it has no end row: its program still runs, the disk was full, or the file was cut"
     } else if replayed.replay.counts.lost > 0 {
         "events were lost"

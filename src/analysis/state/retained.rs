@@ -27,8 +27,8 @@ const MOST_HOLDERS: usize = 64;
 pub struct Holder {
     /// The description in the terms of the program: ``list `losses` (train.py:41)``.
     pub holder: String,
-    /// The text of the search's [`Verdict`]. A newer version may have others.
-    pub verdict: String,
+    /// The search's verdict; `None` for a verdict of a newer version.
+    pub verdict: Option<Verdict>,
     /// The bytes of the blocks that the holder keeps.
     pub bytes: i64,
     /// The number of tensors that the holder keeps.
@@ -79,7 +79,7 @@ impl Holder {
         let number = |name: &str| value[name].as_i64();
         Some(Holder {
             holder: text("holder")?,
-            verdict: text("verdict")?,
+            verdict: Verdict::parse(&text("verdict")?),
             bytes: number("bytes")?,
             tensors: number("tensors")?,
             graphs: number("graphs")?,
@@ -111,7 +111,7 @@ impl Holder {
     /// Returns true if the holder keeps memory without need.
     #[must_use]
     pub fn is_retained(&self) -> bool {
-        Verdict::parse(&self.verdict).is_some_and(Verdict::is_retained)
+        self.verdict.is_some_and(Verdict::is_retained)
     }
 
     /// Returns the mean number of bytes that the holder keeps per step, or `None` unless it grows. If the
@@ -120,7 +120,7 @@ impl Holder {
     #[must_use]
     pub fn bytes_per_step(&self) -> Option<i64> {
         let distance = self.last_step?.checked_sub(self.first_step?.max(0))?;
-        if self.verdict != "grows" || self.steps < 2 || distance < 1 || self.bytes < 0 {
+        if self.verdict != Some(Verdict::Grows) || self.steps < 2 || distance < 1 || self.bytes < 0 {
             return None;
         }
         let between = (distance as f64 / (self.steps - 1) as f64).max(1.0);
@@ -318,7 +318,7 @@ impl RetainedSearches {
     pub fn larger(&self, is_replaced: bool) -> Option<(AtStep<'_>, AtStep<'_>)> {
         let (last, earlier) = self.all.split_last()?;
         let counts = |holder: &&Holder| {
-            let is_recent = is_replaced && holder.verdict == "recent";
+            let is_recent = is_replaced && holder.verdict == Some(Verdict::Recent);
             !holder.is_retained() && (is_recent || !holder.text("needed_by").is_empty())
         };
         let pairs = last.holders.iter().filter(counts).filter_map(|after| {

@@ -69,7 +69,7 @@ export function phaseColour(name) {
     dataloader: "#8F8B66",
     zero_grad: "#D55E00",
   };
-  if (name in known) return known[name];
+  if (Object.hasOwn(known, name)) return known[name];
   let hash = 0;
   for (const c of name) hash = (hash * 31 + c.charCodeAt(0)) >>> 0;
   return OTHER_PHASES[hash % OTHER_PHASES.length];

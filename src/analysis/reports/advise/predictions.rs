@@ -59,7 +59,7 @@ impl Advised {
         let lists: Vec<Vec<Change>> =
             sets.iter().map(|set| set.iter().map(|index| changes[*index].clone()).collect()).collect();
         let (replayed, predictions) = whatif::predict(trace, &lists, options)?;
-        let prediction = predictions.into_iter().max_by_key(|each| each.before.bytes);
+        let prediction = predictions.into_iter().max_by_key(|each| (each.before.bytes, -each.device));
         Ok(Advised { replayed, prediction, changes, sets, tags })
     }
 

@@ -94,7 +94,8 @@ impl Report for AdviseChange {
                 lists.extend(changes.iter().map(|change| vec![change.clone()]));
             }
             let (replayed, predictions) = whatif::predict(trace, &lists, options)?;
-            let fullest = predictions.iter().max_by_key(|each| each.before.bytes).map(|each| each.device);
+            let fullest = predictions.iter().max_by_key(|each| (each.before.bytes, -each.device));
+            let fullest = fullest.map(|each| each.device);
             footer.add_with_device(trace, &replayed, fullest);
             process_heading(&mut printer, input, index);
             for prediction in &predictions {

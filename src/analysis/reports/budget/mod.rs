@@ -23,7 +23,7 @@ mod limits;
 mod names;
 
 use memtrace_trace::host;
-use memtrace_trace::{Api, Category, EventName, text};
+use memtrace_trace::{Api, Category, EventName};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
 
@@ -208,6 +208,9 @@ struct Gauge<'a> {
     /// The live bytes by index in `names` and by device.
     now: FxHashMap<(usize, i32), i64>,
     highest: i64,
+    /// For a phase: true if a brief step went above the limit in another phase. Such a step has no row at the peaks of
+    /// its other phases, so it may have exceeded the limit in this phase, too.
+    may_exceed: bool,
     /// The row of the peak, and the index in `names` of the name with this peak.
     at: Option<(Record, usize)>,
     /// For each symbol already seen: the indices in `names` of the names to which its memory is added.
@@ -221,6 +224,7 @@ impl<'a> Gauge<'a> {
             names: Vec::new(),
             now: FxHashMap::default(),
             highest: 0,
+            may_exceed: false,
             at: None,
             known: FxHashMap::default(),
         }
@@ -270,11 +274,14 @@ impl<'a> Gauge<'a> {
         let owner = match self.limit.subject {
             LimitSubject::Total(_) | LimitSubject::Host => return,
             LimitSubject::Phase => {
-                if matches!(row.event, EventName::Alloc | EventName::Brief)
-                    && replay.in_window()
-                    && let Some(name) = self.names_of(row.phase, &replay.symbols).first()
-                {
-                    self.raise(row.allocated_bytes, row, *name);
+                if matches!(row.event, EventName::Alloc | EventName::Brief) && replay.in_window() {
+                    match self.names_of(row.phase, &replay.symbols).first() {
+                        Some(name) => self.raise(row.allocated_bytes, row, *name),
+                        None => {
+                            let is_above = row.allocated_bytes > self.limit.bytes;
+                            self.may_exceed |= is_above && row.event == EventName::Brief;
+                        }
+                    }
                 }
                 return;
             }
@@ -307,8 +314,8 @@ struct Meter<'a> {
     /// True if the previous row was in the window. Initially true, so that the first row does not start the
     /// window.
     was_inside: bool,
-    /// True if a block was allocated in a step without detail, so that its module is unknown.
-    /// `without_category` is true if such a block also has no category.
+    /// True if blocks were allocated in a step without detail, so that their modules are unknown.
+    /// `without_category` is true if such blocks also have no category.
     without_module: bool,
     without_category: bool,
     /// The running test, if the pytest plugin names it.
@@ -350,6 +357,9 @@ impl<'a> Meter<'a> {
                 LimitSubject::Category if self.without_category => {
                     "some steps have no categories (MEMTRACE_DETAIL); use --step to check the others"
                 }
+                LimitSubject::Phase if gauge.may_exceed => {
+                    "some steps have only the phase of their peak (MEMTRACE_DETAIL); use --step to check the others"
+                }
                 // MEMTRACE_KEEP always keeps the parts with the highest allocated and reserved memory, so
                 // these two limits can be checked although other parts were removed.
                 LimitSubject::Total(Metric::Allocated | Metric::Reserved) => return None,
@@ -389,18 +399,15 @@ impl<'a> Meter<'a> {
         if row.event.is_block() {
             self.categories.insert(category);
         }
-        if row.event == EventName::Alloc
-            && replay.in_window()
-            && *replay.symbols.get(row.module) == *text::WITHOUT_DETAIL
-        {
-            self.without_module = true;
-            self.without_category |= row.category == Category::None;
-        }
         if replay.in_window() && !self.was_inside {
             self.gauges.iter_mut().for_each(|gauge| gauge.enter_window(row));
         }
         self.was_inside = replay.in_window();
         if is_gpu(row.device) && self.device.is_none_or(|only| only == row.device) {
+            if replay.in_window() && is_without_module(row) {
+                self.without_module = true;
+                self.without_category |= row.category == Category::None;
+            }
             for gauge in &mut self.gauges {
                 gauge.feed(row, category, replay);
             }
@@ -463,6 +470,12 @@ impl<'a> Meter<'a> {
         };
         self.gauges.iter().map(outcome).collect()
     }
+}
+
+/// Returns true if a row allocates in a step without detail. A `brief` row is about several blocks, of any module and
+/// category.
+fn is_without_module(row: &Record) -> bool {
+    row.event == EventName::Brief || row.event == EventName::Alloc && row.module == Symbol::WITHOUT_DETAIL
 }
 
 struct LimitResult {

@@ -24,8 +24,7 @@ impl Names {
         }
     }
 
-    /// Returns one error line for each limit that matches no name and is not optional. `path` is the file of
-    /// limits.
+    /// Returns one error line for each limit that matches no name and is not optional. `path` is the run.
     pub(super) fn faults(&self, limits: &[Limit], path: &Path) -> Vec<String> {
         let mut faults = Vec::new();
         for limit in limits.iter().filter(|limit| !limit.optional) {

@@ -106,11 +106,11 @@ impl Report for Check {
     }
 }
 
-/// Returns examples of the problems found: invalid lines, then parts with wrong opening rows, then
-/// contradictions between rows.
+/// Returns examples of the problems found: read errors, then invalid lines, then parts with wrong opening rows,
+/// then contradictions between rows.
 fn examples(replayed: &Replayed) -> impl Iterator<Item = &String> {
-    let ReadSummary { skipped_lines, wrong_openings, .. } = &replayed.summary;
-    skipped_lines.iter().chain(wrong_openings).chain(&replayed.replay.problems.examples)
+    let ReadSummary { read_errors, skipped_lines, wrong_openings, .. } = &replayed.summary;
+    read_errors.iter().chain(skipped_lines).chain(wrong_openings).chain(&replayed.replay.problems.examples)
 }
 
 /// Prints a file that cannot be read to its end, and returns its entry for `--json`.
@@ -131,8 +131,8 @@ struct Problem {
 }
 
 fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 13] {
-    let found = &replayed.replay.problems;
-    let missing = replayed.summary.removed.iter().map(|(first, last)| u64::from(last - first) + 1).sum();
+    let (found, summary) = (&replayed.replay.problems, &replayed.summary);
+    let missing = summary.removed.iter().map(|(first, last)| u64::from(last - first) + 1).sum();
     // With MEMTRACE_KEEP, the recorder removes parts itself and a note lists them, so they are not counted as
     // missing.
     let missing = if trace.meta.keep.is_empty() { missing } else { 0 };
@@ -142,7 +142,7 @@ fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 13] {
         problem(
             "parts_with_other_opening_rows",
             "parts with missing or too many opening rows",
-            replayed.summary.wrong_openings.len() as u64,
+            summary.wrong_openings.len() as u64,
         ),
         problem("gaps_in_seq", "gaps in seq", found.seq_gaps),
         problem("missing_rows", "rows missing in the gaps of seq", found.missing_rows),
@@ -168,8 +168,8 @@ fn problems(trace: &TraceFile, replayed: &Replayed) -> [Problem; 13] {
         problem(
             "last_line_cut_off",
             "last line cut off, or the rest of the file cannot be read",
-            u64::from(replayed.summary.cut || replayed.summary.shortened),
+            u64::from(summary.cut || summary.shortened || !summary.read_errors.is_empty()),
         ),
-        problem("lines_that_are_not_rows", "invalid lines", replayed.summary.skipped),
+        problem("lines_that_are_not_rows", "invalid lines", summary.skipped),
     ]
 }

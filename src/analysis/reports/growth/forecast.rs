@@ -132,19 +132,28 @@ impl Forecast {
         if let Some(swings) = Forecast::of_swings(&levels[from..], more as i64) {
             return swings;
         }
+        if more <= 0.0 {
+            // Memory fell, so only its growth since the lowest level may go on.
+            let low = (from..=end).rev().min_by_key(|at| levels[*at].used()).unwrap_or(end);
+            let since = levels[end].used() - levels[low].used();
+            let is_flat = end - low < FEWEST_SLICES || since < flat_below(levels[end].used());
+            return if is_flat {
+                Forecast::Settled
+            } else {
+                Forecast::of_used(levels, low, capacity, by_time)
+            };
+        }
         let is_gap = |at: &usize| !by_time && is_after_gap(levels, from, *at);
         let has_gap = (from + 1..=end).any(|at| is_gap(&at));
         let rises = (from + 1..=end).filter(|at| !is_gap(at)).map(|at| (at, used(at) - used(at - 1)));
         let jump = rises.max_by(|a, b| a.1.total_cmp(&b.1));
-        if let Some((at, rise)) = jump.filter(|(_, rise)| *rise >= JUMP * more && end - from >= FEWEST_SLICES)
-        {
-            return if rise > 0.0 { Forecast::Jumped { at } } else { Forecast::Settled };
+        // Memory that falls again after a larger rise has not grown in one jump.
+        let is_most = |rise: f64| (JUMP * more..=more / JUMP).contains(&rise);
+        if let Some((at, _)) = jump.filter(|(_, rise)| is_most(*rise) && end - from >= FEWEST_SLICES) {
+            return Forecast::Jumped { at };
         }
         let quarter = end - (end - from) / 4;
         let latest = used(end) - used(quarter);
-        if more <= 0.0 {
-            return Forecast::Settled;
-        }
         // The quarters of a curve with a gap have different lengths, so only its mean growth is known.
         if latest <= SETTLED * more && !has_gap {
             return Forecast::of_flat_end(&levels[from..], SETTLED * more);
@@ -380,5 +389,15 @@ mod tests {
         assert!(matches!(of(&even), Forecast::Grows { is_faster: false, .. }));
         let shrinks: Vec<i64> = line.iter().rev().copied().collect();
         assert_eq!(of(&shrinks), Forecast::Settled);
+        // A rise before memory falls below its first level is no growth, and neither is a step that all later
+        // ones undo.
+        let falls = |step: i64| [500, 510, 100][usize::from(step > 3) + usize::from(step > 5)];
+        assert_eq!(of(&(0..20).map(falls).collect::<Vec<_>>()), Forecast::Settled);
+        let undone = |step: i64| [100, 600, 150][usize::from(step > 7) + usize::from(step > 8)];
+        assert_eq!(of(&(0..20).map(undone).collect::<Vec<_>>()), Forecast::Settled);
+        // Memory that grows since it fell does not settle.
+        let after: Vec<i64> = (0..20).map(|step| if step < 5 { 900 } else { 100 + 10 * step }).collect();
+        let Forecast::Grows { rate, .. } = of(&after) else { panic!("{:?}", of(&after)) };
+        assert_eq!(rate as i64, 10 * MIB);
     }
 }

@@ -205,7 +205,7 @@ fn print_search(
     let least = if search.is_whole { "" } else { "at least " };
     for holder in holders.take(most) {
         let style = if holder.is_retained() { Style::Alarm } else { Style::Plain };
-        let kind = if all { format!("  [{}] {least}", holder.verdict) } else { format!("  {least}") };
+        let kind = if all { format!("  [{}] {least}", holder.text("verdict")) } else { format!("  {least}") };
         printer.line([kind.into(), Cell::new(holder.line(options.units), style)]);
     }
     if let Some(unnamed) = unnamed.filter(|unnamed| unnamed.bytes > 0) {

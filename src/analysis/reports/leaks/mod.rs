@@ -270,6 +270,13 @@ pub(crate) struct Leak {
     pub(crate) fit: FittedLine,
 }
 
+impl Leak {
+    /// Returns what distinguishes the leak from all others.
+    fn owner(&self) -> (&str, &str, &str, &str, Option<&str>) {
+        (&self.op, &self.module, &self.phase, self.category, self.code.as_deref())
+    }
+}
+
 /// The memory that is live when the script ends, before Python frees its objects.
 pub(crate) struct HeldAtEnd {
     pub(crate) blocks: u64,
@@ -417,8 +424,8 @@ impl Findings {
             })
             .collect();
         leaks.sort_by(|a, b| {
-            let key = |leak: &Leak| (leak.fit.slope, leak.bytes);
-            key(b).partial_cmp(&key(a)).unwrap_or(std::cmp::Ordering::Equal).then_with(|| a.op.cmp(&b.op))
+            let by_growth = b.fit.slope.total_cmp(&a.fit.slope).then(b.bytes.cmp(&a.bytes));
+            by_growth.then_with(|| a.owner().cmp(&b.owner()))
         });
         // The first step is left out because it fills caches that later steps reuse.
         let points: Vec<(f64, f64)> =
@@ -548,7 +555,29 @@ impl Findings {
 
 #[cfg(test)]
 mod tests {
+    use memtrace_trace::Row;
+
     use super::*;
+    use crate::testing::TraceBuilder;
+
+    #[test]
+    fn leaks_of_equal_size_are_in_the_order_of_their_owners() {
+        let modules: Vec<String> = (0..9).map(|layer| format!("Net.{layer}")).collect();
+        let mut trace = TraceBuilder::default();
+        for step in 0..8 {
+            for module in modules.iter().rev() {
+                trace.alloc(4096, Row { step, op: "aten::mm", module, phase: "forward", ..Row::default() });
+            }
+        }
+        let file = std::env::temp_dir().join(format!("memtrace-equal-leaks-{}.csv", std::process::id()));
+        std::fs::write(&file, trace.finish()).unwrap();
+        let answer = Leaks.run(&[Input::open(&file).unwrap()], &Options::default());
+        std::fs::remove_file(&file).unwrap();
+        let leaks = answer.unwrap().json["processes"][0]["leaks"].clone();
+        let found: Vec<&str> =
+            leaks.as_array().unwrap().iter().map(|leak| leak["module"].as_str().unwrap()).collect();
+        assert_eq!(found, modules);
+    }
 
     #[test]
     fn leaks_know_the_distance_of_steps_that_a_program_numbers_far_apart() {

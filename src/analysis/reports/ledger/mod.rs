@@ -1,5 +1,6 @@
 //! `memtrace ledger`: the memory in use on a device, by owner, with advice for each.
 
+use memtrace_trace::units::Unit;
 use memtrace_trace::{Category, EventName, ledger};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
@@ -191,7 +192,9 @@ pub(super) fn states_at(
     })?;
     Ok(replayed.map(|replayed| {
         let devices: Vec<i32> = replayed.gpus(options).map(|device| device.ordinal).collect();
-        let of = |ordinal| LedgerState::new(trace, &replayed, (&layout, later), &callers, &samples, ordinal);
+        let of = |ordinal| {
+            LedgerState::new(trace, &replayed, (&layout, later), &callers, &samples, ordinal, options.units)
+        };
         let states = devices.into_iter().map(of).filter(|state| !state.lines.is_empty()).collect();
         (replayed, states)
     }))
@@ -222,8 +225,8 @@ fn remember_caller(callers: &mut Callers, row: &Record, replay: &Replay) {
 
 /// One line of the ledger.
 pub(super) struct LedgerLine {
-    /// The kind of owner. On a device: `torch`, `cache`, `library`, `context`, `others`, `host`, `page_cache`
-    /// or `unexplained`. On the host: `change` or a group of [`host::part_about`].
+    /// The kind of owner: `torch`, `cache`, `library`, `context`, `others`, `host`, `page_cache` or
+    /// `unexplained`.
     pub(super) group: &'static str,
     pub(super) what: String,
     pub(super) bytes: i64,
@@ -287,6 +290,7 @@ impl LedgerState {
         callers: &Callers,
         samples: &DeviceSamples,
         ordinal: i32,
+        units: Unit,
     ) -> LedgerState {
         let ts_ns = replayed.replay.ts_ns;
         let sample = samples.at(ordinal, replayed.replay.seq);
@@ -304,7 +308,7 @@ impl LedgerState {
             notes: Vec::new(),
         };
         state.torch(trace, replayed, layout, later);
-        state.libraries(replayed, callers, samples);
+        state.libraries(replayed, callers, samples, units);
         if !state.lines.is_empty() {
             state.rest(trace);
         }
@@ -394,7 +398,7 @@ impl LedgerState {
     }
 
     /// Adds the traced memory outside torch's allocator, by library.
-    fn libraries(&mut self, replayed: &Replayed, callers: &Callers, samples: &DeviceSamples) {
+    fn libraries(&mut self, replayed: &Replayed, callers: &Callers, samples: &DeviceSamples, units: Unit) {
         // For each holder, by name: its library, bytes and number of blocks.
         let mut holders: FxHashMap<String, (String, i64, u64)> = FxHashMap::default();
         let mut managed = 0;
@@ -422,7 +426,7 @@ impl LedgerState {
             self.notes.push(format!(
                 "{} of managed memory moves between host and device; the part on the device counts as context \
                  and modules",
-                memtrace_trace::units::Unit::Auto.show(managed)
+                units.show(managed)
             ));
         }
     }
@@ -545,5 +549,37 @@ impl LedgerState {
             "rows": rows(&self.lines),
             "asleep": rows(&self.asleep),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use memtrace_trace::Row;
+
+    use super::*;
+    use crate::testing::TraceBuilder;
+
+    #[test]
+    fn the_ledger_shows_managed_memory_in_the_chosen_unit() {
+        let mut trace = TraceBuilder::default();
+        trace.segment(2 << 20);
+        trace.alloc(1 << 20, Row::default());
+        let managed = Row {
+            event: EventName::ExtAlloc,
+            api: "cudaMallocManaged",
+            device: 0,
+            alloc_id: 9,
+            delta_bytes: 3 << 30,
+            ..Row::default()
+        };
+        trace.change(managed, [0; 3]);
+        let file = std::env::temp_dir().join(format!("memtrace-managed-{}.csv", std::process::id()));
+        std::fs::write(&file, trace.finish()).unwrap();
+        let values = [("at", "end".to_owned())].into();
+        let options = Options { units: Unit::MiB, values, ..Options::default() };
+        let answer = Ledger.run(&[Input::open(&file).unwrap()], &options);
+        std::fs::remove_file(&file).unwrap();
+        let text = answer.unwrap().text();
+        assert!(text.contains("3072.00 MiB of managed memory"), "{text}");
     }
 }

@@ -1,5 +1,5 @@
-//! What the causes are judged by. Remedies may also read the replay through `OomCase::at`. All sizes
-//! are in bytes.
+//! The evidence by which the causes are judged, in bytes. Remarks and remedies may also read the replay, through
+//! `OomCase::oom_state`.
 //!
 //! The evidence is gathered once (`gather.rs`), so unit tests of the causes need no trace.
 

@@ -16,6 +16,7 @@ mod forwards;
 mod found_at_oom;
 mod gather;
 mod grown_model;
+mod kept_memory;
 mod kept_reasons;
 mod layers_left;
 mod limits;
@@ -47,16 +48,15 @@ use crate::read::input::Input;
 use crate::read::stream::TraceFile;
 use crate::render::footer::Footer;
 use crate::render::heading::heading;
-use crate::render::numbers::upper_first;
-use crate::render::printer::{Cell, Printer, Style};
+use crate::render::printer::Printer;
 use crate::render::process_names::rank_or_name;
 use crate::state::group::{Key, sorted};
 use crate::state::replay::Block;
 use crate::state::replay_trace::Replayed;
-use crate::state::retained::{RetainedSearch, RetainedSearches};
+use crate::state::retained::RetainedSearch;
 use crate::state::step_inputs::LargestInput;
-use finding::{GROWS, KEPT, OomCase};
-use kept_reasons::{Kept, Words, words};
+use finding::OomCase;
+pub(super) use kept_memory::KeptMemory;
 use server_limit::Refused;
 use trace_to_oom::TraceToOom;
 use whole_trace::WholeTrace;
@@ -65,10 +65,6 @@ use whole_trace::WholeTrace;
 const MOST_ADVISED: usize = 5;
 /// The maximum number of remedies on the page.
 const MOST_ON_PAGE: usize = 3;
-/// Kept memory is listed above the changes that `memtrace advise` proposes if it is at least one part in
-/// `LEAST_KEPT` of the peak.
-const LEAST_KEPT: i64 = 10;
-
 /// `memtrace oom`.
 pub(super) struct Oom;
 
@@ -131,7 +127,7 @@ impl Report for Oom {
             if let Some(text) = whole.detail.about(row.step, &trace.meta) {
                 printer.plain(text);
             }
-            holders(&mut printer, replayed, row.device, options);
+            print_live_blocks(&mut printer, replayed, row.device, options);
             print_retained(&mut printer, search, options);
             footer.note_inference(replayed);
             footer.note_detail(trace, &whole.detail);
@@ -146,136 +142,95 @@ impl Report for Oom {
             value["not_advised_because"] = why_not.into();
             cases.push(value);
         }
-        // When the host's memory runs out, no request fails, but the kernel kills a process. So the report
-        // lists killed processes, too.
-        let mut killed = Vec::new();
-        let victims = RunVictims::new(&input.traces, options);
-        for (trace, whole) in input.traces.iter().zip(&wholes) {
-            let Some(verdict) = Killed::find(trace, &whole.host, &victims, options)? else { continue };
-            if cases.is_empty() && killed.is_empty() {
+        let killed = print_killed(&mut printer, input, &wholes, !cases.is_empty(), options)?;
+        let refused = match cases.as_slice() {
+            [] => print_refused(&mut printer, input, &wholes, !killed.is_empty(), options)?,
+            _ => Vec::new(),
+        };
+        if cases.is_empty() && refused.is_empty() {
+            if let Some(trace) = input.traces.first().filter(|_| killed.is_empty()) {
                 heading(&mut printer, input, &trace.meta);
             }
-            // The kill of a child is derived from a counter that may also count other processes. So after an
-            // OOM, a killed child is not printed as a second verdict.
-            if cases.is_empty() || verdict.is_of_process() {
-                printer.gap();
-                if input.traces.len() > 1 {
-                    printer.plain(format!("{}:", rank_or_name(trace, input)));
-                }
-                verdict.print(&mut printer, options);
-            }
-            let mut value = verdict.json(options);
-            value["file"] = trace.path.display().to_string().into();
-            value["rank"] = trace.meta.rank.into();
-            killed.push(value);
-        }
-        let mut refused = Vec::new();
-        if cases.is_empty() {
-            for (trace, whole) in input.traces.iter().zip(&wholes) {
-                let Some(server) = Refused::find(trace, whole.server, options)? else { continue };
-                if killed.is_empty() && refused.is_empty() {
-                    heading(&mut printer, input, &trace.meta);
-                }
-                printer.gap();
-                server.print(&mut printer, options);
-                refused.push(server.json(trace));
-            }
-        }
-        if cases.is_empty() && refused.is_empty() {
             printer.gap();
             printer.plain("No request ran out of memory.");
         }
-        let hints = if !refused.is_empty() {
-            vec![next("serving", input, ""), next("ledger", input, "")]
-        } else if cases.is_empty() && !killed.is_empty() {
-            vec![next("ledger", input, "--host --at end"), next("leaks", input, "")]
-        } else if cases.is_empty() {
-            vec![next("summary", input, "")]
-        } else {
-            let need = cases.iter().any(|case| case["advised"].as_array().is_some_and(|all| !all.is_empty()));
-            let mut hints = vec![next("frag", input, "--at oom"), next("peak", input, "--by category")];
-            if need {
-                hints.insert(0, next("advise", input, ""));
-            }
-            hints
-        };
+        let hints = hints(input, &cases, &killed, &refused);
         let json = json!({ "ooms": cases, "killed": killed, "refused": refused });
         Ok(Answer { next: hints, ..Answer::new(printer, json, footer) })
     }
 }
 
-/// Memory that a program keeps without need. Freeing it comes before any other change.
-pub(super) struct KeptMemory {
-    /// The verdict of `memtrace oom`.
-    verdict: &'static str,
-    /// The holder that keeps it, as a sentence without a full stop.
-    because: String,
-    tries: Vec<String>,
+/// Prints which processes were killed, and returns the JSON of each. When the host's memory runs out, no request fails,
+/// but the kernel kills a process.
+fn print_killed(
+    printer: &mut Printer,
+    input: &Input,
+    wholes: &[WholeTrace],
+    has_oom: bool,
+    options: &Options,
+) -> Result<Vec<Value>> {
+    let mut killed = Vec::new();
+    let victims = RunVictims::new(&input.traces, options);
+    for (trace, whole) in input.traces.iter().zip(wholes) {
+        let Some(verdict) = Killed::find(trace, &whole.host, &victims, options)? else { continue };
+        if !has_oom && killed.is_empty() {
+            heading(printer, input, &trace.meta);
+        }
+        // The kill of a child is derived from a counter that may also count other processes. So after an
+        // OOM, a killed child is not printed as a second verdict.
+        if !has_oom || verdict.is_of_process() {
+            printer.gap();
+            if input.traces.len() > 1 {
+                printer.plain(format!("{}:", rank_or_name(trace, input)));
+            }
+            verdict.print(printer, options);
+        }
+        let mut value = verdict.json(options);
+        value["file"] = trace.path.display().to_string().into();
+        value["rank"] = trace.meta.rank.into();
+        killed.push(value);
+    }
+    Ok(killed)
 }
 
-impl KeptMemory {
-    /// Finds memory that is kept without need: from the verdict on the OOM or, in a run without an OOM, from
-    /// the last search for kept memory.
-    ///
-    /// # Errors
-    /// If the trace cannot be read.
-    pub(super) fn find(
-        trace: &TraceFile,
-        ended_in_oom: bool,
-        peak: i64,
-        options: &Options,
-    ) -> Result<Option<KeptMemory>> {
-        if ended_in_oom {
-            let (whole, _) = WholeTrace::read(trace, options)?;
-            let Some(at) = TraceToOom::read(trace, &whole, options)? else { return Ok(None) };
-            let case = OomCase::new(&at);
-            return Ok(case.is_kept().then(|| KeptMemory {
-                verdict: case.verdict(),
-                because: case.because(options.units),
-                tries: case.tries(options.units),
-            }));
+/// Prints which servers refused to start, and returns the JSON of each.
+fn print_refused(
+    printer: &mut Printer,
+    input: &Input,
+    wholes: &[WholeTrace],
+    has_heading: bool,
+    options: &Options,
+) -> Result<Vec<Value>> {
+    let mut refused = Vec::new();
+    for (trace, whole) in input.traces.iter().zip(wholes) {
+        let Some(server) = Refused::find(trace, whole.server, options)? else { continue };
+        if !has_heading && refused.is_empty() {
+            heading(printer, input, &trace.meta);
         }
-        let searches = RetainedSearches::read(trace, options)?;
-        let holders = searches.to_report().into_iter().flat_map(RetainedSearch::retained);
-        let material = holders.filter(|holder| holder.bytes >= peak / LEAST_KEPT).max_by_key(|one| one.bytes);
-        Ok(material.map(|holder| {
-            let why = match (holder.text("kind"), holder.verdict.as_str()) {
-                ("unused", _) => Kept::Unused,
-                (_, "grows") => Kept::Grows,
-                _ => Kept::Traceback,
-            };
-            let Words { because, tries } = words(why);
-            KeptMemory {
-                verdict: if why == Kept::Grows { GROWS } else { KEPT },
-                because: format!("{}: {because}", holder.line(options.units)),
-                tries: tries.iter().map(|text| (*text).to_owned()).collect(),
-            }
-        }))
-    }
-
-    /// Returns the sentence about the holder, without the verdict.
-    pub(super) fn line(&self) -> &str {
-        &self.because
-    }
-
-    pub(super) fn print(&self, printer: &mut Printer) {
-        printer.line([
-            Cell::new(upper_first(self.verdict), Style::Alarm),
-            format!(". {}.", upper_first(&self.because)).into(),
-        ]);
-        for advice in &self.tries {
-            printer.plain(format!("  try: {advice}"));
-        }
-        printer.plain(
-            "Fix this first. Otherwise, the changes below lower the peak, but it comes back or \
-             keeps growing.",
-        );
         printer.gap();
+        server.print(printer, options);
+        refused.push(server.json(trace));
     }
+    Ok(refused)
+}
 
-    pub(super) fn json(&self) -> Value {
-        json!({ "verdict": self.verdict, "because": self.because, "try": self.tries })
+/// Returns the commands that show more.
+fn hints(input: &Input, cases: &[Value], killed: &[Value], refused: &[Value]) -> Vec<String> {
+    if !refused.is_empty() {
+        return vec![next("serving", input, ""), next("ledger", input, "")];
     }
+    if cases.is_empty() && !killed.is_empty() {
+        return vec![next("ledger", input, "--host --at end"), next("leaks", input, "")];
+    }
+    if cases.is_empty() {
+        return vec![next("summary", input, "")];
+    }
+    let is_advised = cases.iter().any(|case| case["advised"].as_array().is_some_and(|all| !all.is_empty()));
+    let mut hints = vec![next("frag", input, "--at oom"), next("peak", input, "--by category")];
+    if is_advised {
+        hints.insert(0, next("advise", input, ""));
+    }
+    hints
 }
 
 /// Returns the verdict and the first remedies for the page: `device`, `verdict`, `because` and `try`. Null
@@ -315,7 +270,7 @@ fn helps(case: &OomCase<'_>, options: &Options) -> (Vec<FirstAdvice>, Option<Str
 
 /// Prints the live blocks at the OOM, by category and by module. `--top` sets the number of modules (default
 /// 10).
-fn holders(printer: &mut Printer, replayed: &Replayed, ordinal: i32, options: &Options) {
+fn print_live_blocks(printer: &mut Printer, replayed: &Replayed, ordinal: i32, options: &Options) {
     let live: Vec<Block> = replayed.replay.live_on(ordinal, false);
     let total: i64 = live.iter().map(|block| block.bytes).sum();
     let kinds = sorted(Key::CATEGORY.groups(&live, &replayed.symbols));

@@ -59,8 +59,8 @@ impl Report for PeakAt {
                 continue;
             };
             footer.add_reading(trace, &replayed);
-            let fullest = replayed.gpus(options).max_by_key(|device| device.totals.allocated).cloned();
-            let Some(device) = fullest else { continue };
+            let height = |device: &&Device| (device.totals.allocated, -device.ordinal);
+            let Some(device) = replayed.gpus(options).max_by_key(height).cloned() else { continue };
             footer.add_share(&replayed, device.ordinal);
             if best.as_ref().is_none_or(|(.., other)| device.totals.allocated > other.totals.allocated) {
                 best = Some((trace, replayed, device));

@@ -2,7 +2,7 @@
 
 mod as_mem_tracker;
 mod at;
-mod each_process;
+mod each;
 
 use memtrace_trace::text::WITHOUT_DETAIL;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ use crate::state::replay::{CPU, Device, HOST, Metric};
 use crate::state::replay_trace::{Replayed, replay_trace};
 use as_mem_tracker::{MEM_TRACKER, PeakMemTracker};
 use at::PeakAt;
-use each_process::{EACH, PeakEach};
+use each::{EACH, PeakEach};
 
 /// `memtrace peak`.
 pub(super) struct Peak;

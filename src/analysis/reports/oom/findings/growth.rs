@@ -1,7 +1,7 @@
 //! Memory that each step leaves allocated.
 
-use memtrace_trace::Category;
 use memtrace_trace::units::Unit;
+use memtrace_trace::{Category, Verdict};
 
 use super::super::evidence::{Evidence, StepTotals};
 use super::super::finding::{Blame, Cause, GROWS, Help, OomCase};
@@ -107,7 +107,7 @@ pub(super) fn has_growing_holder(evidence: &Evidence) -> bool {
 fn growing(evidence: &Evidence, growth: Option<GrowthFinding>) -> Option<(&Holder, Kept)> {
     let holders = || evidence.holders.iter();
     let quarter = growth.map_or(0, |growth| growth.total / 4);
-    let is_seen = |holder: &&Holder| holder.verdict == "grows" && holder.bytes >= quarter;
+    let is_seen = |holder: &&Holder| holder.verdict == Some(Verdict::Grows) && holder.bytes >= quarter;
     let seen = holders().filter(is_seen).max_by_key(|holder| holder.bytes);
     let half = growth.map_or(i64::MAX, |growth| growth.total / 2);
     let joined = || {

@@ -1,5 +1,6 @@
 //! A holder that keeps memory that the program does not need at this moment, and why.
 
+use memtrace_trace::Verdict;
 use memtrace_trace::units::Unit;
 
 use super::super::evidence::Evidence;
@@ -29,7 +30,7 @@ const SHELL_NAMES: [&str; 4] = ["__", "___", "Out", "_oh"];
 pub(super) static UNUSED: Cause = Cause {
     find: |evidence| {
         let found = evidence.kept().filter(|(holder, _)| holder.bytes >= evidence.lacking())?;
-        let cause = if found.0.verdict == "grows" { &growth::CAUSE } else { &CAUSE };
+        let cause = if found.0.verdict == Some(Verdict::Grows) { &growth::CAUSE } else { &CAUSE };
         (found.1 == Kept::Unused).then(|| Blame::on(cause, found))
     },
     ..Cause::DEFAULT
@@ -101,7 +102,7 @@ impl Evidence {
     /// Returns the reason why a holder keeps memory that the program does not need now, or `None` if it needs it.
     pub(super) fn why_kept(&self, holder: &Holder) -> Option<Kept> {
         let text = |name: &str| holder.text(name);
-        if text("kind") == "traceback" || holder.verdict == "traceback" {
+        if text("kind") == "traceback" || holder.verdict == Some(Verdict::Traceback) {
             return Some(Kept::Traceback);
         }
         if text("kind") == "unused" {
@@ -121,7 +122,7 @@ impl Evidence {
         if is_of_shell(holder) {
             return Some(Kept::ShellHistory);
         }
-        if holder.verdict == "grows" {
+        if holder.verdict == Some(Verdict::Grows) {
             return Some(Kept::Grows);
         }
         let steps = (holder.first_step?, holder.last_step?);

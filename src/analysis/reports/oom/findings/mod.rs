@@ -10,7 +10,7 @@
 //! 1. Write its file. A cause is a `static CAUSE: Cause`, whose rule judges the [`Evidence`]. A remark or a
 //!    remedy is a function that returns its sentence, or `None` where the finding does not apply. A cause
 //!    sees only `Evidence`: add a field there and fill it in `gather.rs`. A remark or a remedy may also use
-//!    `OomCase::at`. A rule that follows the rows before the OOM needs a collector in `rows_before.rs`. List
+//!    `OomCase::oom_state`. A rule that follows the rows before the OOM needs a collector in `rows_before.rs`. List
 //!    a new cause also in docs/json.md (verdicts) and tests/oom/README.md.
 //! 2. Add `mod` and a row in a table: [`CAUSES`], [`REMARKS`], [`REMEDIES`] or [`REMEDIES_IF`].
 //! 3. Test it at the end of its file: an `OomTrace` that causes it, each line as `memtrace oom` prints it, and

@@ -96,6 +96,10 @@ fn answer(input: &Input, options: &Options) -> Result<Answer> {
         let ordinal = replayed.fullest(Metric::Allocated, options).map(|device| device.ordinal);
         footer.add_with_device(trace, &replayed, ordinal);
         process_heading(&mut printer, input, index);
+        let gpus = replayed.gpus(options).count();
+        if let Some(ordinal) = ordinal.filter(|_| gpus > 1) {
+            printer.plain(format!("device {ordinal} has the highest peak of {gpus}; --device shows another"));
+        }
         let peaks = ordinal.and_then(|ordinal| devices.remove(&ordinal)).unwrap_or_default();
         let rows = sorted(named(&peaks, kind, depth, options, &replayed), kind);
         print(&mut printer, kind, &rows, &replayed, options);
