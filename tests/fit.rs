@@ -115,6 +115,37 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     assert!(!text.contains("the values in between"), "{text}");
 }
 
+/// The values of a second search would have the folders of the first. A trial that a killed search left has no line
+/// in the list.
+#[test]
+fn fit_refuses_a_folder_with_trials_of_an_earlier_search_before_it_begins() {
+    let calls = script("plain_calls.py");
+    let fit = Fit::run(&["-o", "out", "--values", "1,2", "--", "python3", &calls, "{}"]);
+    assert_eq!((fit.status(), fit.left()), (0, vec!["2".to_owned()]), "{}", fit.stderr());
+    let out = fit.folder.path().join("out");
+    let again = |more: &[&str]| {
+        let mut command = memtrace();
+        command.args(["fit", "--phantom", "l4", "-o", "out"]).args(more);
+        command.args(["--", "python3", &calls]).args((more.len() == 2).then_some("{}"));
+        let output = command.current_dir(&fit.folder).output().unwrap();
+        (output.status.code(), text(&output.stderr))
+    };
+    let before = std::fs::read(out.join("trials.txt")).unwrap();
+    for more in [&["--values", "4,5"][..], &["--ask", "x", "--json"]] {
+        let (status, stderr) = again(more);
+        assert_eq!(status, Some(2), "{stderr}");
+        assert!(
+            stderr.contains("-o out: this folder has the trials of an earlier search; name a new"),
+            "{stderr}"
+        );
+    }
+    assert_eq!(std::fs::read(out.join("trials.txt")).unwrap(), before);
+    std::fs::remove_file(out.join("trials.txt")).unwrap();
+    assert_eq!(again(&["--values", "4,5"]).0, Some(2));
+    std::fs::remove_dir_all(out.join("2")).unwrap();
+    assert_eq!(again(&["--values", "4,5"]).0, Some(0));
+}
+
 /// `fit` skips its list of trials if the file is a pipe or a link: a pipe that nobody reads would block the
 /// search forever, and a link could lead into another user's file.
 #[test]

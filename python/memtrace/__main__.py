@@ -8,6 +8,8 @@ from ._command import TraceError, find
 if sys.argv[1:2] == ["ranks"] and any(word.split("=")[0] == "--engine" for word in sys.argv):
     from ._job_ranks import main
 
+    # The command writes UTF-8, whatever the locale.
+    sys.stdout.reconfigure(encoding="utf-8")
     sys.exit(main(sys.argv[2:]))
 try:
     command = find()

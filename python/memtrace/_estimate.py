@@ -73,8 +73,10 @@ def estimate(
     trains. The function runs in a new process that imports its file, so a call of `estimate` in the same file
     belongs under `if __name__ == "__main__":`. `functools.partial` gives it arguments.
     Or name a `recipe` of `memtrace fit` and a `model`, with `batch`, `seq` (tokens or pixels) and `settings`.
+    The recipe `serve` has no estimate, because vLLM fills the card at any batch.
 
-    Raises TraceError if the request is invalid, or the program fails for another reason than memory.
+    Raises TraceError if the request is invalid or names several cards or lengths, or the program fails for
+    another reason than memory.
     """
     if _VARIABLE in os.environ:
         raise _command.TraceError(
@@ -83,6 +85,10 @@ def estimate(
         )
     if (program is None) == (recipe is None) or (recipe is None) != (model is None):
         raise _command.TraceError("estimate: give a program, or a recipe and a model")
+    if recipe == "serve":
+        raise _command.TraceError(
+            "estimate: vLLM fills the card at any batch; memtrace fit --recipe serve prints its KV cache"
+        )
     if recipe is not None:
         words = ["--recipe", recipe, "--model", str(model), "--values", str(batch)]
         if seq is not None:
@@ -135,6 +141,8 @@ def _run(card: str, words: list[str], call: bytes | None) -> dict[str, Any]:
             environment["PATH"] = os.pathsep.join([own, environment.get("PATH", os.defpath)])
         result = _command.run(request, environment)
         answer: dict[str, Any] = json.loads(result.stdout)
+        if "rows" in answer:
+            raise _command.TraceError("estimate: name one card and one length; `fits` takes another card")
         trial = answer["trials"][0] if answer["trials"] else {}
         if trial.get("outcome") not in ("fits", "out of memory") or not trial["processes"]:
             tail = " ".join(trial.get("stderr_tail") or [answer.get("stopped") or "no run"])

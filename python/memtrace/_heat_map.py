@@ -130,14 +130,13 @@ def percent(share: float) -> str:
 # The shades of the grid as text. The first shade is for differences within LEAST_SHARE, each further shade
 # for differences up to ten times as large, and the last shade for all larger differences.
 SHADES = "·░▒▓█"
-_PLAIN_SHADES = ".-+*#"
 
 
 def _shade(level: int) -> int:
     return 0 if level == 0 else min(4, 1 + (level - 1) // PER_DECADE)
 
 
-def text(grid: Grid, first: list[int], width: int, bands: int, plain: bool) -> list[str]:
+def text(grid: Grid, first: list[int], width: int, bands: int) -> list[str]:
     """Returns the grid as lines of at most `width` characters.
 
     First come the rows of the devices `first` (indices into `grid.devices`), then a row for each of at most
@@ -150,7 +149,6 @@ def text(grid: Grid, first: list[int], width: int, bands: int, plain: bool) -> l
     names = [_band_name(grid, *band) for band in shown]
     label = max(map(len, names))
     columns = min(grid.columns, max(8, width - label - 2))
-    shades = _PLAIN_SHADES if plain else SHADES
     # Maps a signed byte to its magnitude plus one, so that a missing cell is the lowest value.
     signed = [byte - 256 if byte > 127 else byte for byte in range(256)]
     table = bytes(0 if level == MISSING else abs(level) + 1 for level in signed)
@@ -160,13 +158,13 @@ def text(grid: Grid, first: list[int], width: int, bands: int, plain: bool) -> l
     for (start, end), name in zip(shown, names, strict=True):
         rows = [sizes[line * grid.columns : (line + 1) * grid.columns] for line in range(start, end)]
         cells = [max(max(row[a:b]) for row in rows) for a, b in zip(edges, edges[1:], strict=False)]
-        drawn = "".join(" " if cell == 0 else shades[_shade(cell - 1)] for cell in cells)
+        drawn = "".join(" " if cell == 0 else SHADES[_shade(cell - 1)] for cell in cells)
         lines.append(f"{name:>{label}}  {drawn}")
     left, right = f"step {grid.from_steps[0]}", str(grid.to_steps[-1])
     lines.append(" " * (label + 2) + left + right.rjust(max(len(right) + 1, columns - len(left))))
-    meanings = [f"to {percent(LEAST_SHARE * 10**decade)}" for decade in range(len(shades) - 1)]
+    meanings = [f"to {percent(LEAST_SHARE * 10**decade)}" for decade in range(len(SHADES) - 1)]
     meanings = [meanings[0].replace("to", "within"), *meanings[1:], "more"]
-    key = "  ".join(f"{shade} {name}" for shade, name in zip(shades, meanings, strict=True))
+    key = "  ".join(f"{shade} {name}" for shade, name in zip(SHADES, meanings, strict=True))
     lines.append(f"  {key}"[:width])
     return lines
 

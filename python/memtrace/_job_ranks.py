@@ -208,6 +208,5 @@ def main(arguments: list[str]) -> int:
         print(json.dumps(_short(result, top), indent=2))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        plain = not _job_ranks_text.has_shades(sys.stdout)
-        print(_job_ranks_text.show(result, grid, options.top, width, plain))
+        print(_job_ranks_text.show(result, grid, options.top, width))
     return 1 if result["failed"] else 0

@@ -19,7 +19,6 @@ def show(
     grid: _heat_map.Grid,
     top: int | None = None,
     width: int | None = None,
-    plain: bool = False,
 ) -> str:
     """Returns the answer as text of at most `LINES` lines. With `top`, a list has up to `top` rows instead of
     its default length, and the text may be longer."""
@@ -31,7 +30,7 @@ def show(
     differing = result["parted"]
     lines = facts(result)
     if grid.lines:
-        lines += ["", *_map(grid, differing, width or 100, plain)]
+        lines += ["", *_map(grid, differing, width or 100)]
     has_devices = result["peaks"]["devices"] > 0
     if has_devices or grid.lines:
         lines += ["", *_differing(differing, length(FURTHEST))]
@@ -45,18 +44,17 @@ def show(
     if failed:
         lines += [f"not read: {len(failed)}", *failed[: 2 if top is None else 10]]
     cut = len(max(lines, key=len)) if width is None else width
-    end = "~" if plain else "…"
-    return "\n".join(line if len(line) <= cut else line[: cut - 1] + end for line in lines)
+    return "\n".join(line if len(line) <= cut else line[: cut - 1] + "…" for line in lines)
 
 
-def _map(grid: _heat_map.Grid, differing: dict[str, Any], width: int, plain: bool) -> list[str]:
+def _map(grid: _heat_map.Grid, differing: dict[str, Any], width: int) -> list[str]:
     """Returns the map of the ranks by step, with its title."""
     index_of = {(rank, device): n for n, (rank, device, _) in enumerate(grid.devices)}
     first = [index_of[row["rank"], row["device"]] for row in differing["list"][:FURTHEST]]
     at_once = differing["steps_compared_at_once"]
     steps = f"up to {at_once} steps" if at_once > 1 else "step"
     title = f"largest difference from the median, by {steps}"
-    return [title, *_heat_map.text(grid, first, width, BANDS, plain)]
+    return [title, *_heat_map.text(grid, first, width, BANDS)]
 
 
 def _differing(differing: dict[str, Any], length: int) -> list[str]:
@@ -143,12 +141,3 @@ def _difference(count: int | None) -> str:
 
 def _size(count: int | None) -> str:
     return "unknown" if count is None else _sizes.show(count)
-
-
-def has_shades(stream: Any) -> bool:
-    """Returns true if the encoding of a stream has the characters of the map."""
-    try:
-        (_heat_map.SHADES + "…").encode(stream.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

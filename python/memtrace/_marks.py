@@ -30,6 +30,7 @@ __all__ = [
     "phase",
     "range",
     "resume",
+    "retained",
     "step",
     "track_external",
 ]

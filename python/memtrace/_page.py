@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _command
-from ._read import Trace
+from ._read import DEFAULT, Trace
 
 
 class Page:
@@ -36,7 +36,7 @@ class Page:
 
 
 def report(
-    trace: Trace = "memtrace-out", *, against: Trace | None = None, height: int = 720, **options: Any
+    trace: Trace = DEFAULT, *, against: Trace | None = None, height: int = 720, **options: Any
 ) -> Page:
     """Returns the page of a run, or of two runs compared. A notebook displays it.
 

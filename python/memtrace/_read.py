@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Union
 from . import _command, _frames
 
 Trace = Union[str, "os.PathLike[str]"]
+# The folder in which the newest run is the default trace.
+DEFAULT = "memtrace-out"
 
 
 class Source(NamedTuple):
@@ -24,7 +26,7 @@ class Source(NamedTuple):
 
 
 def read(
-    trace: Trace = "memtrace-out",
+    trace: Trace = DEFAULT,
     *,
     columns: Sequence[str] | None = None,
     rank: int | None = None,

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import _command, _frames
-from ._read import Trace
-
-DEFAULT = "memtrace-out"
+from ._read import DEFAULT, Trace
 
 
 class Answer(dict[str, Any]):
@@ -208,7 +206,8 @@ def ranks(
     from digests of their traces. "local" makes the digests in this process, "ray" on a Ray cluster with one
     task per trace.
     `trace` may then be a list of folders and patterns. The options are `every_node` (each node searches its
-    own disk), `top` (lines of each list) and `keep` (a folder for the digests).
+    own disk), `top` (lines of each list), `keep` (a folder for the digests) and `page` (a file for an HTML
+    page).
 
     >>> [rank["peak_allocated_bytes"] for rank in ranks("sharded")["ranks"]]
     [77744640, 77744640, 78071808, 77744640]

@@ -56,7 +56,9 @@ def main():
         small = memtrace.estimate(**model, settings={"rank": 4})
         assert small.fits() and small.owners["optimizer_state"] > 0, small
         assert "the recipe lora has rank=16" in refusal(**model, settings={"rnk": 4})
+        assert "vLLM fills the card at any batch" in refusal(recipe="serve", model=folder, card="t4")
 
+    assert "name one card and one length" in refusal(functools.partial(train, 1), card="t4,l4")
     assert "no card is called" in refusal(functools.partial(train, 1), card="rtx4061")
     assert "define it at the top of a file" in refusal(lambda: None)
     assert "the program failed" in refusal(os.path.join(folder, "script.py"), card="t4")

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -98,6 +99,15 @@ with tempfile.TemporaryDirectory() as folder:
             assert status == 0 and len(found["missing_ranks"]["list"]) <= 10, name
             if name == "large":
                 assert found["missing_ranks"]["ranks"] > MOST - 100, found["missing_ranks"]
+
+    # The text is UTF-8 whatever the locale, as the command's.
+    foreign = Path(folder, "foreign")
+    foreign.mkdir()
+    rewritten(digests[0], foreign / f"0{_digests.ENDING}", "'hôte' as host")
+    command = [sys.executable, "-m", "memtrace", "ranks", "--engine", "local", str(foreign)]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0 and "hôte" in done.stdout.decode(), done
 
     # The name of a folder, such as `rank=7`, must not add a column.
     for name in ("rank=7", "step=7", "device=7", "source=7"):

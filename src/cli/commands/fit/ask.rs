@@ -1,13 +1,12 @@
 //! `memtrace fit --ask`: prints a table of a figure that the program prints, for each card and value.
 
 use std::collections::VecDeque;
-use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use clap::ArgMatches;
 use memtrace_analysis::render::numbers::{duration, percent, share};
 use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
@@ -15,12 +14,13 @@ use memtrace_trace::units::Unit;
 use regex_lite::Regex;
 use serde_json::{Value, json};
 
+use super::answer::single_search::print_failure;
 use super::recipe::prepared::{self, PreparedRecipe};
-use super::request::command_line::{program, words_and_cards};
-use super::request::largest_input::LargestInput;
-use super::request::placeholders::{self, Filling, VALUE, entries};
+use super::request::candidates::listed;
+use super::request::command_line::CommandLine;
+use super::request::placeholders::Filling;
 use super::trial::launch::{PlannedTrial, check_names};
-use super::trial::outcome::{Trial, TrialOutcome, output};
+use super::trial::outcome::{STDERR, STDOUT, Trial, TrialOutcome, output};
 use super::trial::runner::TrialRunner;
 use crate::child_env::PhantomArgs;
 use crate::terminal;
@@ -36,7 +36,7 @@ struct Answered {
 /// Returns the figure in a trial's output: the groups of the pattern's last match, or the whole match if the
 /// pattern has no groups. Searches stderr first, then stdout. Returns `None` without a match.
 fn figure(pattern: &Regex, trial: &Trial) -> Option<String> {
-    ["stderr.txt", "stdout.txt"].iter().find_map(|name| {
+    [STDERR, STDOUT].iter().find_map(|name| {
         let text = output(&trial.files, name);
         let found = pattern.captures_iter(&text).last()?;
         let groups: Vec<&str> = found.iter().skip(1).flatten().map(|group| group.as_str()).collect();
@@ -52,48 +52,6 @@ pub(super) fn cache_tokens(trial: &Trial) -> Option<u64> {
     figure(&Regex::new(KV_CACHE).ok()?, trial)?.parse().ok()
 }
 
-/// What is asked of each trial.
-pub(super) struct FigureRequest {
-    pattern: String,
-    words: Vec<OsString>,
-    /// The values of `{}` in the program; one empty text if it has no `{}`.
-    values: Vec<String>,
-    /// The recipe of a server, whose options are printed after the table.
-    server: Option<PreparedRecipe>,
-}
-
-impl FigureRequest {
-    /// Returns the question of `--ask` to the program of the command line.
-    ///
-    /// # Errors
-    /// When the program has a placeholder without values, or values without a placeholder.
-    pub(super) fn new(
-        matches: &ArgMatches,
-        worst: Option<&LargestInput>,
-        pattern: &str,
-    ) -> Result<FigureRequest> {
-        let words = program(matches, worst)?;
-        let values = match matches.get_one::<String>("values") {
-            Some(list) => entries(list),
-            None => vec![String::new()],
-        };
-        if placeholders::has(&words, VALUE) != matches.contains_id("values") || values.is_empty() {
-            bail!("with --ask, give both {{}} in the command and --values, or neither");
-        }
-        Ok(FigureRequest { pattern: pattern.to_owned(), words, values, server: None })
-    }
-
-    /// Returns the question to a server: how many tokens its cache holds, at each length.
-    pub(super) fn of_server(recipe: PreparedRecipe) -> FigureRequest {
-        FigureRequest {
-            pattern: KV_CACHE.to_owned(),
-            words: recipe.words.clone(),
-            values: recipe.lengths.iter().map(u64::to_string).collect(),
-            server: Some(recipe),
-        }
-    }
-}
-
 /// Returns the name of a trial. It is not empty, because it is also the name of the trial's folder.
 fn label(card: &str, value: &str) -> String {
     match (card, value) {
@@ -103,14 +61,25 @@ fn label(card: &str, value: &str) -> String {
     }
 }
 
-/// Runs the program once for each card and value, and prints the figures.
+/// Runs the program of `line` once for each card and value, and prints the figures: those of `--ask`, or the tokens
+/// of the cache of `server` at each length, and its options.
 ///
 /// # Errors
 /// When the request is invalid, or the program cannot be run.
-pub(super) fn run(matches: &ArgMatches, question: FigureRequest) -> Result<ExitCode> {
-    let FigureRequest { pattern, words, values, server } = question;
-    let pattern = Regex::new(&pattern).map_err(|error| anyhow!("--ask {pattern}: {error}"))?;
-    let (words, cards, _) = words_and_cards(matches, words)?;
+pub(super) fn run(
+    matches: &ArgMatches,
+    line: CommandLine,
+    server: Option<PreparedRecipe>,
+) -> Result<ExitCode> {
+    let CommandLine { words, cards, .. } = line;
+    let (pattern, mut values) = match &server {
+        Some(server) => (KV_CACHE, server.lengths.iter().map(u64::to_string).collect()),
+        None => (matches.get_one::<String>("ask").map_or("", String::as_str), listed(matches)?),
+    };
+    let pattern = Regex::new(pattern).map_err(|error| anyhow!("--ask {pattern}: {error}"))?;
+    if values.is_empty() {
+        values.push(String::new());
+    }
     let mut most_gpus = 1;
     for card in &cards {
         most_gpus = PhantomArgs::of_card(matches, card)?.count().max(most_gpus);
@@ -123,7 +92,7 @@ pub(super) fn run(matches: &ArgMatches, question: FigureRequest) -> Result<ExitC
     }
     for card in &cards {
         for value in &values {
-            let filling = Filling { value: Some(value.clone()), ..Filling::default() };
+            let filling = Filling::of_value(value);
             let planned = PlannedTrial {
                 command: words.iter().map(|word| filling.fill(word)).collect(),
                 label: label(card.as_deref().unwrap_or_default(), value),
@@ -238,12 +207,7 @@ fn text_of(answers: &[Answered], server: Option<&PreparedRecipe>) -> String {
     for Answered { trial, .. } in answers.iter().filter(|answer| answer.figure.is_none()) {
         page.gap();
         page.plain(format!("the output of this trial is in {}", trial.folder.display()));
-        if let TrialOutcome::Failed(ended, tail) = &trial.outcome {
-            page.plain(format!("{ended}; the last lines of its stderr:"));
-            for line in tail {
-                page.line([Cell::new(format!("    {line}"), Style::Faint)]);
-            }
-        }
+        print_failure(&mut page, "", trial);
     }
     page.text().to_owned()
 }

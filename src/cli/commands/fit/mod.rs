@@ -11,6 +11,7 @@
 //! | What does the user ask for: which searches, cards and values? | [`request::plan`] |
 //! | Where does a number go in the command line and in `--phantom`? | [`request::placeholders`] |
 //! | Do the program and the cards of the command line match? | [`request::command_line`] |
+//! | What is wanted, and which options then go together? | [`request::mode`] |
 //! | Which values can be tried, and in which order of memory? | [`request::candidates`] |
 //! | What is the largest input of a trace (`--worst`)? | [`request::largest_input`] |
 //! | What does a card cost (`--prices`)? | [`request::prices`] |
@@ -26,6 +27,7 @@
 //! | How much memory did a trial need? | [`trial::peak`] |
 //! | How many trials run at once? When is one repeated? | [`trial::runner`] |
 //! | Which processes belong to a trial, and how do they end? | [`trial::process_tree`] |
+//! | What is printed while the trials run? | `trial::progress` |
 //! | What is printed for one search, for several, as JSON? | [`answer::single_search`], [`answer::table`], [`answer::json`] |
 //! | How does `--ask` differ? It searches nothing. | [`ask`] |
 
@@ -47,13 +49,15 @@ use memtrace_trace::units::parse_bytes;
 use crate::{args, terminal};
 use answer::single_search::{Answer, vllm_options};
 use answer::{json, table};
-use ask::FigureRequest;
 use recipe::prepared::PreparedRecipe;
+use request::command_line::CommandLine;
 use request::largest_input::LargestInput;
+use request::mode::Mode;
 use request::plan::Plan;
 use request::{largest_input, prices};
 use search::row_search::RowSearch;
 use search::scheduler::SearchScheduler;
+use trial::launch::check_folder;
 use trial::runner::TrialRunner;
 
 /// Returns the definition of the command `memtrace fit`.
@@ -63,7 +67,6 @@ pub(crate) fn command() -> Command {
             .long(name)
             .value_name("N")
             .value_parser(value_parser!(u64).range(1..=1 << 40))
-            .conflicts_with("values")
             .help(help)
     };
     Command::new("fit")
@@ -132,7 +135,6 @@ pub(crate) fn command() -> Command {
                 .value_name("PERCENT")
                 .default_value("1%")
                 .value_parser(percent)
-                .conflicts_with("values")
                 .help("Stop when the value that fits and the one that does not are this close, in percent of the value; 0 \
                      finds the exact limit"),
         )
@@ -146,7 +148,6 @@ pub(crate) fn command() -> Command {
             Arg::new("smallest")
                 .long("smallest")
                 .action(ArgAction::SetTrue)
-                .conflicts_with_all(["ask", "gpus"])
                 .help(
                     "Find the smallest value that fits, for a value that saves memory: blocks to swap, layers to \
                      offload, steps of accumulation. Needs --max or --values",
@@ -156,7 +157,6 @@ pub(crate) fn command() -> Command {
             Arg::new("ask")
                 .long("ask")
                 .value_name("REGEX")
-                .conflicts_with_all(["min", "max", "multiple-of", "within", "gpus"])
                 .help(
                     "Do not search: run once for each card of --phantom and value of --values, and print \
                      the text that the group in REGEX matches in the output: 'KV cache size: ([0-9,]+) \
@@ -191,25 +191,36 @@ fn percent(text: &str) -> Result<f64, String> {
     number.map(|number| number / 100.0).ok_or_else(|| "give a number from 0 to 50, in percent: 2%".to_owned())
 }
 
-/// Searches for the largest value or the smallest number of GPUs that fits, and prints the answer.
+/// Searches for what fits, or prints a figure of the program for each card and value.
 ///
 /// # Errors
 /// When the request is invalid, or the program cannot be run.
 pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     args::end_with_parent(matches)?;
+    let mut line = CommandLine::new(matches)?;
+    let mode = Mode::new(matches, &line)?;
+    check_folder(matches)?;
     let worst = LargestInput::new(matches)?;
-    if let Some(pattern) = matches.get_one::<String>("ask") {
-        return ask::run(matches, FigureRequest::new(matches, worst.as_ref(), pattern)?);
+    let recipe = PreparedRecipe::new(matches, worst.as_ref())?;
+    match (&recipe, worst) {
+        (Some(recipe), _) => line.words.clone_from(&recipe.words),
+        (None, Some(worst)) => line.words = worst.fill(&line.words)?,
+        (None, None) => {}
     }
-    let recipe = match PreparedRecipe::new(matches, worst.as_ref())? {
-        Some(recipe) if recipe.is_asked() => return ask::run(matches, FigureRequest::of_server(recipe)),
-        other => other,
-    };
-    let plan = Plan::new(matches, recipe.as_ref(), worst.as_ref())?;
+    match mode {
+        Mode::Figure => ask::run(matches, line, recipe),
+        Mode::Search(goal) => {
+            make_searches(matches, &Plan::new(matches, line, goal, recipe.as_ref())?, recipe)
+        }
+    }
+}
+
+/// Makes the searches of a plan, and prints the answer.
+fn make_searches(matches: &ArgMatches, plan: &Plan, recipe: Option<PreparedRecipe>) -> Result<ExitCode> {
     for line in &plan.left_out {
         terminal::say(line);
     }
-    let mut scheduler = SearchScheduler::new(&plan);
+    let mut scheduler = SearchScheduler::new(plan);
     let mut trials = TrialRunner::new(matches, plan.most_gpus())?;
     scheduler.run(&mut trials, |value| recipe.as_ref().map_or(Ok(()), |recipe| recipe.prepare(value)))?;
     let ended = trials.stop();
@@ -217,16 +228,16 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<ExitCode> {
     let as_json = matches.get_flag("json");
     let (text, status) = match scheduler.searches.as_slice() {
         [search] => {
-            let answer = Answer::of_search(search, &plan);
+            let answer = Answer { search, plan };
             let json = || terminal::json_text(&json::of_one(&answer, recipe.as_ref()));
             (if as_json { json() } else { answer.text() }, answer.status())
         }
         searches => {
-            let json = || terminal::json_text(&json::of_several(&plan, searches, recipe.as_ref()));
-            (if as_json { json() } else { table::text(&plan, searches) }, table::status(&plan, searches))
+            let json = || terminal::json_text(&json::of_several(plan, searches, recipe.as_ref()));
+            (if as_json { json() } else { table::text(plan, searches) }, table::status(plan, searches))
         }
     };
-    let rows = table::shown(&plan, &scheduler.searches);
+    let rows = table::shown(plan, &scheduler.searches);
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     if let Some(recipe) = recipe.as_ref().filter(|recipe| recipe.is_server() && !as_json) {

@@ -5,38 +5,35 @@ use serde_json::{Value, json};
 use super::single_search::{Answer, vllm_options};
 use super::table::{price, shown};
 use crate::commands::fit::recipe::prepared::PreparedRecipe;
-use crate::commands::fit::request::plan::{Plan, Wanted};
+use crate::commands::fit::request::mode::Goal;
+use crate::commands::fit::request::plan::Plan;
 use crate::commands::fit::search::row_search::RowSearch;
 use crate::commands::fit::trial::outcome::{Trial, TrialOutcome};
 
 /// Returns the answer of one search.
 pub(crate) fn of_one(answer: &Answer<'_>, recipe: Option<&PreparedRecipe>) -> Value {
-    let search = answer.search;
-    let found = answer.fits.zip(search.row.length);
+    let Answer { search, plan } = answer;
+    let found = search.fits().zip(search.row.length);
     let settings = recipe.zip(found).map(|(recipe, (trial, length))| recipe.settings(&trial.value, length));
     let value = |trial: Option<&Trial>| trial.map(|trial| trial.value.clone());
-    let trials: Vec<Value> = answer.trials.iter().map(|trial| trial_json(trial)).collect();
+    let trials: Vec<Value> = answer.trials().map(trial_json).collect();
     json!({
         "report": "fit",
-        "command": answer.command,
-        "wanted": match (answer.are_gpus, answer.wants_smallest) {
-            (true, _) => "gpus",
-            (false, true) => "smallest",
-            (false, false) => "value",
-        },
+        "command": plan.command_of(search.row),
+        "wanted": wanted(plan.goal),
         "phantom": answer.device().is_some_and(|peak| peak.phantom),
         "device": answer.device().map(|peak| peak.device.clone()),
         "capacity_bytes": answer.device().map_or(0, |peak| peak.capacity),
-        "fits": value(answer.fits),
-        "too_big": value(answer.too_big),
-        "values_between": answer.has_gap,
-        "disorder": answer.disorder,
+        "fits": value(search.fits()),
+        "too_big": value(search.too_big()),
+        "values_between": answer.has_gap(),
+        "disorder": search.disorder(),
         "inside_range": answer.inside_range().iter().map(|trial| &trial.value).collect::<Vec<_>>(),
         "free_at_start_bytes": search.row.free_at_start.map(|free| free.here),
         "free_at_start_range_bytes": search.row.free_at_start.map(|free| [free.least, free.most]),
-        "spare_bytes": answer.fits.map(|trial| (trial.peak.capacity - trial.peak.used).max(0)),
+        "spare_bytes": search.fits().map(|trial| (trial.peak.capacity - trial.peak.used).max(0)),
         "stopped": search.stopped,
-        "value_name": (!answer.name.is_empty()).then(|| answer.value_name()),
+        "value_name": answer.recipe_value(),
         "settings": settings,
         "flags": recipe.and_then(|recipe| vllm_options(search, recipe)),
         "trials": trials,
@@ -50,7 +47,7 @@ fn trial_json(trial: &Trial) -> Value {
         peak.by_category.iter().map(|(name, bytes)| (name.clone(), (*bytes).into())).collect();
     let (asked, ended, tail) = match &trial.outcome {
         TrialOutcome::Fits => (None, None, None),
-        TrialOutcome::TooBig(asked) => (Some(asked), None, None),
+        TrialOutcome::TooBig(asked) | TrialOutcome::TooBigForHost(asked) => (Some(asked), None, None),
         TrialOutcome::Failed(ended, tail) => (None, Some(ended), Some(tail)),
     };
     json!({
@@ -77,7 +74,7 @@ pub(crate) fn of_several(plan: &Plan, searches: &[RowSearch<'_>], recipe: Option
     let rows: Vec<Value> = shown(plan, searches)
         .into_iter()
         .map(|search| {
-            let mut row = of_one(&Answer::of_search(search, plan), recipe);
+            let mut row = of_one(&Answer { search, plan }, recipe);
             if let Some(fields) = row.as_object_mut() {
                 ["report", "command", "wanted"].iter().for_each(|name| drop(fields.remove(*name)));
                 fields.insert("card".to_owned(), plan.card_of(search.row).into());
@@ -95,23 +92,26 @@ pub(crate) fn of_several(plan: &Plan, searches: &[RowSearch<'_>], recipe: Option
             row
         })
         .collect();
-    let wanted = match plan.wanted {
-        Wanted::Value if plan.wants_smallest => "smallest",
-        Wanted::Value => "value",
-        Wanted::Gpus => "gpus",
-        Wanted::YesOrNo => "fits",
-    };
     let command: Vec<String> = plan.words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    json!({ "report": "fit", "command": command, "wanted": wanted, "rows": rows })
+    json!({ "report": "fit", "command": command, "wanted": wanted(plan.goal), "rows": rows })
+}
+
+fn wanted(goal: Goal) -> &'static str {
+    match goal {
+        Goal::Largest => "value",
+        Goal::Smallest => "smallest",
+        Goal::FewestGpus => "gpus",
+        Goal::YesOrNo => "fits",
+    }
 }
 
 /// Returns the last value that fits and the first that does not, or null. They may follow from other rows. If
 /// no value is searched for, returns whether the program fits (null if unknown), and null.
 fn limits_json(plan: &Plan, search: &RowSearch<'_>) -> (Value, Value) {
     let text = |index: Option<usize>| Value::from(index.map(|index| search.values.text(index)));
-    match (plan.wanted, search.limit.fits, search.limit.too_big) {
-        (Wanted::YesOrNo, None, None) => (Value::Null, Value::Null),
-        (Wanted::YesOrNo, fits, _) => (fits.is_some().into(), Value::Null),
+    match (plan.goal, search.limit.fits, search.limit.too_big) {
+        (Goal::YesOrNo, None, None) => (Value::Null, Value::Null),
+        (Goal::YesOrNo, fits, _) => (fits.is_some().into(), Value::Null),
         (_, fits, too_big) => (text(fits), text(too_big)),
     }
 }

@@ -12,76 +12,82 @@ use memtrace_trace::units::Unit;
 use crate::commands::fit::ask;
 use crate::commands::fit::recipe::prepared::PreparedRecipe;
 use crate::commands::fit::request::candidates::gpus_text;
+use crate::commands::fit::request::mode::Goal;
 use crate::commands::fit::request::plan::Plan;
 use crate::commands::fit::search::row_search::RowSearch;
-use crate::commands::fit::trial::outcome::{Trial, TrialOutcome, note};
+use crate::commands::fit::trial::outcome::{STDERR, Trial, TrialOutcome, note};
 use crate::commands::fit::trial::peak::PeakUse;
 use crate::terminal;
-
-/// The result of a search.
-pub(crate) struct Answer<'a> {
-    pub(super) search: &'a RowSearch<'a>,
-    /// The command as it was typed, with `{}` for the value.
-    pub(crate) command: Vec<String>,
-    /// The name of the value of a recipe, with a space after it; empty for another program.
-    pub(super) name: String,
-    /// True if the value is the number of GPUs. The search then looks for the smallest number.
-    pub(crate) are_gpus: bool,
-    /// The trial of the last candidate that fits: the largest value or, with `are_gpus`, the smallest number of
-    /// GPUs. `None` without such a trial.
-    pub(crate) fits: Option<&'a Trial>,
-    /// The trial of the first candidate that does not fit; `None` without such a trial.
-    pub(crate) too_big: Option<&'a Trial>,
-    /// All trials, in the order in which they ended.
-    pub(crate) trials: Vec<&'a Trial>,
-    /// True if candidates remain between the last one that fits and the first one that does not. They were
-    /// not tried.
-    pub(crate) has_gap: bool,
-    /// An explanation if a value fits although an earlier one does not; otherwise `None`.
-    pub(crate) disorder: Option<String>,
-    /// True if the user set the last value, with `--max`, `--values` or `--gpus`.
-    pub(crate) last_is_given: bool,
-    /// True if the smallest value that fits was wanted (`--smallest`).
-    pub(crate) wants_smallest: bool,
-}
 
 pub(crate) fn show(bytes: i64) -> String {
     Unit::Auto.show(bytes).to_string()
 }
 
+/// Prints how a trial failed, after the text `start`, and the end of its stderr. Prints nothing for another outcome.
+pub(crate) fn print_failure(page: &mut Printer, start: &str, trial: &Trial) {
+    let TrialOutcome::Failed(ended, tail) = &trial.outcome else { return };
+    page.plain(format!("{start}{ended}; the last lines of its stderr:"));
+    for line in tail {
+        page.line([Cell::new(format!("    {line}"), Style::Faint)]);
+    }
+}
+
+/// The result of a search.
+pub(crate) struct Answer<'a> {
+    pub(crate) search: &'a RowSearch<'a>,
+    pub(crate) plan: &'a Plan,
+}
+
 impl<'a> Answer<'a> {
-    /// Returns the answer of a search.
-    pub(crate) fn of_search(search: &'a RowSearch<'a>, plan: &Plan) -> Answer<'a> {
-        let limits = search.limit.fits.zip(search.limit.too_big);
-        let are_gpus = search.values.are_gpus();
-        let number = |index: usize| search.values.text(index).parse::<u64>().unwrap_or(0);
-        Answer {
-            search,
-            command: plan.command_of(search.row),
-            name: if search.row.length.is_some() { format!("{} ", plan.value_name) } else { String::new() },
-            are_gpus,
-            fits: search.fits(),
-            too_big: search.too_big(),
-            trials: search.trials.iter().map(|(_, trial)| trial).collect(),
-            has_gap: limits.is_some_and(|(fits, too_big)| match are_gpus {
-                true => number(fits).saturating_sub(number(too_big)) > 1,
-                false => too_big.saturating_sub(fits) > 1,
-            }),
-            disorder: search.disorder(),
-            last_is_given: plan.last_is_given,
-            wants_smallest: plan.wants_smallest,
-        }
+    /// Returns the name of the value of a recipe, with a space after it; empty for another program.
+    fn name(&self) -> String {
+        self.recipe_value().map(|name| format!("{name} ")).unwrap_or_default()
     }
 
-    /// Returns the name of the value for the head of a table.
-    pub(super) fn value_name(&self) -> &str {
-        if self.name.is_empty() { "value" } else { self.name.trim_end() }
+    /// Returns the name of the value of a recipe, or `None` for another program.
+    pub(super) fn recipe_value(&self) -> Option<&str> {
+        self.search.row.length.map(|_| self.plan.value_name.as_str())
+    }
+
+    /// Returns true if the value is the number of GPUs. The search then looks for the smallest number.
+    fn are_gpus(&self) -> bool {
+        self.plan.goal == Goal::FewestGpus
+    }
+
+    fn wants_smallest(&self) -> bool {
+        self.plan.goal == Goal::Smallest
+    }
+
+    /// Returns all trials, in the order in which they ended.
+    pub(super) fn trials(&self) -> impl DoubleEndedIterator<Item = &'a Trial> + use<'a> {
+        self.search.trials.iter().map(|(_, trial)| trial)
+    }
+
+    /// Returns the trials at the limit: the one that fits and the one that does not, as far as there are such trials.
+    fn limits(&self) -> Vec<&'a Trial> {
+        [self.search.fits(), self.search.too_big()].into_iter().flatten().collect()
+    }
+
+    /// Returns those trials at the limit whose outcome may differ on a real card.
+    pub(super) fn inside_range(&self) -> Vec<&'a Trial> {
+        self.limits().into_iter().filter(|trial| trial.peak.inside_range).collect()
+    }
+
+    /// Returns true if candidates remain between the last one that fits and the first one that does not. They were
+    /// not tried.
+    pub(super) fn has_gap(&self) -> bool {
+        let number = |index: usize| self.search.values.text(index).parse::<u64>().unwrap_or(0);
+        let limits = self.search.limit.fits.zip(self.search.limit.too_big);
+        limits.is_some_and(|(fits, too_big)| match self.are_gpus() {
+            true => number(fits).saturating_sub(number(too_big)) > 1,
+            false => too_big.saturating_sub(fits) > 1,
+        })
     }
 
     /// Returns the exit status: 0 if there is an answer, 1 if the search stopped without an answer, and 3 if
     /// nothing fits.
     pub(crate) fn status(&self) -> u8 {
-        match (&self.search.stopped, self.fits) {
+        match (&self.search.stopped, self.search.fits()) {
             (Some(_), _) => 1,
             (None, Some(_)) => 0,
             (None, None) => 3,
@@ -90,8 +96,8 @@ impl<'a> Answer<'a> {
 
     /// Returns the peaks of the first trial that left a trace, which has the name and size of the device.
     /// Returns `None` if no trial did.
-    pub(super) fn device(&self) -> Option<&PeakUse> {
-        self.trials.iter().map(|trial| &trial.peak).find(|peak| peak.processes > 0)
+    pub(super) fn device(&self) -> Option<&'a PeakUse> {
+        self.trials().map(|trial| &trial.peak).find(|peak| peak.processes > 0)
     }
 
     /// Returns the answer as text for stdout.
@@ -104,14 +110,14 @@ impl<'a> Answer<'a> {
         page.gap();
         self.verdict(&mut page);
         self.categories(&mut page);
-        let retries = self.fits.map_or(0, |trial| trial.peak.retries);
+        let retries = self.search.fits().map_or(0, |trial| trial.peak.retries);
         if retries > 0 {
             page.gap();
             page.plain(format!(
                 "note: it fits only because the allocator emptied its cache {}, which is slow on a real device; \
                  a slightly {} avoids that",
                 counted(retries.max(0).cast_unsigned(), "time"),
-                match (self.are_gpus, self.wants_smallest) {
+                match (self.are_gpus(), self.wants_smallest()) {
                     (true, _) => "larger number of GPUs",
                     (false, true) => "larger value",
                     (false, false) => "smaller value",
@@ -130,7 +136,7 @@ impl<'a> Answer<'a> {
                 counted(peak.absent_ranks.cast_unsigned(), "rank")
             ));
         }
-        let pinned = self.trials.iter().map(|trial| trial.peak.pinned_absent).max().unwrap_or(0);
+        let pinned = self.trials().map(|trial| trial.peak.pinned_absent).max().unwrap_or(0);
         if pinned > 0 {
             page.plain(format!(
                 "note: up to {} of pinned memory was not made resident, so the host memory of a trial may be too \
@@ -139,7 +145,7 @@ impl<'a> Answer<'a> {
             ));
         }
         if self.device().is_some_and(|peak| peak.phantom) {
-            page.line([Cell::new(note(self.trials.iter().copied(), "GPU"), Style::Faint)]);
+            page.line([Cell::new(note(self.trials(), "GPU"), Style::Faint)]);
         }
         page.gap();
         for next in self.next() {
@@ -149,7 +155,7 @@ impl<'a> Answer<'a> {
     }
 
     fn heading(&self, page: &mut Printer) {
-        let mut cells = vec![Cell::new(short_command(&self.command), Style::Strong)];
+        let mut cells = vec![Cell::new(short_command(&self.plan.command_of(self.search.row)), Style::Strong)];
         if let Some(peak) = self.device() {
             let mut about = format!("  {}, {}", peak.device, show(peak.capacity));
             if peak.processes > 1 {
@@ -166,18 +172,13 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Returns those trials at the limit whose outcome may differ on a real card.
-    pub(super) fn inside_range(&self) -> Vec<&Trial> {
-        let limits = [self.fits, self.too_big].into_iter().flatten();
-        limits.filter(|trial| trial.peak.inside_range).collect()
-    }
-
     fn print_trials(&self, page: &mut Printer) {
-        if self.trials.is_empty() {
+        let mut trials: Vec<&Trial> = self.trials().collect();
+        if trials.is_empty() {
             return;
         }
         let mut table = Table::new(&[
-            (if self.are_gpus { "GPUs" } else { self.value_name() }, Side::Right),
+            (if self.are_gpus() { "GPUs" } else { &self.plan.value_name }, Side::Right),
             ("", Side::Left),
             ("peak allocated", Side::Right),
             ("reserved", Side::Right),
@@ -186,7 +187,6 @@ impl<'a> Answer<'a> {
             ("retries", Side::Right),
             ("took", Side::Right),
         ]);
-        let mut trials = self.trials.clone();
         // Sort numbers by size. All other values get the key 0, so they stay in the order of the trials.
         trials.sort_by_key(|trial| trial.label.parse::<u64>().unwrap_or(0));
         for trial in trials {
@@ -209,27 +209,23 @@ impl<'a> Answer<'a> {
     fn verdict(&self, page: &mut Printer) {
         if let Some(why) = &self.search.stopped {
             page.line([Cell::new("no answer: ", Style::Alarm), why.as_str().into()]);
-            for trial in &self.trials {
-                let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
-                page.plain(format!("value {}: {ended}; the last lines of its stderr:", trial.label));
-                for line in tail {
-                    page.line([Cell::new(format!("    {line}"), Style::Faint)]);
-                }
+            for trial in self.trials() {
+                print_failure(page, &format!("value {}: ", trial.label), trial);
             }
             return;
         }
-        if self.are_gpus {
+        if self.are_gpus() {
             self.verdict_of_gpus(page);
         } else {
             self.verdict_of_value(page);
         }
-        for trial in &self.trials {
+        for trial in self.trials() {
             let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
             let last = tail.iter().rev().find(|line| !line.trim().is_empty()).map_or("", |line| line.trim());
             page.plain(format!("the program does not run on {}: {ended}, {last}", gpus_text(&trial.value).0));
         }
-        if let Some(line) = &self.disorder {
-            page.line([Cell::new(line.as_str(), Style::Alarm)]);
+        if let Some(line) = self.search.disorder() {
+            page.line([Cell::new(line, Style::Alarm)]);
         }
         for trial in self.inside_range() {
             let answer = if trial.outcome == TrialOutcome::Fits { "not fit" } else { "fit" };
@@ -239,28 +235,31 @@ impl<'a> Answer<'a> {
                 trial.label
             ));
         }
-        let margin = self.fits.map(|Trial { label, peak, .. }| {
+        let margin = self.search.fits().map(|Trial { label, peak, .. }| {
             margin(peak.used, peak.capacity, peak.phantom).map(|margin| format!("with {label}: {margin}"))
         });
         if let Some(line) = margin.flatten() {
             page.plain(line);
         }
-        if let Some(Trial { label, outcome: TrialOutcome::TooBig(asked), .. }) = self.too_big
-            && !asked.is_empty()
-        {
-            let ran_out = if asked.starts_with("had ") { "" } else { "memory ran out when " };
-            page.plain(format!("with {label} {ran_out}the program {asked}"));
+        match self.search.too_big().map(|trial| (&trial.label, &trial.outcome)) {
+            Some((label, TrialOutcome::TooBig(asked))) if !asked.is_empty() => {
+                page.plain(format!("with {label} memory ran out when the program {asked}"));
+            }
+            Some((label, TrialOutcome::TooBigForHost(had))) => {
+                page.plain(format!("with {label} the program {had}"))
+            }
+            _ => {}
         }
     }
 
     fn verdict_of_gpus(&self, page: &mut Printer) {
-        let last = if self.last_is_given { "that you gave" } else { "tried" };
+        let last = if self.plan.last_is_given { "that you gave" } else { "tried" };
         let text = |trial: &Trial| gpus_text(&trial.value);
-        match (self.fits.map(text), self.too_big.map(text)) {
+        match (self.search.fits().map(text), self.search.too_big().map(text)) {
             (Some((enough, are)), Some((too_few, are_not))) => {
                 let text = format!(" {are} enough, {too_few} {are_not} not");
                 page.line([Cell::new(enough, Style::Strong), text.into()]);
-                if self.has_gap {
+                if self.has_gap() {
                     page.plain("the numbers in between were not tried; list them with --gpus".to_owned());
                 }
             }
@@ -275,8 +274,7 @@ impl<'a> Answer<'a> {
             (None, None) => {}
         }
         let fitted: Vec<&PeakUse> = self
-            .trials
-            .iter()
+            .trials()
             .filter(|trial| trial.outcome == TrialOutcome::Fits)
             .map(|trial| &trial.peak)
             .collect();
@@ -289,41 +287,41 @@ impl<'a> Answer<'a> {
     }
 
     fn verdict_of_value(&self, page: &mut Printer) {
-        match (self.fits, self.too_big) {
+        let name = self.name();
+        match (self.search.fits(), self.search.too_big()) {
             (Some(fits), Some(too_big)) => {
                 page.line([
-                    Cell::new(format!("{}{}", self.name, fits.label), Style::Strong),
+                    Cell::new(format!("{name}{}", fits.label), Style::Strong),
                     format!(" fits, {} does not", too_big.label).into(),
                 ]);
-                if self.has_gap {
+                if self.has_gap() {
                     page.plain(
                         "the values in between were not tried; --within 0 finds the largest".to_owned(),
                     );
                 }
             }
             (Some(fits), None) => page.line([
-                Cell::new(format!("{}{}", self.name, fits.label), Style::Strong),
+                Cell::new(format!("{name}{}", fits.label), Style::Strong),
                 format!(
                     " fits, the {} value {}",
-                    if self.wants_smallest { "smallest" } else { "largest" },
-                    if self.last_is_given { "that you gave" } else { "tried" }
+                    if self.wants_smallest() { "smallest" } else { "largest" },
+                    if self.plan.last_is_given { "that you gave" } else { "tried" }
                 )
                 .into(),
             ]),
-            (None, Some(too_big)) if self.wants_smallest && too_big.peak.exceeds_host => {
+            (None, Some(too_big)) if self.wants_smallest() && too_big.outcome.exceeds_host() => {
                 let text = format!(
-                    "{}{}, the smallest that fits on the card, needs too much host memory",
-                    self.name, too_big.label
+                    "{name}{}, the smallest that fits on the card, needs too much host memory",
+                    too_big.label
                 );
                 page.line([Cell::new(text, Style::Alarm)]);
             }
             (None, Some(too_big)) => {
                 page.line([Cell::new(
                     format!(
-                        "even {}{}, the {} value, does not fit",
-                        self.name,
+                        "even {name}{}, the {} value, does not fit",
                         too_big.label,
-                        if self.wants_smallest { "largest" } else { "smallest" }
+                        if self.wants_smallest() { "largest" } else { "smallest" }
                     ),
                     Style::Alarm,
                 )]);
@@ -334,7 +332,7 @@ impl<'a> Answer<'a> {
 
     /// Prints the memory by category at the peak, for the two values around the limit.
     fn categories(&self, page: &mut Printer) {
-        let sides: Vec<&Trial> = [self.fits, self.too_big].into_iter().flatten().collect();
+        let sides = self.limits();
         let mut names: Vec<&str> = Vec::new();
         for (name, _) in sides.iter().rev().flat_map(|trial| &trial.peak.by_category) {
             if !names.contains(&name.as_str()) {
@@ -346,7 +344,7 @@ impl<'a> Answer<'a> {
         }
         page.gap();
         let heads: Vec<String> = sides.iter().map(|trial| trial.label.clone()).collect();
-        let first = if self.are_gpus { "on GPUs" } else { &format!("with {}", self.value_name()) };
+        let first = if self.are_gpus() { "on GPUs" } else { &format!("with {}", self.plan.value_name) };
         let first = format!("at the peak {first}");
         let mut columns = vec![(first.as_str(), Side::Left)];
         for head in &heads {
@@ -373,17 +371,17 @@ impl<'a> Answer<'a> {
     pub(super) fn next(&self) -> Vec<String> {
         let mut next = Vec::new();
         let word = |path: &Path| shell_word(&path.to_string_lossy());
-        if let Some(trial) = self.too_big.filter(|trial| trial.peak.processes > 0) {
-            let question = if trial.peak.exceeds_host { "ledger --host" } else { "oom" };
+        if let Some(trial) = self.search.too_big().filter(|trial| trial.peak.processes > 0) {
+            let question = if trial.outcome.exceeds_host() { "ledger --host" } else { "oom" };
             next.push(format!("memtrace {question} {}", word(&trial.folder)));
         }
-        if let Some(trial) = self.fits {
+        if let Some(trial) = self.search.fits() {
             next.push(format!("memtrace peak --by module {}", word(&trial.folder)));
         }
         if next.is_empty()
-            && let Some(trial) = self.trials.last()
+            && let Some(trial) = self.trials().next_back()
         {
-            next.push(format!("less {}", word(&trial.folder.join("stderr.txt"))));
+            next.push(format!("less {}", word(&trial.folder.join(STDERR))));
         }
         next
     }
@@ -403,12 +401,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::commands::fit::request::plan::plan;
 
     #[test]
     fn an_answer_prints_labels_and_commands_to_paste_and_its_json_has_values() {
-        let matches = "fit --phantom l4 --values 4,8 -- python t.py {}".split(' ');
-        let matches = crate::commands::fit::command().try_get_matches_from(matches).unwrap();
-        let plan = Plan::new(&matches, None, None).unwrap();
+        let plan = plan("fit --phantom l4 --values 4,8 -- python t.py {}").unwrap();
         let mut searches = crate::commands::fit::search::scheduler::SearchScheduler::new(&plan);
         let search = &mut searches.searches[0];
         search.limit.record(0, true);
@@ -424,7 +421,7 @@ mod tests {
                 peak: PeakUse { processes: 1, inside_range: true, ..PeakUse::default() },
             },
         ));
-        let answer = Answer::of_search(search, &plan);
+        let answer = Answer { search, plan: &plan };
         assert!(answer.text().contains("l4 2048 4 may not fit on a real card"), "{}", answer.text());
         let json = super::super::json::of_one(&answer, None);
         assert_eq!((&json["fits"], &json["inside_range"]), (&json!("4"), &json!(["4"])));

@@ -3,8 +3,9 @@
 use memtrace_analysis::render::numbers::{duration, percent, share};
 use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 
-use super::single_search::{Answer, show};
-use crate::commands::fit::request::plan::{Plan, Wanted};
+use super::single_search::{Answer, print_failure, show};
+use crate::commands::fit::request::mode::Goal;
+use crate::commands::fit::request::plan::Plan;
 use crate::commands::fit::search::row_search::RowSearch;
 use crate::commands::fit::trial::outcome::{Trial, TrialOutcome, note};
 use crate::commands::fit::trial::peak::PeakUse;
@@ -138,18 +139,20 @@ fn trial_of<'l>(search: &'l RowSearch<'_>) -> Option<&'l Trial> {
 fn limits(page: &mut Printer, plan: &Plan, searches: &[&RowSearch<'_>]) {
     let mut columns = row_names(plan, searches);
     let value = |trial: Option<&Trial>| trial.map_or("-".to_owned(), |trial| trial.value.clone());
-    let largest = format!("{} {}", if plan.wants_smallest { "smallest" } else { "largest" }, plan.value_name);
-    match plan.wanted {
-        Wanted::YesOrNo => columns.push(Column::new("", Side::Right, |search| {
+    let best = |extreme: &str| format!("{extreme} {}", plan.value_name);
+    let heads = match plan.goal {
+        Goal::Largest => Some((best("largest"), "does not fit")),
+        Goal::Smallest => Some((best("smallest"), "does not fit")),
+        Goal::FewestGpus => Some(("fewest GPUs".to_owned(), "too few")),
+        Goal::YesOrNo => None,
+    };
+    match heads {
+        None => columns.push(Column::new("", Side::Right, |search| {
             let outcome = trial_of(search).map_or("-", |trial| trial.outcome.word());
             Cell::new(outcome, if search.fits().is_some() { Style::Strong } else { Style::Alarm })
         })),
-        Wanted::Value | Wanted::Gpus => {
-            let (limit, other) = match plan.wanted {
-                Wanted::Gpus => ("fewest GPUs", "too few"),
-                _ => (largest.as_str(), "does not fit"),
-            };
-            columns.push(Column::new(limit, Side::Right, move |search| {
+        Some((limit, other)) => {
+            columns.push(Column::new(&limit, Side::Right, move |search| {
                 Cell::new(value(search.fits()), Style::Strong)
             }));
             columns.push(Column::new(other, Side::Right, move |search| value(search.too_big()).into()));
@@ -186,7 +189,9 @@ fn grid(page: &mut Printer, plan: &Plan, searches: &[&RowSearch<'_>]) {
         columns.push(Column::new(&values.text(index), Side::Right, move |search| {
             let (word, style) = match search.trial(index).map(|trial| (&trial.outcome, trial)) {
                 Some((TrialOutcome::Fits, trial)) => (show(trial.peak.used), Style::Plain),
-                Some((TrialOutcome::TooBig(_), _)) => ("no".to_owned(), Style::Alarm),
+                Some((TrialOutcome::TooBig(_) | TrialOutcome::TooBigForHost(_), _)) => {
+                    ("no".to_owned(), Style::Alarm)
+                }
                 Some((TrialOutcome::Failed(..), _)) => ("failed".to_owned(), Style::Alarm),
                 None if search.limit.fits.is_some_and(|fits| index <= fits) => {
                     ("fits".to_owned(), Style::Faint)
@@ -217,16 +222,10 @@ fn notes(page: &mut Printer, plan: &Plan, search: &RowSearch<'_>) {
         page.line([Cell::new(format!("{name}: no answer: "), Style::Alarm), why.as_str().into()]);
     }
     for (_, trial) in &search.trials {
-        let TrialOutcome::Failed(ended, tail) = &trial.outcome else { continue };
-        page.plain(format!("{}: {ended}; the last lines of its stderr:", trial.label));
-        for line in tail {
-            page.line([Cell::new(format!("    {line}"), Style::Faint)]);
-        }
+        print_failure(page, &format!("{}: ", trial.label), trial);
     }
-    if let Some(Trial { value, outcome: TrialOutcome::TooBig(asked), .. }) =
-        search.too_big().filter(|trial| trial.peak.exceeds_host)
-    {
-        page.plain(format!("{name}: with {value} the program {asked}"));
+    if let Some(Trial { value, outcome: TrialOutcome::TooBigForHost(had), .. }) = search.too_big() {
+        page.plain(format!("{name}: with {value} the program {had}"));
     }
     if let Some(line) = search.disorder() {
         page.plain(format!("{name}: {line}"));
@@ -250,7 +249,7 @@ pub(crate) fn status(plan: &Plan, searches: &[RowSearch<'_>]) -> u8 {
         .filter(|search| is_begun(search))
         .map(|search| match search.limit.fits {
             Some(_) if search.stopped.is_none() => 0,
-            _ => Answer::of_search(search, plan).status(),
+            _ => Answer { search, plan }.status(),
         })
         .collect();
     match () {

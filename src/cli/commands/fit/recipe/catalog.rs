@@ -39,7 +39,7 @@ pub(crate) struct Recipe {
 
 impl Recipe {
     /// Returns the recipe with this name.
-    pub(super) fn named(name: &str) -> Option<&'static Recipe> {
+    pub(crate) fn named(name: &str) -> Option<&'static Recipe> {
         RECIPES.iter().find(|recipe| recipe.name == name)
     }
 

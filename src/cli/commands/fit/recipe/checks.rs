@@ -7,7 +7,7 @@ use clap::ArgMatches;
 use serde_json::Value;
 
 use super::catalog::Recipe;
-use super::settings::{self, ChangedScript, setting, with_setting};
+use super::settings::{self, ChangedScript, setting, shown, with_setting};
 use crate::commands::fit::request::placeholders::{self, VALUE, entries};
 
 /// Checks that a job of several GPUs runs its ranks, and that other recipes have one GPU.
@@ -64,7 +64,10 @@ pub(super) fn check_settings(
     gpus: &[u64],
 ) -> Result<()> {
     let (script, searched) = (&changed.script, changed.searched.as_deref());
-    settings::check_search(matches, &recipe.with_all_settings(), searched)?;
+    check_smallest(matches.get_flag("smallest"), &recipe.with_all_settings(), searched)?;
+    if searched == Some("ACCUMULATION") && batch(matches, script) == 1 && listed.is_empty() {
+        bail!("--set accumulation={{}} divides a batch: add --batch N");
+    }
     check_gpus(script, searched, listed, gpus)?;
     let types = changed.texts.get("DTYPE").and_then(Value::as_array);
     if recipe.trains_weights() && types.is_some_and(|types| types.iter().any(|name| name == "float16")) {
@@ -75,6 +78,35 @@ pub(super) fn check_settings(
         );
     }
     check_packing(changed, listed)
+}
+
+/// Returns the batch of a search for a setting: the value of `--batch`, or else the batch in the script.
+pub(super) fn batch(matches: &ArgMatches, script: &str) -> u64 {
+    let of_script = script.lines().find_map(|line| line.strip_prefix("BATCH = ")?.parse().ok());
+    matches.get_one::<u64>("batch").copied().or(of_script).unwrap_or(1)
+}
+
+/// Checks that `--smallest` is given for a setting that saves memory, and only then. `script` has all settings of the
+/// recipe.
+fn check_smallest(is_smallest: bool, script: &str, searched: Option<&str>) -> Result<()> {
+    let saving = settings::saving(script);
+    let examples = match saving.first() {
+        Some(_) => format!("this recipe has {}", saving.join(", ")),
+        None => "this recipe has none".to_owned(),
+    };
+    match searched.map(|name| (shown(name), settings::saves(name))) {
+        None if is_smallest => {
+            bail!("--smallest needs --set KEY={{}} with a setting that saves memory: {examples}")
+        }
+        Some((name, false)) if is_smallest => {
+            bail!("--smallest: a larger {name} does not save memory; {examples}")
+        }
+        Some((name, true)) if !is_smallest => bail!(
+            "--set {name}={{}}: a larger {name} saves memory: add --smallest, which finds the smallest that fits; \
+             --values may then have any order"
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Checks that a file can be created, before a search that may take minutes.
@@ -150,6 +182,14 @@ mod tests {
         assert!(!is_refused(&["packing={}", "attention=flash_attention_2"], &["1"]));
         assert!(!is_refused(&["packing=4", "attention={}"], &["sdpa", "eager"]));
         assert!(!is_refused(&["rank={}", "attention=flash_attention_2"], &[]));
+    }
+
+    #[test]
+    fn a_setting_that_saves_memory_needs_smallest() {
+        let script = Recipe::named("serve").unwrap().with_all_settings();
+        let check = |is_smallest| check_smallest(is_smallest, &script, Some(settings::GPUS));
+        assert!(check(false).unwrap_err().to_string().contains("add --smallest"));
+        assert!(check(true).is_ok());
     }
 
     #[test]

@@ -18,8 +18,7 @@ pub(crate) fn arguments() -> impl Iterator<Item = Arg> {
     [
         option("recipe", "NAME", "Run this script instead of your own program, and find the largest batch")
             .value_parser(clap::builder::PossibleValuesParser::new(names))
-            .requires("model")
-            .conflicts_with_all(["command", "ask"]),
+            .requires("model"),
         option(
             "model",
             "MODEL",

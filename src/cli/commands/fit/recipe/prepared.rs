@@ -10,12 +10,13 @@ use memtrace_trace::text::shell_word;
 use serde_json::Value;
 
 use super::catalog::Recipe;
-use super::checks::{check_new_file, check_ranks, check_settings, counts, lengths};
+use super::checks::{batch, check_new_file, check_ranks, check_settings, counts, lengths};
 use super::model::Model;
 use super::settings::{self, setting, shown, with, with_setting};
 use crate::child_env::{Scratch, has_gpu, run_id};
+use crate::commands::fit::request::candidates::listed;
 use crate::commands::fit::request::largest_input::LargestInput;
-use crate::commands::fit::request::placeholders::{Filling, LENGTH, VALUE, entries};
+use crate::commands::fit::request::placeholders::{Filling, LENGTH, VALUE};
 
 /// A recipe for a model, ready to run.
 pub(crate) struct PreparedRecipe {
@@ -54,6 +55,9 @@ impl PreparedRecipe {
             check_new_file(file)?;
         }
         let card = matches.get_one::<String>("phantom").map_or("", String::as_str);
+        if card.is_empty() && !has_gpu() {
+            bail!("this machine has no NVIDIA GPU; simulate one: --phantom h100-80g");
+        }
         check_ranks(recipe, card, matches.contains_id("ranks"))?;
         let lengths = match worst {
             Some(worst) => vec![worst.length(recipe.is_of_images())?],
@@ -62,7 +66,7 @@ impl PreparedRecipe {
                 lengths(list, recipe.length_option())?
             }
         };
-        let listed = matches.get_one::<String>("values").map(|list| entries(list)).unwrap_or_default();
+        let listed = listed(matches)?;
         let changes: Vec<&String> = matches.get_many::<String>("set").into_iter().flatten().collect();
         let changed = settings::changed(recipe, &changes, &listed)?;
         let gpus = counts(card);
@@ -75,19 +79,10 @@ impl PreparedRecipe {
         let facts = model.check(&python, &scratch.folder, &folder, &lengths, &changed)?;
         let script = model.fill(&changed.script, &facts);
         let searched = changed.searched.map(|name| {
-            let of_script = script.lines().find_map(|line| line.strip_prefix("BATCH = ")?.parse().ok());
-            let batch = matches.get_one::<u64>("batch").copied().or(of_script).unwrap_or(1);
+            let batch = batch(matches, &script);
             let usual = settings::usual(&name, batch, gpus.first().copied(), facts.layers);
             SearchedSetting { name, usual, batch }
         });
-        if searched.as_ref().is_some_and(|one| one.name == "ACCUMULATION" && one.batch == 1)
-            && listed.is_empty()
-        {
-            bail!("--set accumulation={{}} divides a batch: add --batch N");
-        }
-        if card.is_empty() && !has_gpu() {
-            bail!("this machine has no NVIDIA GPU; simulate one: --phantom h100-80g");
-        }
         // Each value of a setting has a script of its own.
         let file = scratch.folder.join(if searched.is_some() { "recipe-{}.py" } else { "recipe.py" });
         let of_model = if recipe.library == "timm" { model.name.clone().into() } else { folder.into() };
@@ -97,11 +92,6 @@ impl PreparedRecipe {
         let request =
             PreparedRecipe { recipe, model: model.name, words, lengths, script, searched, _scratch: scratch };
         Ok(Some(request))
-    }
-
-    /// Returns true if the recipe starts a server, which is asked how much it holds.
-    pub(crate) fn is_asked(&self) -> bool {
-        self.is_server() && self.searched.is_none()
     }
 
     /// Returns true if the recipe starts a server.

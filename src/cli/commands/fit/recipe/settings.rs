@@ -1,7 +1,6 @@
 //! The settings of a recipe: the constants at the top of its script, which `--set` changes.
 
 use anyhow::{Result, anyhow, bail};
-use clap::ArgMatches;
 use serde_json::{Map, Value};
 
 use super::catalog::Recipe;
@@ -148,12 +147,12 @@ pub(crate) fn shown(name: &str) -> String {
 }
 
 /// Returns true if a larger number of this setting needs less memory.
-fn saves(name: &str) -> bool {
+pub(super) fn saves(name: &str) -> bool {
     entry(name).is_some_and(|setting| setting.memory == Memory::Shrinks)
 }
 
 /// Returns the settings of a script that save memory, as users write them.
-fn saving(script: &str) -> Vec<String> {
+pub(super) fn saving(script: &str) -> Vec<String> {
     let names = settings(script).into_iter().map(|(name, _)| name);
     names.filter(|name| saves(name)).map(shown).collect()
 }
@@ -262,39 +261,6 @@ pub(crate) fn usual(name: &str, batch: u64, gpus: Option<u64>, layers: Option<u6
     Some(numbers.iter().map(u64::to_string).collect())
 }
 
-/// Checks that the options of a search suit the setting that is searched for. `script` has all settings of the recipe.
-pub(crate) fn check_search(matches: &ArgMatches, script: &str, searched: Option<&str>) -> Result<()> {
-    let is_smallest = matches.get_flag("smallest");
-    let saving = saving(script);
-    let examples = match saving.first() {
-        Some(_) => format!("this recipe has {}", saving.join(", ")),
-        None => "this recipe has none".to_owned(),
-    };
-    let Some(name) = searched else {
-        if let Some(batch) = matches.get_one::<u64>("batch") {
-            bail!(
-                "--batch {batch} is for a search for another setting, --set KEY={{}}; to try one batch: \
-                 --values {batch}"
-            );
-        }
-        if is_smallest {
-            bail!("--smallest needs --set KEY={{}} with a setting that saves memory: {examples}");
-        }
-        return Ok(());
-    };
-    let shown = shown(name);
-    if is_smallest && !saves(name) {
-        bail!("--smallest: a larger {shown} does not save memory; {examples}");
-    }
-    if !is_smallest && saves(name) {
-        bail!(
-            "--set {shown}={{}}: a larger {shown} saves memory: add --smallest, which finds the smallest that fits; \
-             --values may then have any order"
-        );
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -364,18 +330,6 @@ mod tests {
         let error = change("serve", &["utilization={}"], &[]).err().unwrap().to_string();
         assert!(error.contains("name the values from least to most memory"), "{error}");
         assert!(change("serve", &["utilization={}"], &["0.8", "0.9"]).is_ok());
-    }
-
-    #[test]
-    fn a_setting_that_saves_memory_needs_smallest_also_with_values() {
-        let script = Recipe::named("serve").unwrap().with_all_settings();
-        let check = |more: &str| {
-            let words = format!("fit --recipe serve --model m --values 1,2,4{more}");
-            let matches = crate::commands::fit::command().try_get_matches_from(words.split(' ')).unwrap();
-            check_search(&matches, &script, Some(GPUS))
-        };
-        assert!(check("").unwrap_err().to_string().contains("add --smallest"));
-        assert!(check(" --smallest").is_ok());
     }
 
     /// The other options set the other constants.

@@ -46,6 +46,12 @@ impl Candidates {
         }
     }
 
+    /// Returns the texts that may be invalid. The numbers of a sequence all have the same form, so the first is enough.
+    pub(crate) fn texts_to_check(&self) -> impl Iterator<Item = String> {
+        let last = if matches!(self, Candidates::Numbers { .. }) { 0 } else { self.last() };
+        (0..=last).map(move |index| self.text(index))
+    }
+
     /// Returns true if these are numbers of GPUs.
     pub(crate) fn are_gpus(&self) -> bool {
         matches!(self, Candidates::Gpus(_))
@@ -130,6 +136,20 @@ fn descending(list: Vec<String>) -> Result<Candidates> {
     Ok(Candidates::List(sorted.into_iter().map(|(_, word)| word).collect()))
 }
 
+/// Returns the values of `--values`; empty without the option.
+///
+/// # Errors
+/// When the option names no value.
+pub(crate) fn listed(matches: &ArgMatches) -> Result<Vec<String>> {
+    let Some(list) = matches.get_one::<String>("values").map(|list| entries(list)) else {
+        return Ok(Vec::new());
+    };
+    if list.is_empty() {
+        bail!("--values names no value; for example: --values 512,1024,2048");
+    }
+    Ok(list)
+}
+
 /// Returns the values of `{}` in the command. `usual` has the values if the user names none, and `least` is the
 /// first value if the user gives no `--min`.
 pub(crate) fn candidates(
@@ -142,11 +162,8 @@ pub(crate) fn candidates(
     if let Some(usual) = usual.filter(|_| !["values", "min", "max", "multiple-of"].iter().any(has)) {
         return if is_smallest { descending(usual) } else { Ok(Candidates::List(usual)) };
     }
-    if let Some(list) = matches.get_one::<String>("values") {
-        let list = entries(list);
-        if list.is_empty() {
-            bail!("--values names no value; for example: --values 512,1024,2048");
-        }
+    let list = listed(matches)?;
+    if !list.is_empty() {
         return if is_smallest { descending(list) } else { Ok(Candidates::List(list)) };
     }
     let number = |name| matches.get_one::<u64>(name).map(|number| *number as usize);

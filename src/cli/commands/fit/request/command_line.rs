@@ -5,7 +5,6 @@ use std::ffi::OsString;
 use anyhow::{Result, bail};
 use clap::ArgMatches;
 
-use super::largest_input::LargestInput;
 use super::placeholders::{self, GPUS, NODES, PER_NODE, VALUE, cards};
 
 /// Returns the placeholder for the number of GPUs at the start of a card, if there is one.
@@ -15,39 +14,36 @@ pub(crate) fn gpus_place_of(card: &str) -> Option<&'static str> {
         .find(|place| card.strip_prefix(place).is_some_and(|rest| rest.starts_with(['x', 'X'])))
 }
 
-/// Returns the program of the command line and its arguments, with the dimensions of the input of `--worst`.
-///
-/// # Errors
-/// When the arguments have no place for a dimension of `--worst`, or one that the input does not have.
-pub(crate) fn program(matches: &ArgMatches, worst: Option<&LargestInput>) -> Result<Vec<OsString>> {
-    let words: Vec<OsString> = matches.get_many("command").into_iter().flatten().cloned().collect();
-    match worst {
-        Some(worst) => worst.fill(&words),
-        None => Ok(words),
-    }
+/// The program and the cards of a command line.
+pub(crate) struct CommandLine {
+    /// The program and its arguments; empty for a recipe, until its script is made.
+    pub(crate) words: Vec<OsString>,
+    /// The cards of `--phantom`; empty for the machine's own GPU.
+    pub(crate) cards: Vec<String>,
+    /// The cards' placeholder for the number of GPUs, if they have one.
+    pub(crate) place: Option<&'static str>,
 }
 
-/// Returns the program and its arguments, the cards of `--phantom`, and the cards' placeholder for the number
-/// of GPUs.
-///
-/// # Errors
-/// When there is no program or `--phantom` names no card, or the placeholders of the program and of the cards
-/// do not match.
-pub(crate) fn words_and_cards(
-    matches: &ArgMatches,
-    words: Vec<OsString>,
-) -> Result<(Vec<OsString>, Vec<String>, Option<&'static str>)> {
-    if words.is_empty() {
-        bail!("no program was given; for example: memtrace fit -- python train.py --batch {{}}");
+impl CommandLine {
+    /// Returns the program and the cards of the command line.
+    ///
+    /// # Errors
+    /// When there is no program or `--phantom` names no card, or the placeholders of the program and of the cards
+    /// do not match.
+    pub(crate) fn new(matches: &ArgMatches) -> Result<CommandLine> {
+        let words: Vec<OsString> = matches.get_many("command").into_iter().flatten().cloned().collect();
+        if words.is_empty() && !matches.contains_id("recipe") {
+            bail!("no program was given; for example: memtrace fit -- python train.py --batch {{}}");
+        }
+        let list = matches.get_one::<String>("phantom").map(|list| cards(list));
+        if list.as_ref().is_some_and(Vec::is_empty) {
+            bail!("--phantom names no card; `memtrace run --phantom list` lists the cards");
+        }
+        let cards = list.unwrap_or_default();
+        let place = gpus_place(&cards)?;
+        check_places(&words, place)?;
+        Ok(CommandLine { words, cards, place })
     }
-    let list = matches.get_one::<String>("phantom").map(|list| cards(list));
-    if list.as_ref().is_some_and(Vec::is_empty) {
-        bail!("--phantom names no card; `memtrace run --phantom list` lists the cards");
-    }
-    let cards = list.unwrap_or_default();
-    let place = gpus_place(&cards)?;
-    check_places(matches, &words, place)?;
-    Ok((words, cards, place))
 }
 
 /// Returns the placeholder for the number of GPUs that all cards have, or `None` if no card has one.
@@ -72,39 +68,22 @@ fn gpus_place(cards: &[String]) -> Result<Option<&'static str>> {
     Ok(place)
 }
 
-/// Checks that the command's placeholders match the placeholders in `--phantom`.
-fn check_places(matches: &ArgMatches, words: &[OsString], place: Option<&str>) -> Result<()> {
+/// Checks that the command's placeholders match the placeholder in `--phantom`.
+fn check_places(words: &[OsString], place: Option<&str>) -> Result<()> {
+    let own = [GPUS, NODES, PER_NODE].into_iter().find(|own| placeholders::has(words, own));
     let Some(place) = place else {
-        if let Some(lone) = [GPUS, NODES, PER_NODE].into_iter().find(|lone| placeholders::has(words, lone)) {
-            bail!(
-                "the command has {lone}, so --phantom needs a number of GPUs to vary: --phantom \
-                 {GPUS}xh100-80g"
-            );
-        }
-        if matches.contains_id("gpus") {
-            bail!("--gpus needs a placeholder for the GPUs in --phantom: --phantom {GPUS}xh100-80g");
-        }
-        return Ok(());
-    };
-    if matches.contains_id("ask") {
-        bail!("--ask does not vary the number of GPUs; list the cards: --phantom 2xh100-80g,4xh100-80g");
-    }
-    let both = matches.contains_id("gpus") && matches.contains_id("values");
-    let has_value = place != VALUE && placeholders::has(words, VALUE);
-    if both && !has_value {
+        let Some(lone) = own else { return Ok(()) };
         bail!(
-            "{place} is the number of GPUs: give only one of --gpus and --values; for a table by both, \
-             write {GPUS} in --phantom and {VALUE} in the command"
+            "the command has {lone}, so --phantom needs a number of GPUs to vary: --phantom {GPUS}xh100-80g"
         );
-    }
-    let has_placeholder =
-        [place, GPUS, NODES, PER_NODE].into_iter().any(|place| placeholders::has(words, place));
+    };
     let of_torchrun = |word: &OsString| {
         let word = word.to_string_lossy();
         word.ends_with("torchrun") || word == "torch.distributed.run"
     };
     // With `gpu` or `auto`, torchrun counts the cards itself, so the command needs no placeholder.
     let counts = |word: &OsString| ["gpu", "auto"].iter().any(|how| word.to_string_lossy().ends_with(how));
+    let has_placeholder = own.is_some() || placeholders::has(words, place);
     if !has_placeholder && words.iter().any(of_torchrun) && !words.iter().any(counts) {
         bail!(
             "the command needs a placeholder for the number of GPUs, too: torchrun --nproc-per-node {place}"

@@ -18,15 +18,10 @@ const PLACE: &str = "{dim";
 
 /// Returns the option `--worst`.
 pub(crate) fn argument() -> Arg {
-    Arg::new("worst")
-        .long("worst")
-        .value_name("TRACE")
-        .value_parser(value_parser!(PathBuf))
-        .conflicts_with("seq")
-        .help(
-            "Plan for the largest input in this trace. In the command, {dim0}, {dim1} and so on are the sizes \
+    Arg::new("worst").long("worst").value_name("TRACE").value_parser(value_parser!(PathBuf)).help(
+        "Plan for the largest input in this trace. In the command, {dim0}, {dim1} and so on are the sizes \
              of its dimensions. For a recipe, the last size is --seq",
-        )
+    )
 }
 
 /// The largest input of a trace.

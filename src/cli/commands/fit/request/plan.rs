@@ -4,28 +4,16 @@ use std::ffi::OsString;
 
 use anyhow::{Result, bail};
 use clap::ArgMatches;
-use clap::parser::ValueSource;
 
 use super::candidates::{Candidates, NODE, candidates, gpu_numbers, gpus_text, powers_of_two};
-use super::command_line::{gpus_place_of, program, words_and_cards};
-use super::largest_input::LargestInput;
-use super::placeholders::{self, Filling, NODES, VALUE};
+use super::command_line::{CommandLine, gpus_place_of};
+use super::mode::Goal;
+use super::placeholders::{self, Filling, NODES};
 use super::prices::Prices;
 use crate::child_env::{FreeAtStart, PhantomArgs};
 use crate::cluster::job::Job;
 use crate::commands::fit::recipe::prepared::PreparedRecipe;
 use crate::commands::fit::trial::launch::{PlannedTrial, check_names};
-
-/// The goal of the searches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
-    /// The largest value of `{}` in the command that fits.
-    Value,
-    /// The smallest number of GPUs on which the program fits.
-    Gpus,
-    /// Whether the program fits at all, because the command has no placeholder for a value.
-    YesOrNo,
-}
 
 /// One search, on one card. The number of GPUs is fixed, unless it is the goal of the search.
 pub(crate) struct Row {
@@ -48,7 +36,7 @@ pub(crate) struct Row {
 pub(crate) struct Plan {
     /// The program and its arguments.
     pub(crate) words: Vec<OsString>,
-    pub(crate) wanted: Wanted,
+    pub(crate) goal: Goal,
     pub(crate) rows: Vec<Row>,
     /// A search ends when the last value that fits and the first that does not differ by at most this share
     /// of the value.
@@ -59,17 +47,12 @@ pub(crate) struct Plan {
     pub(crate) last_is_given: bool,
     /// True if `--values` gives the columns of a table.
     pub(crate) is_grid: bool,
-    /// The sequence lengths, or sizes of images, of a recipe; empty without a recipe.
-    lengths: Vec<u64>,
-    /// The unit of the lengths, in the plural.
+    /// The unit of the lengths of a recipe, in the plural.
     pub(crate) length_unit: &'static str,
     /// The name of the value that is searched for.
     pub(crate) value_name: String,
     /// True if the value that is searched for is a number of GPUs.
     pub(crate) values_are_gpus: bool,
-    /// True if the smallest value that fits is wanted, because memory shrinks as the value grows
-    /// (`--smallest`). The values are then in descending order.
-    pub(crate) wants_smallest: bool,
     /// The prices of the cards, by which the rows of the answer are sorted.
     prices: Option<Prices>,
     /// A message for each card with numbers of GPUs that are not tried, because they are not possible.
@@ -77,84 +60,59 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Returns the plan for the program of the command line, or for a recipe's program.
+    /// Returns the plan for the program of `line`, which is the script of `recipe` if there is one.
     ///
     /// # Errors
     /// When the request is invalid.
     pub(crate) fn new(
         matches: &ArgMatches,
+        line: CommandLine,
+        goal: Goal,
         recipe: Option<&PreparedRecipe>,
-        worst: Option<&LargestInput>,
     ) -> Result<Plan> {
-        let given = match recipe {
-            Some(recipe) => recipe.words.clone(),
-            None => program(matches, worst)?,
-        };
-        let (words, cards, place) = words_and_cards(matches, given)?;
-        let in_command = placeholders::has(&words, VALUE) && place != Some(VALUE);
-        let wanted = match place {
-            _ if in_command => Wanted::Value,
-            Some(_) => Wanted::Gpus,
-            None => Wanted::YesOrNo,
-        };
-        if wanted == Wanted::YesOrNo && cards.len() < 2 {
-            bail!(
-                "the command has no placeholder for the value; write {{}} in its place: memtrace fit -- \
-                 python train.py --batch {{}}; or name several cards: --phantom a100-40g,h100-80g"
-            );
-        }
-        if matches.get_flag("smallest") && wanted != Wanted::Value && recipe.is_none() {
-            bail!("--smallest needs {{}} in the command, such as --blocks-to-swap {{}}");
-        }
+        let CommandLine { words, cards, place } = line;
         let mut plan = Plan {
             words,
-            wanted,
+            goal,
             rows: Vec::new(),
             within: 0.0,
             per_node: matches.get_one::<u64>("gpus-per-node").copied().unwrap_or(NODE),
             last_is_given: ["max", "values"].iter().any(|name| matches.contains_id(name))
-                || wanted == Wanted::Gpus && matches.contains_id("gpus"),
-            is_grid: wanted == Wanted::Value && place.is_some() && matches.contains_id("values"),
-            lengths: recipe.map(|recipe| recipe.lengths.clone()).unwrap_or_default(),
+                || goal == Goal::FewestGpus && matches.contains_id("gpus"),
+            is_grid: goal == Goal::Largest && place.is_some() && matches.contains_id("values"),
             length_unit: recipe.map_or("tokens", PreparedRecipe::unit),
             value_name: match recipe {
                 Some(recipe) => recipe.searched().unwrap_or_else(|| "batch".to_owned()),
                 None => "value".to_owned(),
             },
-            values_are_gpus: wanted == Wanted::Gpus || recipe.is_some_and(PreparedRecipe::searches_gpus),
-            wants_smallest: matches.get_flag("smallest"),
+            values_are_gpus: goal == Goal::FewestGpus || recipe.is_some_and(PreparedRecipe::searches_gpus),
             prices: Prices::new(matches)?,
             left_out: Vec::new(),
         };
-        plan.rows = match wanted {
-            Wanted::Gpus => {
-                let (rows, left_out) = plan.rows_of_gpus(matches, &cards)?;
-                plan.left_out = left_out;
-                rows
+        match goal {
+            Goal::FewestGpus => (plan.rows, plan.left_out) = plan.rows_of_gpus(matches, &cards)?,
+            Goal::YesOrNo => {
+                let values = Candidates::List(vec![String::new()]);
+                plan.rows = plan.rows_of_values(matches, &cards, &[], &values)?;
             }
-            Wanted::YesOrNo => {
-                plan.rows_of_values(matches, &cards, None, &Candidates::List(vec![String::new()]))?
-            }
-            Wanted::Value => {
-                let values = candidates(
-                    matches,
-                    recipe.and_then(PreparedRecipe::usual),
-                    recipe.and_then(PreparedRecipe::least),
-                )?;
+            Goal::Largest | Goal::Smallest => {
+                let usual = recipe.and_then(PreparedRecipe::usual);
+                let values = candidates(matches, usual, recipe.and_then(PreparedRecipe::least))?;
                 if let Some(recipe) = recipe {
-                    let last = if matches!(values, Candidates::Numbers { .. }) { 0 } else { values.last() };
-                    recipe.check((0..=last).map(|index| values.text(index)))?;
+                    recipe.check(values.texts_to_check())?;
                 }
                 if !matches!(values, Candidates::List(_)) {
                     plan.within = matches.get_one("within").copied().unwrap_or_default();
                 }
-                plan.rows_of_values(matches, &cards, place, &values)?
+                let lengths = recipe.map_or(&[][..], |recipe| recipe.lengths.as_slice());
+                plan.rows = plan.rows_of_values(matches, &cards, lengths, &values)?;
             }
-        };
+        }
         let names = plan.rows.iter().flat_map(|row| {
-            // The trials of a sequence of numbers have different names anyway, so check only the first.
-            let last = if matches!(row.values, Candidates::Numbers { .. }) { 0 } else { row.values.last() };
-            (0..=last).map(|index| plan.planned(row, &row.values, index).label)
+            row.values
+                .texts_to_check()
+                .enumerate()
+                .map(|(index, _)| plan.planned(row, &row.values, index).label)
         });
         check_names(names)?;
         Ok(plan)
@@ -167,14 +125,6 @@ impl Plan {
 
     /// Returns a search for the smallest number of GPUs for each card, and the lines of [`Plan::left_out`].
     fn rows_of_gpus(&self, matches: &ArgMatches, cards: &[String]) -> Result<(Vec<Row>, Vec<String>)> {
-        let typed = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
-        if matches.contains_id("gpus")
-            && let Some(name) = ["min", "max", "multiple-of", "within"].into_iter().find(typed)
-        {
-            bail!(
-                "--gpus names all numbers of GPUs to try, so that --{name} has no effect: leave one of them out"
-            );
-        }
         let given = ["gpus", "values"].into_iter().find(|name| matches.contains_id(name));
         let numbers = match given {
             Some(name) => gpu_numbers(matches, name)?,
@@ -225,27 +175,26 @@ impl Plan {
         Ok((rows, lines))
     }
 
-    /// Returns a search for the largest value for each card, number of GPUs and sequence length.
+    /// Returns a search for a value for each card, number of GPUs and sequence length.
     fn rows_of_values(
         &self,
         matches: &ArgMatches,
         cards: &[String],
-        place: Option<&str>,
+        lengths: &[u64],
         values: &Candidates,
     ) -> Result<Vec<Row>> {
-        let mut numbers: Vec<Option<u64>> = match (place, matches.contains_id("gpus")) {
-            (None, _) => vec![None],
-            (Some(_), true) => gpu_numbers(matches, "gpus")?.into_iter().map(Some).collect(),
-            (Some(_), false) => bail!("list the numbers of GPUs for the table: --gpus 8,16,32"),
+        let or_none = |list: Vec<u64>| match list.as_slice() {
+            [] => vec![None],
+            list => list.iter().copied().map(Some).collect(),
+        };
+        let mut numbers = match matches.contains_id("gpus") {
+            true => or_none(gpu_numbers(matches, "gpus")?),
+            false => vec![None],
         };
         numbers.reverse();
+        let lengths = or_none(lengths.to_vec());
         let cards: Vec<Option<&String>> =
             if cards.is_empty() { vec![None] } else { cards.iter().map(Some).collect() };
-        let lengths: Vec<Option<u64>> = if self.lengths.is_empty() {
-            vec![None]
-        } else {
-            self.lengths.iter().copied().map(Some).collect()
-        };
         let mut rows = Vec::new();
         for card in cards {
             for (gpus, length) in
@@ -301,7 +250,7 @@ impl Plan {
     }
 
     fn filling(&self, value: &str, gpus: Option<u64>, length: Option<u64>) -> Filling {
-        let value = (self.wanted != Wanted::YesOrNo).then(|| value.to_owned());
+        let value = (self.goal != Goal::YesOrNo).then(|| value.to_owned());
         Filling { value, gpus: gpus.map(|gpus| (gpus, self.per_node)), length }
     }
 
@@ -318,7 +267,7 @@ impl Plan {
             name.extend(card.as_deref());
             name.extend(length.as_deref());
         }
-        if self.wanted == Wanted::Value || name.is_empty() {
+        if matches!(self.goal, Goal::Largest | Goal::Smallest) || name.is_empty() {
             name.push(&text);
         }
         let label = name.join(" ");
@@ -351,17 +300,19 @@ fn filled_text(card: &str, filling: &Filling) -> String {
     filling.fill(card.as_ref()).to_string_lossy().into_owned()
 }
 
+/// Returns the plan of a command line without a recipe.
+#[cfg(test)]
+pub(crate) fn plan(words: &str) -> Result<Plan> {
+    use super::mode::Mode;
+    let matches = crate::commands::fit::command().try_get_matches_from(words.split(' ')).unwrap();
+    let line = CommandLine::new(&matches)?;
+    let Mode::Search(goal) = Mode::new(&matches, &line)? else { panic!("not a search: {words}") };
+    Plan::new(&matches, line, goal, None)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn plan(words: &str) -> Result<Plan> {
-        Plan::new(
-            &crate::commands::fit::command().try_get_matches_from(words.split(' ')).unwrap(),
-            None,
-            None,
-        )
-    }
 
     #[test]
     fn numbers_of_gpus_are_the_last_given_only_where_they_are_searched() {

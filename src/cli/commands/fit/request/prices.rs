@@ -19,7 +19,6 @@ pub(crate) fn argument() -> Arg {
         .value_name("FILE")
         .value_parser(value_parser!(PathBuf))
         .requires("phantom")
-        .conflicts_with("ask")
         .help(
             "Sort the rows by price, the cheapest first. Each line of FILE has a card and the price of one, in any \
              unit: rtx4090,0.35",

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::estimate::Point;
 use super::limit_search::LimitSearch;
 use crate::commands::fit::request::candidates::{Candidates, gpus_text};
+use crate::commands::fit::request::mode::Goal;
 use crate::commands::fit::request::plan::{Plan, Row};
 use crate::commands::fit::trial::outcome::{Trial, TrialOutcome};
 
@@ -136,7 +137,8 @@ impl<'a> RowSearch<'a> {
         let used_none = trial.outcome == TrialOutcome::Fits && trial.peak.processes == 0;
         // A smaller value of what saves the card's memory needs no more host memory. So the host decides only about
         // the smallest value that fits on the card.
-        let fits = trial.outcome == TrialOutcome::Fits || plan.wants_smallest && trial.peak.exceeds_host;
+        let wants_smallest = plan.goal == Goal::Smallest;
+        let fits = trial.outcome == TrialOutcome::Fits || wants_smallest && trial.outcome.exceeds_host();
         self.trials.push((text.clone(), trial));
         if used_none {
             self.stopped = Some(format!("{with}the program allocated no GPU memory{hint}"));
@@ -152,7 +154,7 @@ impl<'a> RowSearch<'a> {
             self.limit.record(index, fits);
         }
         // With `--smallest`, the search ends when the last candidate fits, and needs no other reason.
-        let is_found = plan.wants_smallest && self.limit.fits == Some(self.values.last());
+        let is_found = wants_smallest && self.limit.fits == Some(self.values.last());
         let is_open = self.stopped.is_none() && self.limit.too_big.is_none() && !is_found;
         if is_open && !self.values.are_gpus() && self.is_unchanged() {
             self.stopped = Some(format!(

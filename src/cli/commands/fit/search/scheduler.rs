@@ -57,7 +57,8 @@ impl<'a> SearchScheduler<'a> {
             }
         }
         for search in &mut self.searches {
-            let over_host = |index: &usize| search.trial(*index).is_some_and(|trial| trial.peak.exceeds_host);
+            let over_host =
+                |index: &usize| search.trial(*index).is_some_and(|trial| trial.outcome.exceeds_host());
             if let Some(index) = search.limit.fits.filter(over_host) {
                 search.limit.fits = None;
                 search.limit.too_big = Some(index);
@@ -199,6 +200,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::commands::fit::request::plan::plan;
     use crate::commands::fit::trial::outcome::TrialOutcome;
     use crate::commands::fit::trial::peak::PeakUse;
 
@@ -209,8 +211,7 @@ mod tests {
             ("fit --phantom {gpus}xl4 --gpus 1,2,4 -- python t.py {gpus} {}", [false, true]),
             ("fit --phantom {gpus}xt4,{gpus}xl4 --gpus 1,2 -- python t.py {gpus} {}", [false, false]),
         ] {
-            let words = crate::commands::fit::command().try_get_matches_from(words.split(' ')).unwrap();
-            let plan = Plan::new(&words, None, None).unwrap();
+            let plan = plan(words).unwrap();
             let mut searches = SearchScheduler::new(&plan);
             for (number, is_over) in over.into_iter().enumerate() {
                 let failed = Trial {
@@ -231,9 +232,8 @@ mod tests {
     #[test]
     fn results_follow_for_other_numbers_of_gpus_of_the_same_length_alone() {
         let words = "fit --phantom {gpus}xh100-80g --gpus 8,16 --values 1,2,4 -- python t.py {gpus} {}";
-        let words = crate::commands::fit::command().try_get_matches_from(words.split(' ')).unwrap();
         for (length, expected) in [(2048, Some(1)), (8192, None)] {
-            let mut plan = Plan::new(&words, None, None).unwrap();
+            let mut plan = plan(words).unwrap();
             plan.rows[0].length = Some(2048);
             plan.rows[1].length = Some(length);
             let mut searches = SearchScheduler::new(&plan);

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::ArgMatches;
 use memtrace_trace::units::Unit;
 
-use super::outcome::{Trial, TrialOutcome, output, says_out_of_memory, unwritten_bytes};
+use super::outcome::{STDERR, STDOUT, Trial, TrialOutcome, output, says_out_of_memory, unwritten_bytes};
 use super::peak::{Measured, measure};
 use super::process_tree::ProcessTree;
 use crate::child_env::{PhantomArgs, Scratch, run_id, traced_command};
@@ -65,6 +65,22 @@ pub(crate) fn check_names(trials: impl IntoIterator<Item = String>) -> Result<()
     Ok(())
 }
 
+/// Checks that the folder of `-o` has no trial of an earlier search, which would have the folder of a new trial with
+/// the same value.
+///
+/// # Errors
+/// When the folder has such a trial.
+pub(crate) fn check_folder(matches: &ArgMatches) -> Result<()> {
+    let Some(out) = matches.get_one::<PathBuf>("out") else { return Ok(()) };
+    // A search writes no list through a link, nor into a pipe. A killed search may have left a trial without a list.
+    let is_file = |path: &Path| path.symlink_metadata().is_ok_and(|about| about.is_file());
+    let mut entries = fs::read_dir(out).into_iter().flatten().flatten();
+    if is_file(&out.join(TRIALS_FILE)) || entries.any(|entry| is_file(&entry.path().join(STDERR))) {
+        bail!("-o {}: this folder has the trials of an earlier search; name a new folder", out.display());
+    }
+    Ok(())
+}
+
 /// The data that all trials of this command share.
 pub(crate) struct TrialSetup<'a> {
     pub(crate) matches: &'a ArgMatches,
@@ -81,7 +97,7 @@ impl TrialSetup<'_> {
         let name = folder_name(label);
         let folder = self.out.folder.join(&name);
         if folder.exists() {
-            bail!("{} exists already; choose another folder with -o", folder.display());
+            bail!("{} exists already; name a new folder with -o", folder.display());
         }
         fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let run_id = run_id();
@@ -98,7 +114,7 @@ impl TrialSetup<'_> {
             let path = folder.join(name);
             File::create_new(&path).with_context(|| path.display().to_string())
         };
-        child.stdin(Stdio::null()).stdout(stream("stdout.txt")?).stderr(stream("stderr.txt")?);
+        child.stdin(Stdio::null()).stdout(stream(STDOUT)?).stderr(stream(STDERR)?);
         let shown = self.out.shown.join(&name);
         match ProcessTree::spawn(child) {
             Ok(tree) => {
@@ -161,24 +177,23 @@ impl RunningTrial {
     pub(crate) fn finish(self, status: ExitStatus) -> Result<Trial> {
         let took = self.started.elapsed();
         let Measured { mut peak, request, was_killed_for_memory } = measure(&self.folder)?;
-        let text = output(&self.folder, "stderr.txt");
+        let text = output(&self.folder, STDERR);
         peak.host = peak.host.saturating_add(unwritten_bytes(&self.folder));
-        let over_host = self.host_limit.filter(|limit| peak.host > *limit);
-        peak.exceeds_host = over_host.is_some() && request.is_none() && status.success();
-        let outcome = match (request, status.success()) {
-            (Some(request), _) => TrialOutcome::TooBig(request),
-            (None, true) if over_host.is_some() => TrialOutcome::TooBig(format!(
+        let exceeded = self.host_limit.filter(|limit| peak.host > *limit);
+        let outcome = match (request, status.success(), exceeded) {
+            (Some(request), ..) => TrialOutcome::TooBig(request),
+            (None, true, Some(limit)) => TrialOutcome::TooBigForHost(format!(
                 "had {} of host memory, more than --host-mem {}",
                 Unit::Auto.show(peak.host),
-                Unit::Auto.show(over_host.unwrap_or(0))
+                Unit::Auto.show(limit)
             )),
-            (None, true) if peak.fills_machine => TrialOutcome::TooBig(format!(
+            (None, true, None) if peak.fills_machine => TrialOutcome::TooBig(format!(
                 "and the host together used all {} of the memory that they share",
                 Unit::Auto.show(peak.capacity)
             )),
-            (None, true) => TrialOutcome::Fits,
-            (None, false) if says_out_of_memory(&text) => TrialOutcome::TooBig(String::new()),
-            (None, false) => {
+            (None, true, None) => TrialOutcome::Fits,
+            (None, false, _) if says_out_of_memory(&text) => TrialOutcome::TooBig(String::new()),
+            (None, false, _) => {
                 let ended = match status.signal() {
                     Some(9) if was_killed_for_memory => {
                         "killed by the kernel, because the host's memory ran out".to_owned()

@@ -4,4 +4,5 @@ pub(super) mod launch;
 pub(super) mod outcome;
 pub(super) mod peak;
 pub(super) mod process_tree;
+mod progress;
 pub(super) mod runner;

@@ -9,6 +9,10 @@ use memtrace_analysis::render::phantom_run::PhantomRun;
 
 use super::peak::PeakUse;
 
+/// The files in the folder of a trial with the output of its program.
+pub(crate) const STDOUT: &str = "stdout.txt";
+pub(crate) const STDERR: &str = "stderr.txt";
+
 /// The maximum number of bytes of an output that are read: a program may print gigabytes.
 const MOST_OUTPUT: u64 = 16 << 20;
 
@@ -20,6 +24,8 @@ pub(crate) enum TrialOutcome {
     /// The trial ran out of memory. The text describes the request that failed, or is empty if the request is
     /// unknown.
     TooBig(String),
+    /// The trial fits on the card, but had more host memory than `--host-mem`. The text has both sizes.
+    TooBigForHost(String),
     /// The trial failed for another reason. The fields are its status or signal, and the last lines of its
     /// stderr.
     Failed(String, Vec<String>),
@@ -30,9 +36,14 @@ impl TrialOutcome {
     pub(crate) fn word(&self) -> &'static str {
         match self {
             TrialOutcome::Fits => "fits",
-            TrialOutcome::TooBig(_) => "out of memory",
+            TrialOutcome::TooBig(_) | TrialOutcome::TooBigForHost(_) => "out of memory",
             TrialOutcome::Failed(..) => "failed",
         }
+    }
+
+    /// Returns true if the trial fits on the card but not in host memory.
+    pub(crate) fn exceeds_host(&self) -> bool {
+        matches!(self, TrialOutcome::TooBigForHost(_))
     }
 }
 
@@ -69,7 +80,7 @@ pub(crate) fn output(folder: &Path, name: &str) -> String {
 /// Returns the bytes of weights that the script of a recipe left unwritten on the host, as it prints. They are not
 /// resident, and would be if the script had loaded them.
 pub(super) fn unwritten_bytes(folder: &Path) -> i64 {
-    let text = output(folder, "stdout.txt");
+    let text = output(folder, STDOUT);
     let number = |line: &str| {
         let rest = line.strip_prefix("unwritten weights on the host: ")?;
         rest.strip_suffix(" bytes")?.parse().ok().filter(|bytes: &i64| *bytes >= 0)
@@ -117,13 +128,13 @@ mod tests {
     #[test]
     fn of_a_huge_output_only_the_end_is_read() {
         let folder = tempfile::tempdir().unwrap();
-        let file = File::create(folder.path().join("stderr.txt")).unwrap();
+        let file = File::create(folder.path().join(STDERR)).unwrap();
         file.set_len(MOST_OUTPUT + 100).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, b"CUDA out of memory", MOST_OUTPUT + 82).unwrap();
-        let text = output(folder.path(), "stderr.txt");
+        let text = output(folder.path(), STDERR);
         assert_eq!(text.len() as u64, MOST_OUTPUT);
         assert!(says_out_of_memory(&text) && text.ends_with("memory"));
-        assert_eq!(output(folder.path(), "stdout.txt"), "");
+        assert_eq!(output(folder.path(), STDOUT), "");
     }
 
     #[test]
@@ -138,7 +149,7 @@ mod tests {
             let (before, rest) = rest.split_once('{').unwrap();
             let (_, rest) = rest.split_once('}').unwrap();
             let (after, _) = rest.split_once('"').unwrap();
-            fs::write(files.path().join("stdout.txt"), format!("{start}{before}42{after}\n")).unwrap();
+            fs::write(files.path().join(STDOUT), format!("{start}{before}42{after}\n")).unwrap();
             let trial = Trial {
                 label: String::new(),
                 value: String::new(),

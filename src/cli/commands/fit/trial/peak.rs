@@ -44,8 +44,6 @@ pub(crate) struct PeakUse {
     pub(crate) pinned_absent: i64,
     /// The lines at which the program acted on values that the simulated GPU made up.
     pub(crate) acted_at: BTreeSet<String>,
-    /// True if `host` is more than `--host-mem`.
-    pub(crate) exceeds_host: bool,
     /// The number of ranks of one node that did not run.
     pub(crate) absent_ranks: i64,
     /// Bytes by category at the peak of allocated memory, largest first.

@@ -2,26 +2,21 @@
 //! this command to end.
 
 use std::fs;
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::ArgMatches;
-use memtrace_analysis::render::numbers::duration;
-use memtrace_trace::private_file;
-use memtrace_trace::text::printable;
-use memtrace_trace::units::Unit;
 use rustix::process::Signal;
 
-use super::launch::{PlannedTrial, RunningTrial, TRIALS_FILE, TrialSetup};
+use super::launch::{PlannedTrial, RunningTrial, TrialSetup};
 use super::outcome::{Trial, TrialOutcome};
-use super::peak::PeakUse;
 use super::process_tree::available_bytes;
+use super::progress::Progress;
 use crate::child_env::PhantomArgs;
 use crate::out_folder::OutFolder;
-use crate::{signals, terminal};
+use crate::signals;
 
 /// The interval between two checks of the trials.
 const INTERVAL: Duration = Duration::from_millis(10);
@@ -100,8 +95,7 @@ impl<'a, T: Copy> TrialRunner<'a, T> {
     /// When the output folder cannot be created, or signals cannot be received.
     pub(crate) fn new(matches: &'a ArgMatches, most_gpus: u64) -> Result<TrialRunner<'a, T>> {
         let out = OutFolder::new(matches.get_one::<PathBuf>("out"))?;
-        let progress =
-            Progress { on_terminal: std::io::stderr().is_terminal(), file: out.folder.join(TRIALS_FILE) };
+        let progress = Progress::new(&out.folder);
         let forwarder = signals::Forwarder::start()?;
         // Do not forward signals: each trial is in its own process group, and this command ends it itself.
         forwarder.no_child();
@@ -345,43 +339,6 @@ impl Ended {
 /// GPUs, the amount does not depend on the number of GPUs, and is returned unchanged.
 fn scaled(amount: u64, processes: usize, gpus: u64, most: u64) -> u64 {
     if processes as u64 >= gpus { amount.saturating_mul(most) / gpus.max(1) } else { amount }
-}
-
-/// Prints a line for each trial when it ends, and appends the line to [`TRIALS_FILE`]. A terminal also shows
-/// the trials in progress.
-struct Progress {
-    on_terminal: bool,
-    file: PathBuf,
-}
-
-impl Progress {
-    fn trying(&self, values: &str, number: usize) {
-        if self.on_terminal {
-            terminal::show_progress(&format!("trial {number}: trying {values} ..."));
-        }
-    }
-
-    fn clear(&self) {
-        if self.on_terminal {
-            terminal::show_progress("");
-        }
-    }
-
-    fn tried(&self, trial: &Trial) {
-        let took = duration(trial.took.as_nanos() as i64);
-        // For a program without torch, only `used` is known.
-        let PeakUse { allocated, used, .. } = trial.peak;
-        let peak = Unit::Auto.show(if allocated > 0 { allocated } else { used });
-        self.say(&format!("{}: {}, peak {peak}, {took}", trial.label, trial.outcome.word()));
-    }
-
-    fn say(&self, line: &str) {
-        let line = printable(line);
-        writeln!(std::io::stderr(), "{line}").ok();
-        // Ignore errors: the lines are also on stderr, and a full disk must not end the search.
-        let file = private_file::append_or_create(&self.file);
-        file.and_then(|mut file| writeln!(file, "{line}")).ok();
-    }
 }
 
 #[cfg(test)]
