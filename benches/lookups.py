@@ -12,7 +12,6 @@ quartiles of the ratios, for wall time and CPU time. "untraced again" shows the 
 cost of the preload itself.
 """
 
-import os
 import resource
 import statistics
 import subprocess

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::key_values::{bytes_of, value_of};
 use crate::command::script;
 use crate::host::HostFiles;
+use crate::key_values::{bytes_of, value_of};
 
 /// The maximum number of characters of a user, a container or a command.
 const LONGEST: usize = 60;

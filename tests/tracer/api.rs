@@ -217,11 +217,7 @@ fn c_api_begins_any_number_of_steps_and_each_mark_has_its_number() {
 
 /// Runs `memtrace live --detail` with these arguments. Returns its status, stdout and stderr.
 fn ask_for_detail(arguments: &[&str]) -> (Option<i32>, String, String) {
-    let output = memtrace()
-        .args(["live", "--detail"])
-        .args(arguments)
-        .output()
-        .unwrap();
+    let output = memtrace().args(["live", "--detail"]).args(arguments).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }

@@ -70,7 +70,8 @@ pub(crate) fn launcher<'a>(command: &'a [&'a OsString]) -> Launcher<'a> {
     while let Some(word) = command.get(at) {
         let word = word.to_string_lossy();
         // `-um MODULE` is `-u -m MODULE`.
-        let flags = word.find('m').filter(|at| word[..*at].strip_prefix('-').is_some_and(is_flags)).map(|at| at + 1);
+        let flags =
+            word.find('m').filter(|at| word[..*at].strip_prefix('-').is_some_and(is_flags)).map(|at| at + 1);
         let (module, rest) = match flags.map(|end| &word[end..]) {
             Some("") => (command.get(at + 1).map(|module| module.to_string_lossy().into_owned()), at + 2),
             Some(module) => (Some(module.to_owned()), at + 1),

@@ -56,8 +56,7 @@ impl HostFiles {
     #[must_use]
     pub fn status(&self, pid: &str) -> Option<HostValues> {
         let text = self.text(pid, "status")?;
-        let values = ["VmRSS", "RssAnon", "RssFile", "RssShmem", "VmSwap"]
-            .map(|name| value(&text, name));
+        let values = ["VmRSS", "RssAnon", "RssFile", "RssShmem", "VmSwap"].map(|name| value(&text, name));
         values[0].is_some().then_some(values)
     }
 
@@ -77,8 +76,8 @@ impl HostFiles {
     #[must_use]
     pub fn machine(&self) -> Option<HostValues> {
         let text = fs::read_to_string(self.proc.join("meminfo")).ok()?;
-        let [total, available, free, swap_free] = ["MemTotal", "MemAvailable", "MemFree", "SwapFree"]
-            .map(|name| value(&text, name));
+        let [total, available, free, swap_free] =
+            ["MemTotal", "MemAvailable", "MemFree", "SwapFree"].map(|name| value(&text, name));
         total.is_some().then_some([total, available, free, swap_free, self.kills()])
     }
 

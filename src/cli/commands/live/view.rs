@@ -464,7 +464,10 @@ fn help(page: &mut Printer) {
         (&GROUPINGS.map(|(key, _)| key.to_string()).join(" "), &format!("group by {groupings}")),
         ("s  < >", "next or previous order: bytes, growth, blocks, name"),
         ("r", "next process; after the last, the one with the most memory in use"),
-        ("d", &format!("record the next {DETAIL_STEPS} steps of the shown process in full, as --detail does")),
+        (
+            "d",
+            &format!("record the next {DETAIL_STEPS} steps of the shown process in full, as --detail does"),
+        ),
         ("+ -", "refresh more often, less often"),
         ("h ?", "this help; any key closes it"),
     ] {

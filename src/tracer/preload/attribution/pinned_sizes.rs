@@ -51,9 +51,7 @@ static TRIED: AtomicBool = AtomicBool::new(false);
 /// Gives torch's allocator of pinned memory a vtable with our function, once.
 pub(crate) fn install() {
     // torch without CUDA has no such allocator, and asking for it would throw.
-    if find_in_loaded("libc10_cuda.so", ALLOCATOR).is_null()
-        || TRIED.swap(true, Ordering::Relaxed)
-    {
+    if find_in_loaded("libc10_cuda.so", ALLOCATOR).is_null() || TRIED.swap(true, Ordering::Relaxed) {
         return;
     }
     let of_cuda = find_in_loaded("libtorch_cuda.so", OF_CUDA);

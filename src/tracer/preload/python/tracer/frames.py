@@ -108,7 +108,14 @@ def running_variables(
 SETS = ("STORE_NAME", "STORE_GLOBAL", "STORE_ATTR")
 LOCAL_SETS = ("STORE_FAST", "STORE_DEREF")
 # The beginnings of the names of instructions that load a variable. Others load an attribute or a constant.
-LOADS_VARIABLE = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR")
+LOADS_VARIABLE = (
+    "LOAD_FAST",
+    "LOAD_NAME",
+    "LOAD_GLOBAL",
+    "LOAD_DEREF",
+    "LOAD_CLASSDEREF",
+    "LOAD_FROM_DICT_OR",
+)
 # From Python 3.13 on, one instruction may set two variables, or set one and then load one.
 PAIRS = {
     "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
