@@ -117,7 +117,8 @@ def print_table(compared: list[Compared]) -> None:
     for entry in compared:
         beside = ""
         if SECOND_TORCH in entry.ours:
-            beside = f"; torch {SECOND_TORCH}: {'equal' if entry.equal(SECOND_TORCH) else entry.shown(SECOND_TORCH)}"
+            shown = "equal" if entry.equal(SECOND_TORCH) else entry.shown(SECOND_TORCH)
+            beside = f"; torch {SECOND_TORCH}: {shown}"
         cause = f"; {entry.figure.cause}" if entry.figure.cause else ""
         print(f"{entry}{beside}{cause}")
     print(summary(compared))

@@ -26,7 +26,8 @@ def _find_is_plain(kind: type) -> bool:
     return owner is Tensor or owner is Base
 
 
-# True for a class whose tensors have memory of their own, unlike a fake tensor or a wrapper around other tensors.
+# True for a class whose tensors have memory of their own, unlike a fake tensor or a wrapper around other
+# tensors.
 IS_PLAIN = ClassTable(_find_is_plain)
 
 

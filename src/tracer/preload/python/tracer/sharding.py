@@ -49,8 +49,8 @@ def _in_detail(function, place: str):
 
 def hook_sharding_libraries() -> None:
     """Hooks the functions of the modules that were imported since the last call."""
-    # A list of items would have tuples, which go to Python's free list. The program's next tuples would then not
-    # count for its garbage collector.
+    # A list of items would have tuples, which go to Python's free list. The program's next tuples would then
+    # not count for its garbage collector.
     for index in list(_not_hooked):
         module_name, name, before, after = _not_hooked[index]
         if module_name not in sys.modules:

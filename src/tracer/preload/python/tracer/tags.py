@@ -266,7 +266,7 @@ def tag_state_of(optimizer) -> None:
 
 
 def tag_inputs(value, seen: set[int], depth: int = INPUT_DEPTH) -> None:
-    """Tags the tensors in the arguments of a call. Of each list and dict, up to MOST_INPUTS items are searched."""
+    """Tags the tensors in the arguments of a call. Searches up to MOST_INPUTS items of each list and dict."""
     # Not `isinstance`: it reads `__class__`, which runs the program's code if the value is a proxy.
     kind = type(value)
     if issubclass(kind, Tensor):
