@@ -154,7 +154,7 @@ fn truncated_gzip_file_is_read_up_to_its_end_with_lenient() {
         json["notes"].as_array().unwrap().iter().any(|text| text.as_str().unwrap().contains(note)),
         "{json}"
     );
-    let checked = stdout(&output(&["check", path(&folder)]));
+    let checked = String::from_utf8(output(&["check", path(&folder)]).stdout).unwrap();
     assert!(
         checked.contains("the rest of the file cannot be read: 1") && checked.contains("a.csv.gz: "),
         "{checked}"
