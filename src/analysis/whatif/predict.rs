@@ -115,7 +115,7 @@ impl Prediction {
         self.cut_step.map(|step| {
             format!(
                 "step {step} has more than {most} rows outside the chosen part, which were not kept: \
-                 --checkpoint, --chunk-loss and --optimizer in-backward change only the rest of it"
+                 --checkpoint, --chunk-loss, --optimizer in-backward, --shard and --autocast see only the rest of it"
             )
         })
     }

@@ -73,7 +73,7 @@ impl Writer<'_> {
         self.pickle.key(&mut settings, "PYTORCH_CUDA_ALLOC_CONF")?;
         self.pickle.text(conf)?;
         self.pickle.key(&mut settings, "expandable_segments")?;
-        self.pickle.bool(conf.contains("expandable_segments:True"))?;
+        self.pickle.bool(trace.meta.allocator.option("expandable_segments") == Some("True"))?;
         self.pickle.close(settings)?;
 
         self.pickle.key(&mut top, "external_annotations")?;

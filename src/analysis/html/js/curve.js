@@ -154,7 +154,7 @@ function paintLine(c, t, one, detail, name, y, bottom, colour, filled, width) {
   }
   c.strokeStyle = colour;
   c.lineWidth = filled ? 1.6 : 1.3;
-  if (name === "reserved" || !filled) c.setLineDash(one.line.name === "reserved" ? [] : [4, 3]);
+  if (!filled && name !== "reserved") c.setLineDash([4, 3]);
   c.stroke(upper);
   c.setLineDash([]);
 }

@@ -158,7 +158,7 @@ function listenToOverview() {
   overview.addEventListener("pointermove", (event) => {
     if (grabbed) to(event);
   });
-  overview.addEventListener("pointerup", () => (grabbed = false));
+  for (const end of ["pointerup", "pointercancel"]) overview.addEventListener(end, () => (grabbed = false));
 }
 
 /** Shows the values under the mouse. */

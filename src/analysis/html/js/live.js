@@ -16,7 +16,7 @@ import {
   shown,
   swatch,
 } from "./format.js";
-import { TREES, draw, matches, page, painters, state, track } from "./state.js";
+import { TREES, columnsOf, draw, matches, page, painters, state, track } from "./state.js";
 
 const NO_SHAPE = "(unknown shape)";
 
@@ -313,30 +313,6 @@ function neighbour(cells, from, key) {
   return row.find((cell) => cell.x + cell.w > from.x + 0.5 && cell.x < from.x + from.w - 0.5) ?? null;
 }
 
-const COLUMNS = {
-  group: [
-    ["bytes", "bytes", true],
-    ["share", "share", true],
-    ["", "", false],
-    ["blocks", "blocks", true],
-    ["name", "", false],
-  ],
-  block: [
-    ["bytes", "bytes", true],
-    ["share", "share", true],
-    ["requested", "requested", true],
-    ["born", "allocated at", true],
-    ["age", "lived", true],
-    ["step", "step", true],
-    ["category", "category", false],
-    ["shape", "tensor", false],
-    ["module", "module", false],
-    ["op", "op", false],
-    ["phase", "phase", false],
-    ["id", "alloc_id", true],
-  ],
-};
-
 function paintTable(t, ts, at) {
   const by = state.by,
     single = by === "block";
@@ -349,7 +325,7 @@ function paintTable(t, ts, at) {
     const order = typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : (x ?? 0) - (y ?? 0);
     return (state.down ? -order : order) || b.bytes - a.bytes;
   });
-  const columns = COLUMNS[single ? "block" : "group"];
+  const columns = columnsOf(by);
   const head = element("tr");
   for (const [name, text, number] of columns) {
     const cell = headCell(name ? " " : "", number ? "number" : "");

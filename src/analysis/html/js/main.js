@@ -14,6 +14,7 @@ import {
   drawAll,
   frames,
   hideTallLines,
+  isColumn,
   page,
   painters,
   readHash,
@@ -120,8 +121,7 @@ painters.choices = () => {
     (by) => {
       state.by = by;
       state.more = 1;
-      if (by !== "block" && !["bytes", "blocks", "name"].includes(state.sort))
-        [state.sort, state.down] = ["bytes", true];
+      if (!isColumn(by, state.sort)) [state.sort, state.down] = ["bytes", true];
       draw("choices", "live");
     },
   );

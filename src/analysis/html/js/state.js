@@ -1,9 +1,38 @@
 // Keeps the state of the view, which is also stored in the page's address, and schedules drawing.
 
-import { $, Track } from "./data.js";
+import { $, Track, isUsed } from "./data.js";
 
 /** The keys by which the table of live blocks groups. */
 export const TABLES = ["module", "category", "op", "phase", "step", "dtype", "shape", "block"];
+/** The columns of the table of live blocks, for groups and for single blocks: the field, the heading, and whether
+ * it is a number. */
+const COLUMNS = {
+  group: [
+    ["bytes", "bytes", true],
+    ["share", "share", true],
+    ["", "", false],
+    ["blocks", "blocks", true],
+    ["name", "", false],
+  ],
+  block: [
+    ["bytes", "bytes", true],
+    ["share", "share", true],
+    ["requested", "requested", true],
+    ["born", "allocated at", true],
+    ["age", "lived", true],
+    ["step", "step", true],
+    ["category", "category", false],
+    ["shape", "tensor", false],
+    ["module", "module", false],
+    ["op", "op", false],
+    ["phase", "phase", false],
+    ["id", "alloc_id", true],
+  ],
+};
+/** Returns the columns of the table that groups by this key. */
+export const columnsOf = (by) => COLUMNS[by === "block" ? "block" : "group"];
+/** Returns true if that table can be sorted by a field. */
+export const isColumn = (by, field) => field !== "" && columnsOf(by).some(([name]) => name === field);
 /** The orders of the levels of the icicle chart. */
 export const TREES = {
   module: { text: "module, then category", path: (b) => [...b.joined.split("."), b.category] },
@@ -61,7 +90,7 @@ export function hideTallLines(t) {
   hiddenLines.clear();
   const most = (line) => line.high.reduce((a, b) => Math.max(a, b), 0);
   // The line of the total that the page is about is always shown.
-  const others = t.lines.filter((line) => line.name !== "device used" || line === t.total);
+  const others = t.lines.filter((line) => !isUsed(line.name) || line === t.total);
   const highest = Math.max(1, ...others.map(most));
   for (const line of t.lines)
     if (!others.includes(line) && most(line) > highest * 2) hiddenLines.add(line.name);
@@ -117,8 +146,8 @@ export function readHash() {
   state.by = one("by", TABLES, "module");
   state.tree = one("tree", Object.keys(TREES), "module");
   const sort = params.get("sort") ?? "bytes";
-  state.down = !sort.startsWith("-");
-  state.sort = sort.replace(/^-/, "");
+  const column = sort.replace(/^-/, "");
+  [state.sort, state.down] = isColumn(state.by, column) ? [column, !sort.startsWith("-")] : ["bytes", true];
   state.theme = one("theme", ["light", "dark"], "");
 }
 

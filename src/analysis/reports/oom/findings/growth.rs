@@ -6,7 +6,7 @@ use memtrace_trace::{Category, Verdict};
 use super::super::evidence::{Evidence, StepTotals};
 use super::super::finding::{Blame, Cause, GROWS, Help, OomCase};
 use super::super::kept_reasons::{Kept, words};
-use super::super::limits::FEWEST_STEPS;
+use super::super::limits::{FEWEST_STEPS, LARGER_STEP};
 use super::super::retained_holders::is_of_forward;
 use super::copies;
 use crate::render::numbers::{counted, upper_first};
@@ -87,7 +87,7 @@ impl Evidence {
         }
         let usual = steps.iter().skip(1).map(|step| step.peak - step.began).max()?;
         let now = self.taken_by_step();
-        let is_usual = now as f64 <= 1.25 * usual as f64 || growth.total > now;
+        let is_usual = now as f64 <= LARGER_STEP * usual as f64 || growth.total > now;
         // After many steps that fitted, a step of the usual size failed. So the growth since then is the
         // cause, however small it is.
         let is_enough = self.is_material(growth.total) || growth.steps >= MANY_STEPS;
