@@ -234,6 +234,9 @@ impl<'a> Killed<'a> {
                  scheduler at its limit, or a launcher that ends the other ranks when one has failed"
             ),
             Killer::Signal(signal) => format!("ended {when}: {}", about_signal(signal)),
+            Killer::Unknown if self.signal.is_some() => format!(
+                "killed {when}: by SIGKILL. By whom is unknown: the trace has no count of the kernel's kills from before"
+            ),
             Killer::Unknown => format!(
                 "killed {when}: by whom is unknown. memtrace run knows the signal of a program that it starts, not of one that a launcher \
                  starts: torchrun ends the other ranks when one has failed. The kernel's count of kills is known on the machine where it ran"
@@ -334,11 +337,14 @@ fn killer(
     if let Some(signal) = signal.filter(|signal| *signal != SIGKILL) {
         return Killer::Signal(signal as i32);
     }
-    let before = |known: Option<i64>| known.filter(|kills| *kills >= 0);
-    let in_container = before(last.map(|last| last.container.kills)).zip(kills);
-    let on_machine = before(last.map(|last| last.machine.kills)).zip(machine_kills);
-    let rose = |counts: Option<(i64, i64)>| counts.map(|(before, after)| after > before);
-    match (rose(in_container), rose(on_machine)) {
+    // A count of 0 has not risen, even if no sample has the count before.
+    let rose = |before: Option<i64>, after: Option<i64>| match (before.filter(|kills| *kills >= 0), after?) {
+        (_, 0) => Some(false),
+        (before, after) => before.map(|before| after > before),
+    };
+    let in_container = rose(last.map(|last| last.container.kills), kills);
+    let on_machine = rose(last.map(|last| last.machine.kills), machine_kills);
+    match (in_container, on_machine) {
         (Some(true), _) => Killer::ContainerOom,
         (None, Some(true)) => Killer::MachineOom,
         // The container's counter includes every OOM kill of its processes, whether the container or the
@@ -414,5 +420,6 @@ mod tests {
         assert_eq!(of(Some(9), None, None), Killer::Unknown);
         assert_eq!(killer(Some(&sample(10, -1)), Some(9), None, None, None), Killer::ProbablyOom);
         assert_eq!(killer(None, Some(9), None, Some(1), Some(1)), Killer::Unknown);
+        assert_eq!(killer(None, Some(9), None, Some(0), Some(0)), Killer::Sent(None));
     }
 }
