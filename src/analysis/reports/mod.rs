@@ -130,7 +130,11 @@ mod tests {
             let mut trace = TraceBuilder::new(Meta { rank, world_size: 2, ..Meta::default() });
             trace.raw(Row { event: EventName::Lost, requested_bytes: 30, ..Row::default() });
             trace.segment(8 << 20);
-            trace.alloc(2 << 20, Row { step: 0, phase: "forward", ..Row::default() });
+            let owner = Row { step: 0, phase: "forward", ..Row::default() };
+            let block = trace.alloc(2 << 20, owner);
+            // Some reports stop reading after the peak.
+            trace.free(block, 2 << 20, owner);
+            trace.alloc(1 << 20, owner);
             file(trace.finish(), folder.join(format!("a.r{rank}.csv")));
         }
         let run = Input::open(&folder).unwrap();

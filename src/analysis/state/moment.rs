@@ -98,7 +98,8 @@ pub(crate) fn ends_script(row: &Record, replay: &Replay) -> bool {
 ///
 /// For a peak and for an OOM, this reads the trace twice: first to find the row, then up to that row. The
 /// blocks at an OOM have the categories that their whole lives show, as on the HTML page, because a program
-/// that catches the OOM continues.
+/// that catches the OOM continues. The summary is then that of the first reading, because a peak or an OOM in a
+/// part that cannot be read would be missed.
 ///
 /// # Errors
 /// When the trace cannot be read.
@@ -111,6 +112,7 @@ pub fn replay_to_moment(
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Option<Replayed>> {
     let tracked = Metric::Allocated;
+    let mut whole = None;
     let last = match at {
         NamedMoment::End | NamedMoment::Exit => {
             let window = &options.window;
@@ -141,12 +143,15 @@ pub fn replay_to_moment(
                 KnownCategories::default(),
                 |_, _| {},
             )?;
-            replayed.fullest(*metric, options).map_or(0, |device| device.peak(*metric).seq)
+            let last = replayed.fullest(*metric, options).map_or(0, |device| device.peak(*metric).seq);
+            whole = Some(replayed.summary);
+            last
         }
         NamedMoment::Oom => {
-            let (_, found) = find_oom(trace, options, &known, &SymbolTable::default(), &mut [])?;
+            let (whole, found) = find_oom(trace, options, &known, &SymbolTable::default(), &mut [])?;
             let Some(oom) = found else { return Ok(None) };
-            return replay_to_oom(trace, &oom, columns, options, visit).map(Some);
+            let replayed = replay_to_oom(trace, &oom, columns, options, visit)?;
+            return Ok(Some(Replayed { summary: whole.summary, ..replayed }));
         }
         NamedMoment::Mark(mark) => marks::find(trace, mark, options)?.map_or(0, |row| row.seq),
     };
@@ -166,7 +171,11 @@ pub fn replay_to_moment(
         found |= past && matches!(row.event, EventName::Alloc | EventName::Brief | EventName::Oom);
         stop
     };
-    replay_until(trace, columns, options, tracked, known, stop, visit).map(Some)
+    let replayed = replay_until(trace, columns, options, tracked, known, stop, visit)?;
+    Ok(Some(match whole {
+        Some(summary) => Replayed { summary, ..replayed },
+        None => replayed,
+    }))
 }
 
 /// The last OOM of a trace, found in a reading of the whole trace.
