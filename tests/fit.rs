@@ -388,6 +388,9 @@ fn fit_with_prices_lists_the_cheapest_card_first() {
     let json = Fit::on(cards, &[&of[..], &["--json"], &program].concat()).json();
     let each: Vec<_> = json["rows"].as_array().unwrap().iter().map(|row| row["price"].as_f64()).collect();
     assert_eq!(each, [Some(0.8), Some(2.5), None]);
+    let text =
+        Fit::on("l4,mem=900m,context=0", &[&of[..], &["--", "python3", &calls, "32", "{}"]].concat()).text();
+    assert!(text.lines().any(|line| line == "price: 0.80"), "one search: {text}");
     let fit = Fit::on(cards, &[&["--prices", "absent.csv"][..], &program].concat());
     assert!(fit.status() == 2 && fit.stderr().contains("--prices absent.csv"), "{}", fit.stderr());
 }

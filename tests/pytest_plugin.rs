@@ -115,14 +115,18 @@ def test_large(): bytearray(b'1') * (200 << 20)
 def test_after(): pass
 @pytest.mark.limit_host_memory
 def test_wrong(): pass
+@pytest.fixture
+def late(request): request.node.add_marker(pytest.mark.limit_host_memory('40 GiB'))
+def test_late(late): pass
 ";
     std::fs::write(folder.path().join("test_it.py"), code).unwrap();
     let (status, said) = pytest(installed, folder.path(), &[]);
     assert_eq!(status, Some(1), "{said}");
     has(
         &said,
-        &["2 failed, 2 passed", "more than its limit of 190.00 MiB", "limit_host_memory takes one size"],
+        &["3 failed, 2 passed", "more than its limit of 190.00 MiB", "limit_host_memory takes one size"],
     );
+    has(&said, &["the mark limit_host_memory was added after the test had begun"]);
     // The figure is only near 200 MiB: memory that the interpreter had free before the test does not count,
     // and memory that the interpreter itself takes during the test does.
     let took = said.split("the test took ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
@@ -410,6 +414,13 @@ def test_outer(pytester):
         assert_eq!(status, Some(0), "{arguments:?}: {said}");
         assert_eq!(said.matches("test session starts").count(), 1, "{said}");
     }
+    // In a process that is traced already, `--memtrace` would take the test for the card.
+    let mut traced = python(installed, folder.path());
+    traced.args(["-m", "memtrace", "run", "--quiet", "--"]).arg(&installed.python);
+    traced.args(["-m", "pytest", "--memtrace", "test_it.py"]);
+    let (status, words) = self::said(&traced.output().unwrap());
+    assert_eq!(status, Some(4), "{words}");
+    has(&words, &["--memtrace read test_it.py as the name of a card; write --memtrace="]);
     // In a configuration, `--memtrace` would take the next word of the command line for the card.
     let config = folder.path().join("pytest.ini");
     std::fs::write(&config, "[pytest]\naddopts = --memtrace\n").unwrap();

@@ -124,7 +124,8 @@ fn the_package_is_typed() {
 }
 
 /// A child process takes 700 bytes on device 1, and the test a number of bytes on device 0. A line for each
-/// number: the device with the highest peak, and whether the moment of this process's peak is still reported.
+/// number: the device with the highest peak, whether the moment of this process's peak is still reported, and the
+/// owners on that device.
 const PEAK_OF_A_CHILD: &str = "
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,14 +139,14 @@ moment = _blocks.Owner('train', 'encoder', '(none)', '(none)')
 for peak in [800, 600]:
     use = _blocks.Use(peak=peak, moment=moment, peaks={0: peak})
     child_traces.add_children(use, frozenset(), SimpleNamespace(path=Path('own.csv')), [])
-    print(use.device, use.moment == moment)
+    print(use.device, use.moment == moment, [owner.module for _, owner in use.at_peak])
 ";
 
 #[test]
 fn a_peak_of_a_child_on_another_device_has_no_moment_of_this_process() {
     let mut command = Command::new("python3");
     command.args(["-c", PEAK_OF_A_CHILD]).env("PYTHONPATH", root().join("python"));
-    assert_eq!(text(&command.output().unwrap().stdout), "0 True\n1 False\n");
+    assert_eq!(text(&command.output().unwrap().stdout), "0 True []\n1 False ['(1 child process)']\n");
 }
 
 /// A line for each size: what the package parses, and what it prints for a number of bytes.

@@ -50,6 +50,17 @@ def _folders() -> list[Path]:
     return folders
 
 
+def plain_name(name: str) -> str:
+    """Returns the name of a trace without the ending of its compression."""
+    return name.removesuffix(".gz").removesuffix(".zst")
+
+
+def is_trace(name: str) -> bool:
+    """Returns True if a file has the name of a trace, plain or compressed."""
+    plain = plain_name(name)
+    return plain.endswith(".csv") and not plain.endswith(".stacks.csv")
+
+
 def untraced_environment(environment: dict[str, str] | None = None) -> dict[str, str]:
     """Returns the environment for a command that reads traces, without memtrace's preloaded libraries."""
     environment = dict(os.environ if environment is None else environment)

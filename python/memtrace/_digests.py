@@ -91,25 +91,17 @@ def _runs(path: str) -> Iterator[str]:
     digests = [name for name in names if name.endswith(ENDING)]
     yield from (os.path.join(path, name) for name in digests)
     known = {_process(name.removesuffix(ENDING)) for name in digests}
-    if any(_is_trace(name) and _process(_plain(name).removesuffix(".csv")) not in known for name in names):
+    traces = (_command.plain_name(name) for name in names if _command.is_trace(name))
+    if any(_process(trace.removesuffix(".csv")) not in known for trace in traces):
         yield path
     elif not digests:
         folders = (os.path.join(path, name) for name in names)
         yield from (folder for folder in folders if os.path.isdir(folder))
 
 
-def _plain(name: str) -> str:
-    return name.removesuffix(".gz").removesuffix(".zst")
-
-
 def _process(stem: str) -> str:
     """Returns the name of a trace or part without its part number."""
     return re.sub(r"\.part\d+(-\d+)?$", "", stem)
-
-
-def _is_trace(name: str) -> bool:
-    plain = _plain(name)
-    return plain.endswith(".csv") and not plain.endswith(".stacks.csv")
 
 
 def digest(place: str) -> _Digests:

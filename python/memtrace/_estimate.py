@@ -61,7 +61,7 @@ def estimate(
     *,
     recipe: str | None = None,
     model: str | None = None,
-    batch: int = 1,
+    batch: int | None = None,
     seq: int | None = None,
     settings: Mapping[str, object] | None = None,
     arguments: Sequence[str] = (),
@@ -72,11 +72,11 @@ def estimate(
     `program` is the path of a script, which `arguments` are passed to, or a function without arguments that
     trains. The function runs in a new process that imports its file, so a call of `estimate` in the same file
     belongs under `if __name__ == "__main__":`. `functools.partial` gives it arguments.
-    Or name a `recipe` of `memtrace fit` and a `model`, with `batch`, `seq` (tokens or pixels) and `settings`.
-    The recipe `serve` has no estimate, because vLLM fills the card at any batch.
+    Or name a `recipe` of `memtrace fit` and a `model`, with `batch` (1 by default), `seq` (tokens or pixels)
+    and `settings`. The recipe `serve` has no estimate, because vLLM fills the card at any batch.
 
-    Raises TraceError if the request is invalid or names several cards or lengths, or the program fails for
-    another reason than memory.
+    Raises TraceError if the request is invalid, names several cards or lengths, or has an argument without
+    effect, or if the program fails for another reason than memory.
     """
     if _VARIABLE in os.environ:
         raise _command.TraceError(
@@ -85,24 +85,32 @@ def estimate(
         )
     if (program is None) == (recipe is None) or (recipe is None) != (model is None):
         raise _command.TraceError("estimate: give a program, or a recipe and a model")
+    of_recipe = {"batch": batch, "seq": seq, "settings": settings}
+    given = [name for name, value in of_recipe.items() if value is not None]
+    if recipe is None and given:
+        raise _command.TraceError(f"estimate: only a recipe takes {', '.join(given)}")
+    if arguments and (recipe is not None or callable(program)):
+        raise _command.TraceError(
+            "estimate: only a script takes arguments; a recipe has settings, and a function functools.partial"
+        )
     if recipe == "serve":
         raise _command.TraceError(
             "estimate: vLLM fills the card at any batch; memtrace fit --recipe serve prints its KV cache"
         )
     if recipe is not None:
-        words = ["--recipe", recipe, "--model", str(model), "--values", str(batch)]
+        words = ["--recipe", recipe, "--model", str(model), "--values", str(1 if batch is None else batch)]
         if seq is not None:
             words += ["--seq", str(seq)]
         for name, value in (settings or {}).items():
             words += ["--set", f"{name}={value}"]
-        return Estimate(lambda card: _run(card, words, None), card)
+        return Estimate(lambda card: _run(card, lambda folder: _recipe_request(words)), card)
     if callable(program):
         call = _pickled(program)
         words = [str(Path(__file__).with_name("_call.py"))]
     else:
         call = None
         words = [os.fspath(program), *arguments]  # type: ignore[arg-type]
-    return Estimate(lambda card: _run(card, words, call), card)
+    return Estimate(lambda card: _run(card, lambda folder: _program_request(words, call, folder)), card)
 
 
 def _pickled(function: Callable[[], object]) -> bytes:
@@ -119,27 +127,38 @@ def _pickled(function: Callable[[], object]) -> bytes:
     return pickle.dumps((sys.path, main and os.path.abspath(main), call))
 
 
-def _run(card: str, words: list[str], call: bytes | None) -> dict[str, Any]:
-    """Runs the program once on a card. Returns the answer of `memtrace fit`, with the modules at the peak."""
+# The words of a request after those that all requests have, and its environment.
+_Request = tuple[list[str], dict[str, str]]
+
+
+def _recipe_request(words: list[str]) -> _Request:
+    """Returns the request for a recipe, which runs with this Python."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    return words, {**os.environ, "PATH": path}
+
+
+def _program_request(words: list[str], call: bytes | None, folder: str) -> _Request:
+    """Returns the request for a program of this Python. Its last argument is a file with `call`, if there is
+    one."""
+    if call is not None:
+        file = Path(folder, "call")
+        file.write_bytes(call)
+        words = [*words, str(file)]
+    # In a file, because `fit` would replace `{}` in the words.
+    script = Path(folder, "program")
+    script.write_text(f"exec {shlex.join([sys.executable, *words])}\n")
+    return ["--values", "once", "--", "env", f"{_VARIABLE}={{}}", "sh", str(script)], dict(os.environ)
+
+
+def _run(card: str, request_in: Callable[[str], _Request]) -> dict[str, Any]:
+    """Runs the program once on a card. Returns the answer of `memtrace fit`, with the modules at the peak.
+
+    `request_in` returns the request, whose files are in the folder that it is given."""
     with tempfile.TemporaryDirectory(prefix="memtrace-estimate-") as folder:
-        request = ["fit", "--json", "--phantom", card, "--jobs", "1", "-o", os.path.join(folder, "out")]
-        if words[0] == "--recipe":
-            request += words
-        else:
-            if call is not None:
-                file = Path(folder, "call")
-                file.write_bytes(call)
-                words = [*words, str(file)]
-            # In a file, because `fit` would replace `{}` in the words.
-            script = Path(folder, "program")
-            script.write_text(f"exec {shlex.join([sys.executable, *words])}\n")
-            request += ["--values", "once", "--", "env", f"{_VARIABLE}={{}}", "sh", str(script)]
-        environment = dict(os.environ)
-        if words[0] == "--recipe":
-            # The recipe runs with this Python.
-            own = os.path.dirname(sys.executable)
-            environment["PATH"] = os.pathsep.join([own, environment.get("PATH", os.defpath)])
-        result = _command.run(request, environment)
+        out = os.path.join(folder, "out")
+        words, environment = request_in(folder)
+        options = ["--json", "--phantom", card, "--jobs", "1", "-o", out]
+        result = _command.run(["fit", *options, *words], environment)
         answer: dict[str, Any] = json.loads(result.stdout)
         if "rows" in answer:
             raise _command.TraceError("estimate: name one card and one length; `fits` takes another card")

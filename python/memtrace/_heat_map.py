@@ -41,16 +41,16 @@ create table devices as
     from (select distinct rank, device from steps);
 """
 _CELLS = """
-select n // $share as line, col, arg_max(level, (abs(level), level))
+select n // $devices_per_line as line, col, arg_max(level, (abs(level), level))
 from differences join devices using (rank, device) where level <> 0 group by line, col
 """
 # The cells without a row. Only lines that lack at least one cell are searched.
 _MISSING = """
 with known as (
-    select distinct n // $share as line, col
+    select distinct n // $devices_per_line as line, col
     from steps join medians using (bin) join devices using (rank, device)
 ), short as (
-    select distinct n // $share as line from devices except
+    select distinct n // $devices_per_line as line from devices except
     select line from known group by line having count(*) = (select count(*) from medians)
 )
 select line, col from short, medians except select line, col from known
@@ -71,7 +71,7 @@ class Grid:
     """The median of the peaks of all devices in each column, in bytes."""
     devices: list[tuple[int, int, str]]
     """Each device: its rank, its ordinal and the name of its host."""
-    share: int
+    devices_per_line: int
     """The number of devices that share a line. A cell shows the device furthest from the median."""
     steps_per_column: int
     """The maximum number of neighboring steps in a column."""
@@ -82,7 +82,7 @@ class Grid:
 
     @property
     def lines(self) -> int:
-        return math.ceil(len(self.devices) / self.share)
+        return math.ceil(len(self.devices) / self.devices_per_line)
 
 
 def compare(database: Any) -> None:
@@ -97,12 +97,12 @@ def grid(database: Any, steps_per_column: int) -> Grid:
         "select rank, device, any_value(host) from devices left join digests using (rank, device)"
         " group by rank, device, n order by n"
     ).fetchall()
-    share = max(1, math.ceil(len(devices) / MOST_LINES))
+    devices_per_line = max(1, math.ceil(len(devices) / MOST_LINES))
     columns = len(medians)
-    cells = bytearray(math.ceil(len(devices) / share) * columns)
-    for line, column, level in _rows(database, _CELLS, share):
+    cells = bytearray(math.ceil(len(devices) / devices_per_line) * columns)
+    for line, column, level in _rows(database, _CELLS, devices_per_line):
         cells[line * columns + column] = level & 0xFF
-    for line, column in _rows(database, _MISSING, share):
+    for line, column in _rows(database, _MISSING, devices_per_line):
         cells[line * columns + column] = MISSING & 0xFF
     return Grid(
         cells,
@@ -110,14 +110,14 @@ def grid(database: Any, steps_per_column: int) -> Grid:
         [to_step for _, to_step, _ in medians],
         [round(median) for _, _, median in medians],
         devices,
-        share,
+        devices_per_line,
         steps_per_column,
     )
 
 
-def _rows(database: Any, query: str, share: int) -> Iterator[tuple[int, ...]]:
+def _rows(database: Any, query: str, devices_per_line: int) -> Iterator[tuple[int, ...]]:
     """Yields the rows of a query. They are fetched in batches, because there may be millions."""
-    cursor = database.execute(query, {"share": share})
+    cursor = database.execute(query, {"devices_per_line": devices_per_line})
     while some := cursor.fetchmany(_AT_ONCE):
         yield from some
 
@@ -143,9 +143,9 @@ def text(grid: Grid, first: list[int], width: int, bands: int) -> list[str]:
     `bands` bands of ranks."""
     count = min(bands, grid.lines)
     edges = [grid.lines * n // count for n in range(count + 1)]
-    shown = list(zip(edges, edges[1:], strict=False))
+    shown = list(zip(edges, edges[1:]))
     if count < grid.lines:
-        shown = [(n // grid.share, n // grid.share + 1) for n in first] + shown
+        shown = [(n // grid.devices_per_line, n // grid.devices_per_line + 1) for n in first] + shown
     names = [_band_name(grid, *band) for band in shown]
     label = max(map(len, names))
     columns = min(grid.columns, max(8, width - label - 2))
@@ -155,21 +155,21 @@ def text(grid: Grid, first: list[int], width: int, bands: int) -> list[str]:
     sizes = bytes(grid.cells).translate(table)
     lines = []
     edges = [grid.columns * n // columns for n in range(columns + 1)]
-    for (start, end), name in zip(shown, names, strict=True):
+    for (start, end), name in zip(shown, names):
         rows = [sizes[line * grid.columns : (line + 1) * grid.columns] for line in range(start, end)]
-        cells = [max(max(row[a:b]) for row in rows) for a, b in zip(edges, edges[1:], strict=False)]
+        cells = [max(max(row[a:b]) for row in rows) for a, b in zip(edges, edges[1:])]
         drawn = "".join(" " if cell == 0 else SHADES[_shade(cell - 1)] for cell in cells)
         lines.append(f"{name:>{label}}  {drawn}")
     left, right = f"step {grid.from_steps[0]}", str(grid.to_steps[-1])
     lines.append(" " * (label + 2) + left + right.rjust(max(len(right) + 1, columns - len(left))))
     meanings = [f"to {percent(LEAST_SHARE * 10**decade)}" for decade in range(len(SHADES) - 1)]
     meanings = [meanings[0].replace("to", "within"), *meanings[1:], "more"]
-    key = "  ".join(f"{shade} {name}" for shade, name in zip(SHADES, meanings, strict=True))
+    key = "  ".join(f"{shade} {name}" for shade, name in zip(SHADES, meanings))
     lines.append(f"  {key}"[:width])
     return lines
 
 
 def _band_name(grid: Grid, first: int, end: int) -> str:
-    low = grid.devices[first * grid.share][0]
-    high = grid.devices[min(end * grid.share, len(grid.devices)) - 1][0]
+    low = grid.devices[first * grid.devices_per_line][0]
+    high = grid.devices[min(end * grid.devices_per_line, len(grid.devices)) - 1][0]
     return f"rank {low}" if low == high else f"ranks {low}-{high}"

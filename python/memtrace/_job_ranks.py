@@ -148,7 +148,7 @@ def answer(database: Any, top: int) -> dict[str, Any]:
     def rows(query: str, **values: Any) -> list[dict[str, Any]]:
         cursor = database.execute(query, values)
         names = [column[0] for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        return [dict(zip(names, row)) for row in cursor.fetchall()]
 
     differing, missing = rows(_DIFFERING, most=max(top, ON_PAGE, 1)), rows(_MISSING, top=top)[0]
     devices = differing[0]["devices"] if differing else 0

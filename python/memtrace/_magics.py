@@ -16,8 +16,8 @@ from typing import Any
 
 from . import _blocks, _command, _marks, _page, _sizes
 
-# The endings of traces and snapshots.
-_TRACES = (".csv", ".csv.gz", ".csv.zst", ".pickle", ".pkl")
+# The endings of PyTorch's snapshots.
+_SNAPSHOTS = (".pickle", ".pkl")
 UNTRACED = "this kernel is not traced; python -m memtrace.kernel install adds one that is"
 
 
@@ -62,7 +62,7 @@ def _names_trace(before: str, word: str) -> bool:
     if not before.startswith("-"):
         return True
     files = map(str, Path(word).glob("*")) if os.path.isdir(word) else [word]
-    return any(file.endswith(_TRACES) for file in files)
+    return any(_command.is_trace(file) or file.endswith(_SNAPSHOTS) for file in files)
 
 
 def cell_magic(ipython: Any, line: str, cell: str) -> Any:

@@ -19,13 +19,13 @@ _FOLDER = Path(__file__).resolve().parent / "ranks_page"
 
 def write(path: Path, grid: _heat_map.Grid, differing: dict[str, Any], title: str, facts: list[str]) -> None:
     """Writes the page. `differing` has the number of differing devices, and those that differ most."""
-    line_of = {(rank, device): n // grid.share for n, (rank, device, _) in enumerate(grid.devices)}
+    line_of = {(rank, device): n // grid.devices_per_line for n, (rank, device, _) in enumerate(grid.devices)}
     hosts: dict[str | None, int] = {}
     about = {
         "facts": facts,
         "columns": grid.columns,
         "lines": grid.lines,
-        "share": grid.share,
+        "devices_per_line": grid.devices_per_line,
         "steps": grid.steps_per_column,
         "from": grid.from_steps,
         "to": grid.to_steps,

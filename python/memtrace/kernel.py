@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -57,21 +56,14 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _check_card(command: str, card: str) -> None:
-    """Ends the program with a message if `memtrace run` rejects the card, because the
-    kernel could not start."""
+def _check_card(card: str) -> None:
+    """Checks that `memtrace run` accepts the card, because otherwise the kernel could not start.
+
+    Raises TraceError if it does not."""
     if card == "list":
         _refuse("--phantom list names no card; memtrace run --phantom list lists the cards")
     with tempfile.TemporaryDirectory() as folder:
-        tried = subprocess.run(
-            [command, "run", "--quiet", "--phantom", card, "-o", folder, "--", "true"],
-            env=_command.untraced_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if tried.returncode != 0:
-        _refuse(tried.stderr.strip().removeprefix("memtrace: "))
+        _command.run(["run", "--quiet", "--phantom", card, "-o", folder, "--", "true"])
 
 
 def _install(manager: Any, request: argparse.Namespace) -> None:
@@ -79,7 +71,7 @@ def _install(manager: Any, request: argparse.Namespace) -> None:
     words = [command, "run", "--quiet"]
     name, display_name = NAME, "Python (memtrace)"
     if request.phantom is not None:
-        _check_card(command, request.phantom)
+        _check_card(request.phantom)
         words += ["--phantom", request.phantom]
         # Only a few characters are allowed in the name of a kernel.
         name = f"{NAME}-{re.sub('[^A-Za-z0-9._-]', '-', request.phantom)}"

@@ -15,8 +15,6 @@ from pathlib import Path
 from .. import _blocks, _command
 from .._blocks import NotMeasured, Position
 
-# The file name endings of traces, plain and compressed.
-ENDINGS = (".csv", ".csv.gz", ".csv.zst")
 # The time in seconds within which a process writes the first row of its trace.
 BEGINNING_S = 2
 
@@ -24,7 +22,7 @@ BEGINNING_S = 2
 def names() -> frozenset[str]:
     """Returns the names of the traces in the folder of this process."""
     try:
-        return frozenset(name for name in os.listdir(_blocks.FOLDER) if name.endswith(ENDINGS))
+        return frozenset(name for name in os.listdir(_blocks.FOLDER) if _command.is_trace(name))
     except OSError:
         return frozenset()
 
@@ -70,6 +68,8 @@ def add_children(
     use.peak = use.peaks.get(use.device, 0)
     if use.device != own[0]:
         use.at_peak, use.moment = [], _blocks.Use().moment
+    if sums[use.device] == 0:
+        return
     name = "(1 child process)" if len(children) == 1 else f"({len(children)} child processes)"
     owner = _blocks.Owner(name, "(none)", "(none)", "(none)")
     use.at_peak.append((sums[use.device], owner))

@@ -43,6 +43,8 @@ class HostLimit:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        # Without the mark, the peak of the process stays as it is, because others may read it.
+        self._before: dict[str, int] | None = None
         if item.get_closest_marker(MEMORY) is not None:
             self._is_new, self._before = forget_peak(), status()
         # `memtrace budget` and `oom` name the running test, also after a kill.
@@ -61,6 +63,12 @@ class HostLimit:
         return result
 
     def _check(self, item: pytest.Item, limit: int) -> None:
+        if self._before is None:
+            pytest.fail(
+                f"the limit of host memory cannot be checked: the mark {MEMORY} was added after the test had "
+                "begun; put it on the test",
+                pytrace=False,
+            )
         after = status()
         peak = after.get("VmHWM")
         if peak is None:

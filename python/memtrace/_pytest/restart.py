@@ -21,7 +21,7 @@ TEMPORARY = "temporary"
 _sessions = 0
 
 
-def card_of(value: str, arguments: list[str]) -> str | None:
+def card_of(value: str | None, arguments: list[str]) -> str | None:
     """Returns the card that the option requests, or None for the GPU of this machine.
 
     argparse takes the word after a bare `--memtrace` as the value of the option. This function corrects
@@ -30,11 +30,15 @@ def card_of(value: str, arguments: list[str]) -> str | None:
     if exact and exact[-1] == OPTION:
         return None
     if value and os.path.exists(value.split("::")[0]):
-        raise pytest.UsageError(
-            f"{OPTION} read {value} as the name of a card; write {OPTION}= before the names of tests, or "
-            f"{OPTION}=CARD for a simulated GPU"
-        )
+        raise _not_a_card(value)
     return value or None
+
+
+def _not_a_card(value: str) -> pytest.UsageError:
+    return pytest.UsageError(
+        f"{OPTION} read {value} as the name of a card; write {OPTION}= before the names of tests, or "
+        f"{OPTION}=CARD for a simulated GPU"
+    )
 
 
 def without_option(arguments: list[str]) -> list[str]:
@@ -48,7 +52,11 @@ def restart_if_needed(config: pytest.Config) -> None:
     global _sessions
     _sessions += 1
     value = config.known_args_namespace.memtrace
+    card = card_of(value, list(config.invocation_params.args))
     if _marks.is_traced():
+        # Only a new process has the arguments without a bare option, which takes the next word.
+        if value and card is None:
+            raise _not_a_card(value)
         return
     started = os.environ.get(STARTED)
     is_restarted = started == str(os.getppid()) or config.known_args_namespace.memtrace_reports
@@ -67,7 +75,6 @@ def restart_if_needed(config: pytest.Config) -> None:
             f"{OPTION} starts the whole process again, and another pytest session runs in this one; "
             f"give {OPTION} to the outer pytest"
         )
-    card = card_of(value, list(config.invocation_params.args))
     try:
         command = [_command.find(), "run", "--quiet"]
         libraries = [["lib"], ["lib", "--phantom"]] if card else [["lib"]]

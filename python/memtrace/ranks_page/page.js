@@ -280,9 +280,9 @@ class HeatMap {
   }
 
   ranksOf(line) {
-    const { ranks, devices, hosts, names, share } = this.about;
-    const from = line * share;
-    const to = Math.min(ranks.length, from + share) - 1;
+    const { ranks, devices, hosts, names } = this.about;
+    const from = line * this.about.devices_per_line;
+    const to = Math.min(ranks.length, from + this.about.devices_per_line) - 1;
     if (to > from) return `ranks ${ranks[from]} to ${ranks[to]}`;
     return `rank ${ranks[from]}, GPU ${devices[from]}, ${names[hosts[from]]}`;
   }
@@ -462,9 +462,9 @@ async function main() {
     }),
   );
   const what =
-    about.share === 1
+    about.devices_per_line === 1
       ? "one GPU of one rank"
-      : `${about.share} GPUs of neighbouring ranks, the furthest of them`;
+      : `${about.devices_per_line} GPUs of neighbouring ranks, the furthest of them`;
   const when = about.steps === 1 ? "one step" : `up to ${about.steps} neighbouring steps`;
   $("cell-is").textContent =
     `A cell is ${what} and ${when}: how far the highest allocated memory of these steps is from the median of all GPUs.`;

@@ -62,6 +62,9 @@ def main():
     assert "no card is called" in refusal(functools.partial(train, 1), card="rtx4061")
     assert "define it at the top of a file" in refusal(lambda: None)
     assert "the program failed" in refusal(os.path.join(folder, "script.py"), card="t4")
+    assert "only a recipe takes batch, settings" in refusal("train.py", batch=2, settings={"rank": 4})
+    assert "only a script takes arguments" in refusal(functools.partial(train, 1), arguments=["8"])
+    assert "only a script takes arguments" in refusal(recipe="lora", model="model", arguments=["8"])
     assert "give a program, or a recipe and a model" in refusal()
     assert "give a program, or a recipe and a model" in refusal(recipe="lora")
 

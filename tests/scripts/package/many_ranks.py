@@ -51,7 +51,7 @@ assert reported["peaks"]["ranks"] == RANKS - 1 and reported["missing_ranks"] == 
     "ranks": 1,
     "list": [4321],
 }, reported
-assert (grid.columns, grid.steps_per_column, grid.share, grid.lines) == (300, 2, 1, RANKS - 1)
+assert (grid.columns, grid.steps_per_column, grid.devices_per_line, grid.lines) == (300, 2, 1, RANKS - 1)
 parted = {row["rank"]: row for row in reported["parted"]["list"]}
 order = [row["rank"] for row in reported["parted"]["list"]]
 assert order in ([77, 5, 1234, 9999], [77, 1234, 5, 9999]), parted

@@ -1,6 +1,7 @@
 //! `memtrace fit --ask`: prints a table of a figure that the program prints, for each card and value.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -19,8 +20,10 @@ use super::recipe::prepared::{self, PreparedRecipe};
 use super::request::candidates::listed;
 use super::request::command_line::CommandLine;
 use super::request::placeholders::Filling;
+use super::request::plan::card_of_node;
 use super::trial::launch::{PlannedTrial, check_names};
 use super::trial::outcome::{STDERR, STDOUT, Trial, TrialOutcome, output};
+use super::trial::peak::card_name;
 use super::trial::runner::TrialRunner;
 use crate::child_env::PhantomArgs;
 use crate::terminal;
@@ -61,6 +64,35 @@ fn label(card: &str, value: &str) -> String {
     }
 }
 
+/// Returns a trial for each card and value.
+fn planned_trials(words: &[OsString], cards: &[Option<String>], values: &[String]) -> Vec<PlannedTrial> {
+    let trial = |card: &Option<String>, value: &String| {
+        let filling = Filling::of_value(value);
+        PlannedTrial {
+            command: words.iter().map(|word| filling.fill(word)).collect(),
+            label: label(card.as_deref().unwrap_or_default(), value),
+            value: value.clone(),
+            card: card.clone(),
+        }
+    };
+    cards.iter().flat_map(|card| values.iter().map(move |value| trial(card, value))).collect()
+}
+
+/// Returns the maximum number of GPUs in a trial.
+///
+/// # Errors
+/// When a trial is not possible on its card.
+fn most_gpus(matches: &ArgMatches, planned: &[PlannedTrial]) -> Result<u64> {
+    let mut most = 1;
+    for PlannedTrial { command, card, .. } in planned {
+        if let Some(card) = card {
+            let card = card_of_node(matches, card.clone(), command)?;
+            most = PhantomArgs::of_card(matches, &card)?.count().max(most);
+        }
+    }
+    Ok(most)
+}
+
 /// Runs the program of `line` once for each card and value, and prints the figures: those of `--ask`, or the tokens
 /// of the cache of `server` at each length, and its options.
 ///
@@ -80,29 +112,15 @@ pub(super) fn run(
     if values.is_empty() {
         values.push(String::new());
     }
-    let mut most_gpus = 1;
-    for card in &cards {
-        most_gpus = PhantomArgs::of_card(matches, card)?.count().max(most_gpus);
-    }
     let cards: Vec<Option<String>> =
         if cards.is_empty() { vec![None] } else { cards.into_iter().map(Some).collect() };
-    let mut waiting: VecDeque<(usize, PlannedTrial)> = VecDeque::new();
+    let planned = planned_trials(&words, &cards, &values);
+    let most_gpus = most_gpus(matches, &planned)?;
+    check_names(planned.iter().map(|planned| planned.label.clone()))?;
     if let Some(server) = &server {
         server.prepare("")?;
     }
-    for card in &cards {
-        for value in &values {
-            let filling = Filling::of_value(value);
-            let planned = PlannedTrial {
-                command: words.iter().map(|word| filling.fill(word)).collect(),
-                label: label(card.as_deref().unwrap_or_default(), value),
-                value: value.clone(),
-                card: card.clone(),
-            };
-            waiting.push_back((waiting.len(), planned));
-        }
-    }
-    check_names(waiting.iter().map(|(_, planned)| planned.label.clone()))?;
+    let mut waiting: VecDeque<(usize, PlannedTrial)> = planned.into_iter().enumerate().collect();
     let mut trials = TrialRunner::new(matches, most_gpus)?;
     let mut ended_runs: Vec<(usize, Answered)> = Vec::new();
     let of_number = |number: usize| cards[number / values.len()].clone().unwrap_or_default();
@@ -186,7 +204,7 @@ fn text_of(answers: &[Answered], server: Option<&PreparedRecipe>) -> String {
         let peak = &trial.peak;
         let missing = if trial.outcome == TrialOutcome::Fits { "not printed" } else { trial.outcome.word() };
         table.row([
-            if card.is_empty() { peak.device.as_str() } else { card.as_str() }.into(),
+            card_name(card, &peak.device).into(),
             trial.value.as_str().into(),
             Cell::new(figure.as_deref().unwrap_or("-"), Style::Strong),
             Cell::new(if figure.is_some() { "" } else { missing }, Style::Alarm),
@@ -200,7 +218,7 @@ fn text_of(answers: &[Answered], server: Option<&PreparedRecipe>) -> String {
         page.gap();
         for answer in answers {
             if let Some(flags) = flags(answer, server) {
-                page.plain(format!("{}: {flags}", answer.card));
+                page.plain(format!("{}: {flags}", card_name(&answer.card, &answer.trial.peak.device)));
             }
         }
     }
@@ -233,4 +251,30 @@ fn json_of(answer: &Answered, server: Option<&PreparedRecipe>) -> Value {
         fields.insert("flags".to_owned(), flags(answer, server).into());
     }
     row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_of_many_gpus_is_checked_by_the_gpus_of_a_node() {
+        for (words, most, error) in [
+            ("fit --phantom 512xh100-80g --ranks 0 --ask x -- python t.py", 8, ""),
+            ("fit --phantom l4,4xl4 --ask x -- python t.py", 4, ""),
+            ("fit --phantom 512xh100-80g --ask x -- python t.py", 0, "more with --ranks"),
+            ("fit --phantom 8xh100-80g --ranks 9 --ask x -- python t.py", 0, "there is no rank 9"),
+        ] {
+            let matches = crate::commands::fit::command().try_get_matches_from(words.split(' ')).unwrap();
+            let line = CommandLine::new(&matches).unwrap();
+            let cards: Vec<Option<String>> = line.cards.into_iter().map(Some).collect();
+            let planned = planned_trials(&line.words, &cards, &[String::new()]);
+            match most_gpus(&matches, &planned) {
+                Ok(number) => assert_eq!(number, most, "{words}"),
+                Err(told) => {
+                    assert!(!error.is_empty() && told.to_string().contains(error), "{words}: {told}")
+                }
+            }
+        }
+    }
 }

@@ -28,7 +28,8 @@
 //! | How many trials run at once? When is one repeated? | [`trial::runner`] |
 //! | Which processes belong to a trial, and how do they end? | [`trial::process_tree`] |
 //! | What is printed while the trials run? | `trial::progress` |
-//! | What is printed for one search, for several, as JSON? | [`answer::single_search`], [`answer::table`], [`answer::json`] |
+//! | What is printed for one search? | [`answer::single_search`] |
+//! | What is printed for several searches, and as JSON? | [`answer::table`], [`answer::json`] |
 //! | How does `--ask` differ? It searches nothing. | [`ask`] |
 
 mod answer;
@@ -85,7 +86,8 @@ pub(crate) fn command() -> Command {
              The program runs once for each value, so keep it short: one or two steps show the peak. A value \
              fits when the program ends with status 0 and never ran out of memory. Exit status: 0; 1 when \
              the program fails for another reason or --ask finds no figure; 3 when even the first value, or the \
-             largest number of GPUs, does not fit; a table gives 1 when a row has no answer, otherwise 0 when one row fits.",
+             largest number of GPUs, does not fit; a table gives 1 when a row has no answer, otherwise 0 when \
+             one row fits.",
         )
         .arg(args::out_arg(
             "Folder for the traces of the largest value that fits and the smallest that does not [default: \
@@ -119,8 +121,8 @@ pub(crate) fn command() -> Command {
                 .requires("phantom")
                 .value_parser(value_parser!(u64).range(1..=256))
                 .help(
-                    "Run N trials in parallel [default: after a first trial alone, as many as this machine's \
-                     cores and memory allow]",
+                    "Run N trials in parallel, at most two of one search [default: after a first trial alone, \
+                     as many as this machine's cores and memory allow]",
                 ),
         )
         .arg(
@@ -135,8 +137,8 @@ pub(crate) fn command() -> Command {
                 .value_name("PERCENT")
                 .default_value("1%")
                 .value_parser(percent)
-                .help("Stop when the value that fits and the one that does not are this close, in percent of the value; 0 \
-                     finds the exact limit"),
+                .help("Stop when the value that fits and the one that does not are this close, in percent of the \
+                     value; 0 finds the exact limit"),
         )
         .arg(
             Arg::new("values")
@@ -243,7 +245,7 @@ fn make_searches(matches: &ArgMatches, plan: &Plan, recipe: Option<PreparedRecip
     if let Some(recipe) = recipe.as_ref().filter(|recipe| recipe.is_server() && !as_json) {
         for search in &rows {
             if let Some(flags) = vllm_options(search, recipe) {
-                writeln!(stdout, "{}: {flags}", plan.card_of(search.row))?;
+                writeln!(stdout, "{}: {flags}", Answer { search, plan }.card())?;
             }
         }
     }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::single_search::{Answer, vllm_options};
-use super::table::{price, shown};
+use super::table::shown;
 use crate::commands::fit::recipe::prepared::PreparedRecipe;
 use crate::commands::fit::request::mode::Goal;
 use crate::commands::fit::request::plan::Plan;
@@ -32,6 +32,7 @@ pub(crate) fn of_one(answer: &Answer<'_>, recipe: Option<&PreparedRecipe>) -> Va
         "free_at_start_bytes": search.row.free_at_start.map(|free| free.here),
         "free_at_start_range_bytes": search.row.free_at_start.map(|free| [free.least, free.most]),
         "spare_bytes": search.fits().map(|trial| (trial.peak.capacity - trial.peak.used).max(0)),
+        "price": answer.price(),
         "stopped": search.stopped,
         "value_name": answer.recipe_value(),
         "settings": settings,
@@ -79,7 +80,6 @@ pub(crate) fn of_several(plan: &Plan, searches: &[RowSearch<'_>], recipe: Option
                 ["report", "command", "wanted"].iter().for_each(|name| drop(fields.remove(*name)));
                 fields.insert("card".to_owned(), plan.card_of(search.row).into());
                 fields.insert("gpus".to_owned(), search.row.gpus.into());
-                fields.insert("price".to_owned(), price(plan, search).into());
                 if let Some(length) = search.row.length {
                     // `tokens` is the older name, which is wrong for images.
                     fields.insert("tokens".to_owned(), length.into());

@@ -14,9 +14,10 @@ use crate::commands::fit::recipe::prepared::PreparedRecipe;
 use crate::commands::fit::request::candidates::gpus_text;
 use crate::commands::fit::request::mode::Goal;
 use crate::commands::fit::request::plan::Plan;
+use crate::commands::fit::request::prices::price_text;
 use crate::commands::fit::search::row_search::RowSearch;
 use crate::commands::fit::trial::outcome::{STDERR, Trial, TrialOutcome, note};
-use crate::commands::fit::trial::peak::PeakUse;
+use crate::commands::fit::trial::peak::{PeakUse, card_name};
 use crate::terminal;
 
 pub(crate) fn show(bytes: i64) -> String {
@@ -30,6 +31,15 @@ pub(crate) fn print_failure(page: &mut Printer, start: &str, trial: &Trial) {
     for line in tail {
         page.line([Cell::new(format!("    {line}"), Style::Faint)]);
     }
+}
+
+/// Returns the doubt about a trial whose outcome may differ on a real card. `name` names its value.
+pub(super) fn range_doubt(name: &str, trial: &Trial) -> String {
+    let other = if trial.outcome == TrialOutcome::Fits { "not fit" } else { "fit" };
+    format!(
+        "{name} may {other} on a real card: free memory differs between real cards, and the memory that it needs \
+         is within their range"
+    )
 }
 
 /// The result of a search.
@@ -49,8 +59,8 @@ impl<'a> Answer<'a> {
         self.search.row.length.map(|_| self.plan.value_name.as_str())
     }
 
-    /// Returns true if the value is the number of GPUs. The search then looks for the smallest number.
-    fn are_gpus(&self) -> bool {
+    /// Returns true if the search is for the smallest number of GPUs.
+    fn wants_fewest_gpus(&self) -> bool {
         self.plan.goal == Goal::FewestGpus
     }
 
@@ -78,7 +88,7 @@ impl<'a> Answer<'a> {
     pub(super) fn has_gap(&self) -> bool {
         let number = |index: usize| self.search.values.text(index).parse::<u64>().unwrap_or(0);
         let limits = self.search.limit.fits.zip(self.search.limit.too_big);
-        limits.is_some_and(|(fits, too_big)| match self.are_gpus() {
+        limits.is_some_and(|(fits, too_big)| match self.wants_fewest_gpus() {
             true => number(fits).saturating_sub(number(too_big)) > 1,
             false => too_big.saturating_sub(fits) > 1,
         })
@@ -100,6 +110,20 @@ impl<'a> Answer<'a> {
         self.trials().map(|trial| &trial.peak).find(|peak| peak.processes > 0)
     }
 
+    /// Returns the name of the card of the search.
+    pub(crate) fn card(&self) -> &'a str {
+        card_name(self.plan.card_of(self.search.row), self.device().map_or("", |peak| &peak.device))
+    }
+
+    /// Returns the price of the GPUs. A search for the fewest GPUs has one only if it has found them.
+    pub(super) fn price(&self) -> Option<f64> {
+        let gpus = match self.plan.searches_gpus {
+            true => Some(self.search.values.text(self.search.limit.fits?).parse().ok()?),
+            false => None,
+        };
+        self.plan.price_of(self.search.row, gpus)
+    }
+
     /// Returns the answer as text for stdout.
     pub(crate) fn text(&self) -> String {
         let stdout = std::io::stdout();
@@ -117,7 +141,7 @@ impl<'a> Answer<'a> {
                 "note: it fits only because the allocator emptied its cache {}, which is slow on a real device; \
                  a slightly {} avoids that",
                 counted(retries.max(0).cast_unsigned(), "time"),
-                match (self.are_gpus(), self.wants_smallest()) {
+                match (self.wants_fewest_gpus(), self.wants_smallest()) {
                     (true, _) => "larger number of GPUs",
                     (false, true) => "larger value",
                     (false, false) => "smaller value",
@@ -178,7 +202,7 @@ impl<'a> Answer<'a> {
             return;
         }
         let mut table = Table::new(&[
-            (if self.are_gpus() { "GPUs" } else { &self.plan.value_name }, Side::Right),
+            (if self.wants_fewest_gpus() { "GPUs" } else { &self.plan.value_name }, Side::Right),
             ("", Side::Left),
             ("peak allocated", Side::Right),
             ("reserved", Side::Right),
@@ -214,7 +238,7 @@ impl<'a> Answer<'a> {
             }
             return;
         }
-        if self.are_gpus() {
+        if self.wants_fewest_gpus() {
             self.verdict_of_gpus(page);
         } else {
             self.verdict_of_value(page);
@@ -228,18 +252,16 @@ impl<'a> Answer<'a> {
             page.line([Cell::new(line, Style::Alarm)]);
         }
         for trial in self.inside_range() {
-            let answer = if trial.outcome == TrialOutcome::Fits { "not fit" } else { "fit" };
-            page.plain(format!(
-                "{} may {answer} on a real card: free memory differs between real cards, and the memory \
-                 that it needs is within their range",
-                trial.label
-            ));
+            page.plain(range_doubt(&trial.label, trial));
         }
         let margin = self.search.fits().map(|Trial { label, peak, .. }| {
             margin(peak.used, peak.capacity, peak.phantom).map(|margin| format!("with {label}: {margin}"))
         });
         if let Some(line) = margin.flatten() {
             page.plain(line);
+        }
+        if self.plan.has_prices() && self.search.fits().is_some() {
+            page.plain(format!("price: {}", self.price().map_or("unknown".to_owned(), price_text)));
         }
         match self.search.too_big().map(|trial| (&trial.label, &trial.outcome)) {
             Some((label, TrialOutcome::TooBig(asked))) if !asked.is_empty() => {
@@ -344,7 +366,8 @@ impl<'a> Answer<'a> {
         }
         page.gap();
         let heads: Vec<String> = sides.iter().map(|trial| trial.label.clone()).collect();
-        let first = if self.are_gpus() { "on GPUs" } else { &format!("with {}", self.plan.value_name) };
+        let first =
+            if self.wants_fewest_gpus() { "on GPUs" } else { &format!("with {}", self.plan.value_name) };
         let first = format!("at the peak {first}");
         let mut columns = vec![(first.as_str(), Side::Left)];
         for head in &heads {

@@ -3,9 +3,10 @@
 use memtrace_analysis::render::numbers::{duration, percent, share};
 use memtrace_analysis::render::printer::{Cell, Printer, Side, Style, Table};
 
-use super::single_search::{Answer, print_failure, show};
+use super::single_search::{Answer, print_failure, range_doubt, show};
 use crate::commands::fit::request::mode::Goal;
 use crate::commands::fit::request::plan::Plan;
+use crate::commands::fit::request::prices::price_text;
 use crate::commands::fit::search::row_search::RowSearch;
 use crate::commands::fit::trial::outcome::{Trial, TrialOutcome, note};
 use crate::commands::fit::trial::peak::PeakUse;
@@ -27,37 +28,20 @@ pub(crate) fn text(plan: &Plan, searches: &[RowSearch<'_>]) -> String {
     if searches.len() > begun.len() {
         page.plain("the other rows were not tried".to_owned());
     }
-    page.gap();
-    let trials = begun.iter().flat_map(|search| search.trials.iter().map(|(_, trial)| trial));
-    page.line([Cell::new(note(trials, "GPUs"), Style::Faint)]);
+    let answers = || begun.iter().map(|search| Answer { search, plan });
+    if answers().filter_map(|answer| answer.device()).any(|peak| peak.phantom) {
+        page.gap();
+        page.line([Cell::new(note(answers().flat_map(|answer| answer.trials()), "GPUs"), Style::Faint)]);
+    }
     page.text().to_owned()
 }
 
 /// Returns the searches with a trial or a result, the cheapest first if there are prices. Cards without a price follow.
 pub(crate) fn shown<'l, 'p>(plan: &Plan, searches: &'l [RowSearch<'p>]) -> Vec<&'l RowSearch<'p>> {
     let mut begun: Vec<&RowSearch<'_>> = searches.iter().filter(|search| is_begun(search)).collect();
-    let price = |search: &RowSearch<'_>| price(plan, search).unwrap_or(f64::INFINITY);
+    let price = |search: &RowSearch<'_>| Answer { search, plan }.price().unwrap_or(f64::INFINITY);
     begun.sort_by(|one, other| price(one).total_cmp(&price(other)));
     begun
-}
-
-/// Returns the price of the GPUs of a row. A search for the fewest GPUs has one only if it has found them.
-pub(super) fn price(plan: &Plan, search: &RowSearch<'_>) -> Option<f64> {
-    let gpus = match plan.values_are_gpus {
-        true => Some(search.values.text(search.limit.fits?).parse().ok()?),
-        false => None,
-    };
-    plan.price_of(search.row, gpus)
-}
-
-/// Returns the text of a price. It has at most two decimals, or if it is below 0.1, two significant digits.
-fn price_text(price: Option<f64>) -> String {
-    let Some(price) = price else { return "-".to_owned() };
-    let first_digit = if price > 0.0 { -price.log10().floor() } else { 0.0 };
-    let decimals = if first_digit > 1.0 { first_digit as usize + 1 } else { 2 };
-    let text = format!("{price:.decimals$}");
-    let text = if decimals > 2 { text.trim_end_matches('0') } else { &text };
-    text.strip_suffix(".00").unwrap_or(text).to_owned()
 }
 
 /// Returns true if the search has a trial or a result. A result may come from the trials of other searches.
@@ -67,7 +51,7 @@ fn is_begun(search: &RowSearch<'_>) -> bool {
 
 /// Returns the name of a row for notes, such as `8xh100-80g at 2048 tokens`.
 fn name(plan: &Plan, search: &RowSearch<'_>) -> String {
-    let card = plan.card_of(search.row);
+    let card = Answer { search, plan }.card();
     let name = search.row.gpus.map_or_else(|| card.to_owned(), |gpus| format!("{gpus}x{card}"));
     search
         .row
@@ -111,9 +95,12 @@ fn print(page: &mut Printer, columns: &[Column<'_>], searches: &[&RowSearch<'_>]
 /// Returns the columns that tell the searches apart: card, number of GPUs and length, and the price.
 fn row_names<'a>(plan: &'a Plan, searches: &[&RowSearch<'_>]) -> Vec<Column<'a>> {
     let number = |number: Option<u64>| number.map(|number| number.to_string()).unwrap_or_default();
-    let mut columns = vec![Column::new("card", Side::Left, move |search| plan.card_of(search.row).into())];
+    let mut columns =
+        vec![Column::new("card", Side::Left, move |search| Answer { search, plan }.card().into())];
     if plan.has_prices() {
-        columns.push(Column::new("price", Side::Right, move |search| price_text(price(plan, search)).into()));
+        columns.push(Column::new("price", Side::Right, move |search| {
+            Answer { search, plan }.price().map_or("-".to_owned(), price_text).into()
+        }));
     }
     if searches.iter().any(|search| search.row.gpus.is_some()) {
         columns.push(Column::new("GPUs", Side::Right, move |search| number(search.row.gpus).into()));
@@ -207,8 +194,8 @@ fn grid(page: &mut Printer, plan: &Plan, searches: &[&RowSearch<'_>]) {
     print(page, &columns, searches);
     page.gap();
     page.plain(
-        "device memory used at the peak, for each value; fits: it needs less than a trial that fits, and was not tried; \
-         no: it does not fit"
+        "device memory used at the peak, for each value; fits: it needs less than a trial that fits, and was not \
+         tried; no: it does not fit"
             .to_owned(),
     );
 }
@@ -230,15 +217,8 @@ fn notes(page: &mut Printer, plan: &Plan, search: &RowSearch<'_>) {
     if let Some(line) = search.disorder() {
         page.plain(format!("{name}: {line}"));
     }
-    let near = search.fits().filter(|trial| trial.peak.inside_range);
-    let near = near
-        .map(|_| "may not fit")
-        .or(search.too_big().filter(|trial| trial.peak.inside_range).map(|_| "may fit"));
-    if let Some(answer) = near {
-        page.plain(format!(
-            "{name}: the value at the limit {answer} on a real card: free memory differs between real cards, \
-             and the memory that it needs is within their range"
-        ));
+    if let Some(trial) = (Answer { search, plan }).inside_range().first() {
+        page.plain(range_doubt(&format!("{name}: the value at the limit"), trial));
     }
 }
 
@@ -261,23 +241,37 @@ pub(crate) fn status(plan: &Plan, searches: &[RowSearch<'_>]) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+    use std::time::Duration;
+
     use super::*;
+    use crate::commands::fit::request::plan::plan;
+    use crate::commands::fit::search::scheduler::SearchScheduler;
 
     #[test]
-    fn a_small_price_keeps_its_digits() {
-        for (price, text) in [
-            (0.0, "0"),
-            (2.0, "2"),
-            (0.35, "0.35"),
-            (16.5, "16.50"),
-            (1024.0, "1024"),
-            (0.035, "0.035"),
-            (0.01, "0.01"),
-            (0.0001, "0.0001"),
-            (0.000_123, "0.00012"),
+    fn a_table_names_the_gpu_of_the_machine_and_says_only_of_others_that_they_are_simulated() {
+        for (words, card, phantom) in [
+            ("fit -- python t.py {}", "NVIDIA H200", false),
+            ("fit --phantom h200 -- python t.py {}", "h200", true),
         ] {
-            assert_eq!(price_text(Some(price)), text);
+            let plan = plan(words).unwrap();
+            let mut searches = SearchScheduler::new(&plan).searches;
+            let device = "NVIDIA H200".to_owned();
+            searches[0].trials.push((
+                "1".to_owned(),
+                Trial {
+                    label: "1".to_owned(),
+                    value: "1".to_owned(),
+                    outcome: TrialOutcome::Fits,
+                    took: Duration::ZERO,
+                    folder: PathBuf::new(),
+                    files: PathBuf::new(),
+                    peak: PeakUse { processes: 1, device, phantom, ..PeakUse::default() },
+                },
+            ));
+            let page = text(&plan, &searches);
+            assert!(page.lines().any(|line| line.starts_with(card)), "{page}");
+            assert_eq!(page.contains("simulated"), phantom, "{page}");
         }
-        assert_eq!(price_text(None), "-");
     }
 }

@@ -1,9 +1,9 @@
 //! The recipes of `memtrace fit --recipe`, and the templates of their scripts.
 //!
-//! Several recipes share a template. The lines after `# [NAME...]`, up to `# []`, are only in the scripts of the recipes
-//! with these names. A name may also be a setting: its lines are in scripts in which the setting is changed, and the
-//! lines of `!NAME` in scripts in which it is not. The line `# [+random_weights]` is replaced by the lines that several
-//! templates share.
+//! Several recipes share a template. The lines after `# [NAME...]`, up to `# []`, are only in the scripts of the
+//! recipes with these names. A name may also be a setting: its lines are in scripts in which the setting is changed,
+//! and the lines of `!NAME` in scripts in which it is not. The line `# [+random_weights]` is replaced by the lines
+//! that several templates share.
 
 use serde_json::Value;
 

@@ -126,10 +126,10 @@ pub(super) fn check_new_file(file: &Path) -> Result<()> {
 fn check_packing(changed: &ChangedScript, listed: &[String]) -> Result<()> {
     let script = &changed.script;
     // A search for the packing without a list of values tries more than one document.
-    let usual = ["2".to_owned()];
+    let default_values = ["2".to_owned()];
     let scripts: Vec<String> = match changed.searched.as_deref() {
         Some(name @ ("PACKING" | "ATTENTION")) => {
-            let values = if listed.is_empty() { &usual[..] } else { listed };
+            let values = if listed.is_empty() { &default_values[..] } else { listed };
             values.iter().map(|value| with_setting(script, name, value)).collect::<Result<_>>()?
         }
         _ => vec![script.clone()],
@@ -211,10 +211,8 @@ mod tests {
         assert!(refused(&server("1"), searched, &["1", "8"], "8xl4").is_none());
         assert!(refused(&server("1"), searched, &["1", "16"], "8xl4").unwrap().contains("fewer"));
         assert!(refused(&server("1"), searched, &[], "8xl4,h100-80g").unwrap().contains("one by one"));
-        assert_eq!(settings::usual("GPUS", 1, Some(6), None).unwrap(), ["1", "2", "4", "6"]);
-        assert_eq!(
-            (settings::usual("GPUS", 1, Some(1), None), settings::usual("GPUS", 1, None, None)),
-            (Some(vec!["1".to_owned()]), None)
-        );
+        let default_values = |gpus| settings::default_values("GPUS", 1, gpus, None);
+        assert_eq!(default_values(Some(6)).unwrap(), ["1", "2", "4", "6"]);
+        assert_eq!((default_values(Some(1)), default_values(None)), (Some(vec!["1".to_owned()]), None));
     }
 }

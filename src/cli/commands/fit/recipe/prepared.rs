@@ -38,7 +38,7 @@ struct SearchedSetting {
     /// The constant in the script.
     name: String,
     /// The values to try if the user names none; `None` if the setting has no natural range.
-    usual: Option<Vec<String>>,
+    default_values: Option<Vec<String>>,
     /// The batch of all trials: the value of `--batch`, or else the batch in the script.
     batch: u64,
 }
@@ -80,8 +80,8 @@ impl PreparedRecipe {
         let script = model.fill(&changed.script, &facts);
         let searched = changed.searched.map(|name| {
             let batch = batch(matches, &script);
-            let usual = settings::usual(&name, batch, gpus.first().copied(), facts.layers);
-            SearchedSetting { name, usual, batch }
+            let default_values = settings::default_values(&name, batch, gpus.first().copied(), facts.layers);
+            SearchedSetting { name, default_values, batch }
         });
         // Each value of a setting has a script of its own.
         let file = scratch.folder.join(if searched.is_some() { "recipe-{}.py" } else { "recipe.py" });
@@ -105,13 +105,13 @@ impl PreparedRecipe {
     }
 
     /// Returns the values to try if the user names none; `None` if there is no natural range.
-    pub(crate) fn usual(&self) -> Option<Vec<String>> {
-        self.searched.as_ref()?.usual.clone()
+    pub(crate) fn default_values(&self) -> Option<Vec<String>> {
+        self.searched.as_ref()?.default_values.clone()
     }
 
-    /// Returns the smallest value of the setting that is searched for, where this is 0.
-    pub(crate) fn least(&self) -> Option<usize> {
-        settings::least(&self.searched.as_ref()?.name)
+    /// Returns the default of `--min` for a setting that is searched for and whose smallest value is 0.
+    pub(crate) fn default_min(&self) -> Option<usize> {
+        settings::default_min(&self.searched.as_ref()?.name)
     }
 
     /// Returns the script with a value of the setting that is searched for.
@@ -147,24 +147,25 @@ impl PreparedRecipe {
     }
 
     /// Returns vLLM's options for a length at which it has a cache of `tokens` tokens. `value` is the value of
-    /// the setting that is searched for, if there is one.
+    /// the setting that is searched for, if there is one; the requests are then at most those of its trials.
     pub(crate) fn flags(&self, length: u64, tokens: u64, value: &str) -> String {
         let script = self.script_with(value).unwrap_or_default();
         let setting = |name: &str| setting(&script, name).to_owned();
+        let most_requests = self.searched.as_ref().map_or(u64::MAX, |searched| searched.batch);
         let mut flags = format!(
             "vllm serve {} --gpu-memory-utilization {} --max-model-len {length} --max-num-seqs {}",
             shell_word(&self.model),
             setting("UTILIZATION"),
-            requests(tokens, length)
+            requests(tokens, length).min(most_requests)
         );
-        for (name, option, usual) in [
+        for (name, option, default) in [
             (settings::GPUS, "--tensor-parallel-size", "1"),
             ("DTYPE", "--dtype", "auto"),
             ("QUANTIZATION", "--quantization", ""),
             ("CACHE_DTYPE", "--kv-cache-dtype", "auto"),
             ("CPU_OFFLOAD_GB", "--cpu-offload-gb", "0.0"),
         ] {
-            if setting(name) != usual {
+            if setting(name) != default {
                 flags.push_str(&format!(" {option} {}", setting(name)));
             }
         }
@@ -265,19 +266,26 @@ mod tests {
 
     #[test]
     fn the_options_of_a_server_can_be_pasted_into_a_shell() {
-        let request = |model: &str, trusts_code: bool| {
+        let request = |model: &str, trusts_code: bool, searched: Option<SearchedSetting>| {
             let recipe = Recipe::named("serve").unwrap();
             let (name, similar) = (model.to_owned(), String::new());
             let script = Model { recipe, name, config: None, similar, trusts_code }
                 .fill(&recipe.script(|_| false), &ModelFacts { subfolder: String::new(), layers: None });
             let (words, lengths, model) = (Vec::new(), Vec::new(), model.to_owned());
             let _scratch = Scratch::new(&run_id()).unwrap();
-            PreparedRecipe { recipe, model, words, lengths, script, searched: None, _scratch }
+            PreparedRecipe { recipe, model, words, lengths, script, searched, _scratch }
         };
         assert_eq!(
-            request("/data/my model", false).flags(4096, 168_800, ""),
+            request("/data/my model", false, None).flags(4096, 168_800, ""),
             "vllm serve '/data/my model' --gpu-memory-utilization 0.92 --max-model-len 4096 --max-num-seqs 41"
         );
-        assert!(request("org/custom", true).flags(2, 2, "").ends_with(" --trust-remote-code"));
+        assert!(request("org/custom", true, None).flags(2, 2, "").ends_with(" --trust-remote-code"));
+        // The trials of a search had at most 8 requests.
+        let searched = SearchedSetting { name: settings::GPUS.to_owned(), default_values: None, batch: 8 };
+        assert_eq!(
+            request("org/model", false, Some(searched)).flags(4096, 168_800, "2"),
+            "vllm serve org/model --gpu-memory-utilization 0.92 --max-model-len 4096 --max-num-seqs 8 \
+             --tensor-parallel-size 2"
+        );
     }
 }

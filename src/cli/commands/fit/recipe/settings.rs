@@ -238,8 +238,8 @@ fn expression(name: &str, value: &str) -> Result<String> {
     }
 }
 
-/// Returns the smallest value of a setting if this is 0.
-pub(crate) fn least(name: &str) -> Option<usize> {
+/// Returns the default of `--min` for a setting whose smallest value is 0.
+pub(crate) fn default_min(name: &str) -> Option<usize> {
     let from_zero =
         |setting: &Setting| matches!(setting.takes, Kind::Whole(0, _) | Kind::Number(0.0, ..)).then_some(0);
     entry(name).and_then(from_zero)
@@ -247,7 +247,12 @@ pub(crate) fn least(name: &str) -> Option<usize> {
 
 /// Returns the values of a setting to try if the user names none; `None` if it has no natural range. `gpus`
 /// is the number of GPUs, and `layers` the number of layers or blocks of the model.
-pub(crate) fn usual(name: &str, batch: u64, gpus: Option<u64>, layers: Option<u64>) -> Option<Vec<String>> {
+pub(crate) fn default_values(
+    name: &str,
+    batch: u64,
+    gpus: Option<u64>,
+    layers: Option<u64>,
+) -> Option<Vec<String>> {
     let numbers: Vec<u64> = match name {
         "ACCUMULATION" => (1..=batch).filter(|parts| batch.is_multiple_of(*parts)).collect(),
         "OFFLOADED_LAYERS" | "BLOCKS_TO_SWAP" => (0..=layers?).collect(),
@@ -341,9 +346,9 @@ mod tests {
             let script = recipe.with_all_settings();
             let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c == '_');
             let constants = script.lines().filter_map(|line| line.split_once(" = "));
-            for (name, usual) in constants.filter(|(name, _)| is_name(name) && !others.contains(name)) {
+            for (name, default) in constants.filter(|(name, _)| is_name(name) && !others.contains(name)) {
                 assert!(entry(name).is_some(), "{}: {name}", recipe.name);
-                assert_eq!(expression(name, usual.trim_matches('"')).unwrap(), usual, "{}", recipe.name);
+                assert_eq!(expression(name, default.trim_matches('"')).unwrap(), default, "{}", recipe.name);
                 seen.push(name.to_owned());
             }
         }

@@ -150,17 +150,18 @@ pub(crate) fn listed(matches: &ArgMatches) -> Result<Vec<String>> {
     Ok(list)
 }
 
-/// Returns the values of `{}` in the command. `usual` has the values if the user names none, and `least` is the
-/// first value if the user gives no `--min`.
+/// Returns the values of `{}` in the command. `default_values` are the values if the user names none, and
+/// `default_min` is the first value if the user gives no `--min`.
 pub(crate) fn candidates(
     matches: &ArgMatches,
-    usual: Option<Vec<String>>,
-    least: Option<usize>,
+    default_values: Option<Vec<String>>,
+    default_min: Option<usize>,
 ) -> Result<Candidates> {
     let is_smallest = matches.get_flag("smallest");
     let has = |name: &&str| matches.contains_id(name);
-    if let Some(usual) = usual.filter(|_| !["values", "min", "max", "multiple-of"].iter().any(has)) {
-        return if is_smallest { descending(usual) } else { Ok(Candidates::List(usual)) };
+    let is_default = !["values", "min", "max", "multiple-of"].iter().any(has);
+    if let Some(values) = default_values.filter(|_| is_default) {
+        return if is_smallest { descending(values) } else { Ok(Candidates::List(values)) };
     }
     let list = listed(matches)?;
     if !list.is_empty() {
@@ -168,7 +169,7 @@ pub(crate) fn candidates(
     }
     let number = |name| matches.get_one::<u64>(name).map(|number| *number as usize);
     let step = number("multiple-of").unwrap_or(1).max(1);
-    let first = number("min").or(least).unwrap_or(step).next_multiple_of(step);
+    let first = number("min").or(default_min).unwrap_or(step).next_multiple_of(step);
     let most = number("max").unwrap_or(LARGEST.max(first));
     if most < first {
         bail!("--max {most} is smaller than the first value, {first}");
@@ -217,10 +218,13 @@ pub(crate) fn gpu_numbers(matches: &ArgMatches, name: &str) -> Result<Vec<u64>> 
 /// with `--ranks`, else [`NODE`].
 pub(crate) fn powers_of_two(matches: &ArgMatches) -> Result<Vec<u64>> {
     let number = |name| matches.get_one::<u64>(name).copied();
-    let usual = if matches.contains_id("ranks") { CLUSTER } else { NODE };
+    let default_max = if matches.contains_id("ranks") { CLUSTER } else { NODE };
     let step = number("multiple-of").unwrap_or(1);
     let first = number("min").unwrap_or(step).next_multiple_of(step);
-    let most = number("max").unwrap_or(usual.max(first));
+    let most = number("max").unwrap_or(default_max.max(first));
+    if first == 0 {
+        bail!("--min 0 is not a number of GPUs; the smallest is 1");
+    }
     if most < first || first > MOST_GPUS {
         bail!("there is no number of GPUs from {first} to {}", most.min(MOST_GPUS));
     }

@@ -83,13 +83,13 @@ impl Mode {
             (matches.contains_id("worst"), &["seq"], "--worst gives the length", one),
             (
                 is_figure && is_recipe,
-                &["values", "min", "max", "multiple-of", "within", "gpus", "batch", "prices"],
+                &["values", "min", "max", "multiple-of", "within", "gpus", "batch", "prices", "host-mem"],
                 "--recipe serve runs once for each card and length, because vLLM fills the card at any batch",
                 "leave it out, or search for a setting: --set KEY={}",
             ),
             (
                 is_figure && !is_recipe,
-                &["min", "max", "multiple-of", "within", "smallest", "gpus", "prices"],
+                &["min", "max", "multiple-of", "within", "smallest", "gpus", "prices", "host-mem"],
                 "--ask runs the program once for each card and each of --values",
                 one,
             ),
@@ -226,11 +226,11 @@ mod tests {
             (value, "--seq 8 --recipe x --worst t", "--worst gives the length"),
             (
                 serve,
-                "--values 1;--min 2;--within 2;--batch 8;--prices p;--gpus 2",
+                "--values 1;--min 2;--within 2;--batch 8;--prices p;--gpus 2;--host-mem 1k",
                 "fills the card at any batch",
             ),
             (serve, "--ask x", "--recipe runs its own script"),
-            (ask, "--min 2;--within 2;--smallest;--prices p;--gpus 2", "once for each card"),
+            (ask, "--min 2;--within 2;--smallest;--prices p;--gpus 2;--host-mem 1k", "once for each card"),
         ] {
             for option in options.split(';') {
                 let words = words.replace("OPTION", option).replace("--recipe x", "--recipe lora --model m");

@@ -51,8 +51,8 @@ pub(crate) struct Plan {
     pub(crate) length_unit: &'static str,
     /// The name of the value that is searched for.
     pub(crate) value_name: String,
-    /// True if the value that is searched for is a number of GPUs.
-    pub(crate) values_are_gpus: bool,
+    /// True if the value that is searched for is a number of GPUs: of the card, or of a server (`--set gpus={}`).
+    pub(crate) searches_gpus: bool,
     /// The prices of the cards, by which the rows of the answer are sorted.
     prices: Option<Prices>,
     /// A message for each card with numbers of GPUs that are not tried, because they are not possible.
@@ -85,7 +85,7 @@ impl Plan {
                 Some(recipe) => recipe.searched().unwrap_or_else(|| "batch".to_owned()),
                 None => "value".to_owned(),
             },
-            values_are_gpus: goal == Goal::FewestGpus || recipe.is_some_and(PreparedRecipe::searches_gpus),
+            searches_gpus: goal == Goal::FewestGpus || recipe.is_some_and(PreparedRecipe::searches_gpus),
             prices: Prices::new(matches)?,
             left_out: Vec::new(),
         };
@@ -96,8 +96,9 @@ impl Plan {
                 plan.rows = plan.rows_of_values(matches, &cards, &[], &values)?;
             }
             Goal::Largest | Goal::Smallest => {
-                let usual = recipe.and_then(PreparedRecipe::usual);
-                let values = candidates(matches, usual, recipe.and_then(PreparedRecipe::least))?;
+                let default_values = recipe.and_then(PreparedRecipe::default_values);
+                let default_min = recipe.and_then(PreparedRecipe::default_min);
+                let values = candidates(matches, default_values, default_min)?;
                 if let Some(recipe) = recipe {
                     recipe.check(values.texts_to_check())?;
                 }
@@ -229,14 +230,8 @@ impl Plan {
             );
         }
         let command: Vec<OsString> = self.words.iter().map(|word| filling.fill(word)).collect();
-        let job = match matches.get_one::<String>("ranks") {
-            Some(ranks) => {
-                let words: Vec<&OsString> = command.iter().collect();
-                Some(Job::new(&card, ranks, &words, |name| std::env::var(name).ok())?)
-            }
-            None => None,
-        };
-        let phantom = PhantomArgs::of_card(matches, job.as_ref().map_or(&card, |job| &job.card))?;
+        let card = card_of_node(matches, card, &command)?;
+        let phantom = PhantomArgs::of_card(matches, &card)?;
         row.capacity = phantom.capacity().cast_signed();
         row.most_gpus = row.most_gpus.max(phantom.count());
         row.free_at_start = Some(phantom.free_at_start());
@@ -280,8 +275,8 @@ impl Plan {
         self.prices.is_some()
     }
 
-    /// Returns the price of the GPUs of a row: of `gpus` GPUs, if that is the result of its search. Returns `None` if the
-    /// price of the card is unknown.
+    /// Returns the price of the GPUs of a row: of `gpus` GPUs, if that is the result of its search. Returns `None` if
+    /// the price of the card is unknown.
     pub(crate) fn price_of(&self, row: &Row, gpus: Option<u64>) -> Option<f64> {
         self.prices.as_ref()?.price(self.card_of(row), gpus.or(row.gpus))
     }
@@ -294,6 +289,16 @@ impl Plan {
             .and_then(|place| card.strip_prefix(place)?.strip_prefix(['x', 'X']))
             .unwrap_or(card)
     }
+}
+
+/// Returns the card of each node of a trial: `card`, or with `--ranks` the part of it that one node has.
+///
+/// # Errors
+/// When the job of `--ranks` is not possible.
+pub(crate) fn card_of_node(matches: &ArgMatches, card: String, command: &[OsString]) -> Result<String> {
+    let Some(ranks) = matches.get_one::<String>("ranks") else { return Ok(card) };
+    let words: Vec<&OsString> = command.iter().collect();
+    Ok(Job::new(&card, ranks, &words, |name| std::env::var(name).ok())?.card)
 }
 
 fn filled_text(card: &str, filling: &Filling) -> String {
@@ -342,6 +347,8 @@ mod tests {
         let [few, part] = &lines[..] else { panic!("two lines: {lines:?}") };
         assert!(few.contains("not tried: 3, 6 GPUs: --ranks 9: there is no rank 9"), "{few}");
         assert!(part.contains("not tried: 12 GPUs: 12 ranks do not fill whole nodes"), "{part}");
+        let error = plan(&job.replace("--ranks 1", "--min 0")).err().unwrap().to_string();
+        assert!(error.starts_with("--min 0 is not a number of GPUs"), "{error}");
         let error = plan("fit --phantom {}xh100-80g --values 1,two -- python t.py {}").err().unwrap();
         assert!(error.to_string().starts_with("--values: `two` is not a number of GPUs"), "{error}");
     }

@@ -75,8 +75,8 @@ impl Prices {
         Ok(Prices(prices))
     }
 
-    /// Returns the price of `gpus` GPUs of a card such as `h100-80g`, `2xh100-80g` or `h100-80g,mem=40g`. Without `gpus`,
-    /// the card has the number. Returns `None` if the file lacks the card.
+    /// Returns the price of `gpus` GPUs of a card such as `h100-80g`, `2xh100-80g` or `h100-80g,mem=40g`. Without
+    /// `gpus`, the card has the number. Returns `None` if the file lacks the card.
     pub(crate) fn price(&self, card: &str, gpus: Option<u64>) -> Option<f64> {
         let (count, preset) = placeholders::count_and_preset(card)?;
         let (_, price) = self.0.iter().find(|(known, _)| preset.eq_ignore_ascii_case(known))?;
@@ -84,9 +84,35 @@ impl Prices {
     }
 }
 
+/// Returns the text of a price. It has at most two decimals, or if it is below 0.1, two significant digits.
+pub(crate) fn price_text(price: f64) -> String {
+    let first_digit = if price > 0.0 { -price.log10().floor() } else { 0.0 };
+    let decimals = if first_digit > 1.0 { first_digit as usize + 1 } else { 2 };
+    let text = format!("{price:.decimals$}");
+    let text = if decimals > 2 { text.trim_end_matches('0') } else { &text };
+    text.strip_suffix(".00").unwrap_or(text).to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_small_price_keeps_its_digits() {
+        for (price, text) in [
+            (0.0, "0"),
+            (2.0, "2"),
+            (0.35, "0.35"),
+            (16.5, "16.50"),
+            (1024.0, "1024"),
+            (0.035, "0.035"),
+            (0.01, "0.01"),
+            (0.0001, "0.0001"),
+            (0.000_123, "0.00012"),
+        ] {
+            assert_eq!(price_text(price), text);
+        }
+    }
 
     #[test]
     fn the_price_of_several_gpus_is_a_multiple() {

@@ -125,7 +125,7 @@ impl<'a> RowSearch<'a> {
     pub(super) fn record(&mut self, trial: Trial, plan: &Plan) {
         self.in_progress = self.in_progress.saturating_sub(1);
         let text = trial.value.clone();
-        let with = match (text.as_str(), plan.values_are_gpus) {
+        let with = match (text.as_str(), plan.searches_gpus) {
             ("", _) => String::new(),
             (value, true) => format!("on {} ", gpus_text(value).0),
             (value, false) => format!("with value {value} "),
@@ -142,7 +142,7 @@ impl<'a> RowSearch<'a> {
         self.trials.push((text.clone(), trial));
         if used_none {
             self.stopped = Some(format!("{with}the program allocated no GPU memory{hint}"));
-        } else if failed && plan.values_are_gpus {
+        } else if failed && plan.searches_gpus {
             self.leave_out(&text, plan.within);
             let all_failed = self.trials.iter().all(|(_, trial)| has_failed(trial));
             if all_failed && (self.is_over || self.trials.len() >= HOPELESS) {
@@ -175,25 +175,25 @@ impl<'a> RowSearch<'a> {
     pub(super) fn known(&self) -> String {
         let text = |index: usize| self.values.text(index);
         let are_gpus = self.values.are_gpus();
-        let gpus = |number: &str| if number == "1" { "GPU" } else { "GPUs" };
-        let does = |number: &str| if number == "1" { "does" } else { "do" };
         match (self.limit.fits.map(text), self.limit.too_big.map(text)) {
-            // The number that fits is the larger one, so it is at least 2.
             (Some(fits), Some(too_big)) if are_gpus => {
-                let does = does(&too_big);
-                format!("{fits} GPUs fit and {too_big} {does} not; the numbers in between were not tried")
+                let ((enough, are), (too_few, are_not)) = (gpus_text(&fits), gpus_text(&too_big));
+                format!(
+                    "{enough} {are} enough, {too_few} {are_not} not; the numbers in between were not tried"
+                )
+            }
+            (Some(fits), None) if are_gpus => {
+                let (enough, are) = gpus_text(&fits);
+                format!("{enough} {are} enough; no number tried was too small")
+            }
+            (None, Some(too_big)) if are_gpus => {
+                let (too_few, are) = gpus_text(&too_big);
+                format!("even {too_few}, the largest number tried, {are} not enough")
             }
             (Some(fits), Some(too_big)) => {
                 format!("{fits} fits and {too_big} does not; the values in between were not tried")
             }
-            (Some(fits), None) if are_gpus => {
-                let are = if fits == "1" { "is" } else { "are" };
-                format!("{fits} {} {are} enough; no number tried was too small", gpus(&fits))
-            }
             (Some(fits), None) => format!("{fits} fits; no value tried was too large"),
-            (None, Some(too_big)) if are_gpus => {
-                format!("{too_big} {} {} not fit; no number tried is enough", gpus(&too_big), does(&too_big))
-            }
             (None, Some(too_big)) => format!("{too_big} does not fit; no value tried fits"),
             (None, None) => "no trial has finished".to_owned(),
         }

@@ -50,6 +50,11 @@ pub(crate) struct PeakUse {
     pub(crate) by_category: Vec<(String, i64)>,
 }
 
+/// Returns the name of a trial's card: as the user gave it, or else the name of the machine's own `device`.
+pub(crate) fn card_name<'a>(card: &'a str, device: &'a str) -> &'a str {
+    [card, device].into_iter().find(|name| !name.is_empty()).unwrap_or("this GPU")
+}
+
 /// What the traces of a trial show.
 #[derive(Default)]
 pub(crate) struct Measured {

@@ -1,6 +1,7 @@
 //! Makes the trials of `memtrace fit`, some of them side by side, until all trials have ended or a signal asks
 //! this command to end.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -70,10 +71,8 @@ pub(crate) struct TrialRunner<'a, T> {
     progress: Progress,
     parallelism: Parallelism,
     running: ActiveTrials<T>,
-    /// A trial that failed while another trial was in progress. It is repeated alone.
-    again: Option<(T, PlannedTrial)>,
-    /// Further trials that failed while another trial was in progress. They are repeated after `again`.
-    later: Vec<(T, PlannedTrial)>,
+    /// The trials that failed while another trial was in progress. Each is repeated alone.
+    again: VecDeque<(T, PlannedTrial)>,
     /// True while a trial is repeated alone.
     is_alone: bool,
     /// The maximum number of GPUs of a trial; 1 with `--ranks`, because then every number of GPUs runs the same
@@ -112,8 +111,7 @@ impl<'a, T: Copy> TrialRunner<'a, T> {
             progress,
             parallelism,
             running: ActiveTrials(Vec::new()),
-            again: None,
-            later: Vec::new(),
+            again: VecDeque::new(),
             is_alone: false,
             // With `--ranks`, the same ranks run for every number of GPUs, so memory is not scaled by that
             // number.
@@ -127,7 +125,7 @@ impl<'a, T: Copy> TrialRunner<'a, T> {
 
     /// Returns the number of trials that may be started now.
     pub(crate) fn room(&self) -> usize {
-        if self.again.is_some() || self.is_alone || self.forwarder.asked_to_end().is_some() {
+        if !self.again.is_empty() || self.is_alone || self.forwarder.asked_to_end().is_some() {
             return 0;
         }
         let jobs = match self.parallelism {
@@ -183,8 +181,7 @@ impl<'a, T: Copy> TrialRunner<'a, T> {
                 return Ok(None);
             }
             if self.running.0.is_empty() {
-                let Some((ticket, planned)) = self.again.take() else { return Ok(None) };
-                self.again = self.later.pop();
+                let Some((ticket, planned)) = self.again.pop_front() else { return Ok(None) };
                 self.is_alone = true;
                 self.start(ticket, planned)?;
             }
@@ -212,10 +209,7 @@ impl<'a, T: Copy> TrialRunner<'a, T> {
                     "{}: failed while another trial was active; it runs again, alone",
                     trial.label
                 ));
-                match &self.again {
-                    None => self.again = Some((ticket, planned)),
-                    Some(_) => self.later.push((ticket, planned)),
-                }
+                self.again.push_back((ticket, planned));
                 continue;
             }
             if std::mem::take(&mut self.is_alone) && !matches!(trial.outcome, TrialOutcome::Failed(..)) {
@@ -237,11 +231,7 @@ impl<'a, T: Copy> TrialRunner<'a, T> {
     /// # Errors
     /// When a trial cannot be waited for.
     pub(crate) fn cancel(&mut self, unwanted: impl Fn(T) -> bool) -> Result<()> {
-        self.again.take_if(|(ticket, _)| unwanted(*ticket));
-        self.later.retain(|(ticket, _)| !unwanted(*ticket));
-        if self.again.is_none() {
-            self.again = self.later.pop();
-        }
+        self.again.retain(|(ticket, _)| !unwanted(*ticket));
         let (ending, kept) =
             std::mem::take(&mut self.running.0).into_iter().partition(|active| unwanted(active.ticket));
         self.running.0 = kept;

@@ -64,7 +64,7 @@ rounds = itertools.chain.from_iterable(itertools.repeat(batches))
 for step, (images, classes) in enumerate(itertools.islice(rounds, args.steps)):
     images = images.to(device, getattr(torch, DTYPE), memory_format=layout)
     total = 0
-    for part, labels in zip(images.chunk(ACCUMULATION), classes.to(device).chunk(ACCUMULATION), strict=True):
+    for part, labels in zip(images.chunk(ACCUMULATION), classes.to(device).chunk(ACCUMULATION)):
         with torch.autocast(device, torch.bfloat16, enabled=AUTOCAST):
             loss = torch.nn.functional.cross_entropy(model(part), labels)
         (loss * len(part) / len(images)).backward()
