@@ -281,8 +281,8 @@ answers! {
         device_count(out)
     }
     Real fn cudaGetDevice(out: Out<c_int>) { out.give(current_index()) }
-    Real fn cudaSetDevice(index: c_int) { if host_state().devices.is_empty() {
-        fail(NO_DEVICE) } else { set_current(index) }
+    Real fn cudaSetDevice(index: c_int) {
+        if host_state().devices.is_empty() { fail(NO_DEVICE) } else { set_current(index) }
     }
     Real fn cudaInitDevice(index: c_int, _device_flags: u32, _flags: u32) {
         let Some(device) = device(index) else { return fail(INVALID_DEVICE) };
@@ -292,7 +292,7 @@ answers! {
     Success fn cudaSetDeviceFlags(_flags: u32) { OK }
     Real fn cudaGetDeviceFlags(out: Out<u32>) { out.give(0) }
     Real fn cudaDriverGetVersion(out: Out<c_int>) { out.give(driver_version()) }
-    Success fn {cudaDeviceReset, cudaCtxResetPersistingL2Cache, cudaProfilerStart, cudaProfilerStop}() { OK }
+    Success fn {cudaCtxResetPersistingL2Cache, cudaProfilerStart, cudaProfilerStop}() { OK }
     Real fn cudaGetLastError() { last_error(true) }
     Real fn cudaPeekAtLastError() { last_error(false) }
     Real fn cudaDeviceGetAttribute(out: Out<c_int>, number: c_int, index: c_int) {
@@ -338,7 +338,7 @@ answers! {
     Success fn cudaDeviceSetLimit(_limit: c_int, _value: usize) { OK }
     Real fn cudaDeviceGetCacheConfig(out: Out<c_int>) { out.give(0) }
     Success fn cudaDeviceSetCacheConfig(_mode: c_int) { OK }
-    Real fn cudaChooseDevice(out: Out<c_int>, _properties: Word) { if host_state().devices.is_empty() {
-        INVALID_VALUE } else { out.give(0) }
+    Real fn cudaChooseDevice(out: Out<c_int>, _properties: Word) {
+        if host_state().devices.is_empty() { INVALID_VALUE } else { out.give(0) }
     }
 }
