@@ -177,6 +177,12 @@ graph: 1 0
 }
 
 #[test]
+fn phantom_operations_of_nccl_run_when_their_graph_is_launched() {
+    let expected = "eager 5\ncaptured 0 then 5\nlaunched 7 then 9\ngrouped 9 then 3\nfailed 0\n";
+    assert_eq!(told("captured_nccl", "t4", &[]), expected);
+}
+
+#[test]
 fn phantom_descriptors_that_a_program_makes_for_each_op_take_no_memory() {
     assert_eq!(told("descriptors", "t4", &[]), "failed 0 same 0 grown no\n");
 }
