@@ -4,7 +4,6 @@
 //! answers with which a program continues: a value equals itself (it is not NaN), and two tensors differ.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::core::ffi::read;
 use crate::core::values::SMALL;
@@ -176,24 +175,29 @@ fn bytewise(left: &[u8], right: &[u8], operation: impl Fn(u8, u8) -> u8) -> Vec<
 /// as a fill of flags.
 const MAX_BATCH: usize = 1024;
 
-/// True if a small fill has written true flags, and since then no kernel of unknown effect has run and no
-/// unknown value was tested for equality.
-static TRUE_FILL: AtomicBool = AtomicBool::new(false);
-
-/// The flags written by the last three small fills, the newest in the lowest bit.
-static RECENT_FILLS: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    /// True if a small fill of this thread has written true flags, and since then the thread has launched no kernel of
+    /// unknown effect and tested no unknown value for equality.
+    static TRUE_FILL: Cell<bool> = const { Cell::new(false) };
+    /// The flags written by the last three small fills of this thread, the newest in the lowest bit.
+    static RECENT_FILLS: Cell<u8> = const { Cell::new(0) };
+}
 
 fn note_flag_fill(flag: u8) {
     if flag == 1 {
-        TRUE_FILL.store(true, Ordering::Relaxed);
+        set_true_fill(true);
     }
-    let before = RECENT_FILLS.load(Ordering::Relaxed);
-    RECENT_FILLS.store((before << 1 | usize::from(flag)) & 0b111, Ordering::Relaxed);
+    let _ = RECENT_FILLS.try_with(|fills| fills.set((fills.get() << 1 | flag) & 0b111));
+}
+
+/// Sets [`TRUE_FILL`], and returns its value before.
+fn set_true_fill(is_true: bool) -> bool {
+    TRUE_FILL.try_with(|cell| cell.replace(is_true)).unwrap_or(false)
 }
 
 /// Records that a kernel of unknown effect was launched.
 pub(crate) fn launched_unknown() {
-    TRUE_FILL.store(false, Ordering::Relaxed);
+    set_true_fill(false);
 }
 
 /// Computes the logical "and" of two flags. Beam search uses this to decide whether to continue, and its
@@ -211,7 +215,7 @@ fn and_flags(to: usize, launch: &ElementwiseLaunch) {
         return;
     }
     set_mask(to, count);
-    launch.assume(to, RECENT_FILLS.load(Ordering::Relaxed) == 0);
+    launch.assume(to, RECENT_FILLS.try_with(Cell::get).unwrap_or(0) == 0);
 }
 
 /// The types of whole numbers and flags: the number in PyTorch's `ScalarType` and the size in bytes. Floats
@@ -309,7 +313,7 @@ fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
         None => {
             set_mask(to, launch.count);
             if launch.count == 1 && device_of(to).is_some() {
-                launch.assume(to, TRUE_FILL.swap(false, Ordering::Relaxed));
+                launch.assume(to, set_true_fill(false));
             }
         }
     }
