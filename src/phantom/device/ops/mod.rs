@@ -30,7 +30,7 @@ mod op;
 mod ordinary;
 mod partial;
 pub(crate) mod record;
-mod replaced;
+pub(crate) mod replaced;
 mod samples;
 mod schema;
 mod tensor;
