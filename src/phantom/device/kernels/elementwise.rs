@@ -13,6 +13,7 @@ use crate::cuda::copy::{
 use crate::cuda::reach;
 use crate::kernels::recognize::KernelEffect;
 use crate::kernels::reduce::{self, Comparison, DataType, ncclUint8};
+use crate::ops::scalar_type;
 
 /// The maximum number of values that are assumed to be ordinary: finite, and not NaN.
 const MOST_ORDINARY: usize = 1 << 20;
@@ -218,10 +219,6 @@ fn and_flags(to: usize, launch: &ElementwiseLaunch) {
     launch.assume(to, RECENT_FILLS.try_with(Cell::get).unwrap_or(0) == 0);
 }
 
-/// The types of whole numbers and flags: the number in PyTorch's `ScalarType` and the size in bytes. Floats
-/// are excluded, because a zero may have a sign.
-const WHOLE: [(u8, u32); 6] = [(0, 1), (1, 1), (2, 2), (3, 4), (4, 8), (11, 1)];
-
 /// Converts whole numbers to flags, as `any` does for a single element. `loader` is the address of a
 /// `LoadWithCast<1>` (ATen's MemoryAccess.cuh): a byte with the type of the input, and a word with the size
 /// of an element.
@@ -229,7 +226,12 @@ pub(crate) fn to_flags(launch: &ElementwiseLaunch, loader: usize) {
     let (Some(to), Some(from)) = (launch.operand(0), launch.operand(1)) else { return };
     // SAFETY: members of an argument of the kernel.
     let members = unsafe { read::<u8>(loader).zip(read::<u32>(loader + 4)) };
-    let width = members.filter(|members| WHOLE.contains(members)).map(|(_, width)| width as usize);
+    let width = members.and_then(|(number, width)| {
+        let scalar_type = i32::from(number);
+        // Floats are excluded, because a zero may have a sign.
+        let is_whole = scalar_type::is_whole(scalar_type);
+        scalar_type::width(scalar_type).filter(|&known| is_whole && known == width as usize)
+    });
     let flags = width.and_then(|width| {
         let size = launch.count.checked_mul(width).filter(|&size| size <= SMALL)?;
         // SAFETY: the input of the kernel, readable for its number of elements.

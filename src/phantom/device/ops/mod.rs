@@ -32,6 +32,7 @@ mod partial;
 pub(crate) mod record;
 pub(crate) mod replaced;
 mod samples;
+pub(crate) mod scalar_type;
 mod schema;
 mod tensor;
 mod torch;
