@@ -162,6 +162,27 @@ launched: memory 7 host 7 called 2 event 0
 }
 
 #[test]
+fn phantom_frees_only_what_a_program_allocated_and_has_not_freed() {
+    let expected = "\
+twice: 0 1 free same 1 live 7
+chunk: 1 1 live 7
+symbol: 1 1
+plain twice: 0 1
+layers: 0 pitch 512 sizes 100 3 taken 2 bytes 6144
+reset: 0 free same 1 then 1 1 1
+driver reset: 0 101 free same 1
+graph: 1 0
+";
+    assert_eq!(told("frees", "t4", &[]), expected);
+}
+
+#[test]
+fn phantom_operations_of_nccl_run_when_their_graph_is_launched() {
+    let expected = "eager 5\ncaptured 0 then 5\nlaunched 7 then 9\ngrouped 9 then 3\nfailed 0\n";
+    assert_eq!(told("captured_nccl", "t4", &[]), expected);
+}
+
+#[test]
 fn phantom_descriptors_that_a_program_makes_for_each_op_take_no_memory() {
     assert_eq!(told("descriptors", "t4", &[]), "failed 0 same 0 grown no\n");
 }

@@ -1,9 +1,10 @@
 //! The files of the machine tables in shared memory, one per machine.
 //!
-//! A file is named `/dev/shm/memtrace-phantom-UID-ID-CARD`, and only its user can open it. `CARD` is a hash
-//! of the identifier and the request, so processes that request other cards are on another machine. Each process holds a shared
-//! lock on the file, which the kernel releases when the process ends. The next machine removes a file that
-//! has neither a lock nor a living process.
+//! A file is named `/dev/shm/memtrace-phantom-UID-ID-HASH`, and only its user can open it. `HASH` is a hash
+//! of the PID namespace, the identifier and the request. So processes that request other cards are on another
+//! machine, and so are the processes of another container, whose process ids mean other processes. Each process
+//! holds a shared lock on the file, which the kernel releases when the process ends. The next machine removes a
+//! file that has neither a lock nor a living process.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -106,13 +107,19 @@ fn beginning() -> String {
     format!("memtrace-phantom-{}-", user())
 }
 
-/// Returns the path of the file for a machine identifier and a request for cards. The hash tells identifiers
-/// apart that the name shortens to the same text.
+/// Returns the path of the file for a machine identifier and a request for cards, in this process's PID namespace.
 #[must_use]
 pub fn path_of(id: &str, request: &str) -> PathBuf {
+    // The link's text has the namespace's inode.
+    path_in(&fs::read_link("/proc/self/ns/pid").unwrap_or_default(), id, request)
+}
+
+/// Same as [`path_of`], in a given PID namespace. The hash tells identifiers apart that the name shortens to the
+/// same text.
+fn path_in(namespace: &Path, id: &str, request: &str) -> PathBuf {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
-    // No request contains a NUL, so each pair has its own text.
-    let hash = hash(format!("{id}\0{request}").as_bytes());
+    // No part contains a NUL, so each triple has its own text.
+    let hash = hash(format!("{}\0{id}\0{request}", namespace.display()).as_bytes());
     let id: String = id.chars().take(MAX_ID).map(safe).collect();
     Path::new(FOLDER).join(format!("{}{id}-{hash:08x}", beginning()))
 }
@@ -299,6 +306,8 @@ mod tests {
     #[test]
     fn other_cards_and_other_identifiers_are_another_machine() {
         assert_ne!(path_of("a", "t4"), path_of("a", "l4"));
+        let namespace = |inode: &str| path_in(Path::new(inode), "a", "t4");
+        assert_ne!(namespace("pid:[4026531836]"), namespace("pid:[4026532200]"));
         let long = "x".repeat(MAX_ID);
         assert_ne!(path_of("a/b", "t4"), path_of("a_b", "t4"));
         assert_ne!(path_of(&format!("{long}1"), "t4"), path_of(&format!("{long}2"), "t4"));

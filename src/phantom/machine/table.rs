@@ -237,13 +237,13 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Waits until no other process has locked the card, and locks it. The lock of a process that was killed is
-    /// ignored. The threads of one process must not lock a card at the same time.
+    /// Waits until nobody has locked the card, and locks it. The lock of a process that was killed is ignored. Returns
+    /// `None` without a lock if no process has the slot.
     #[must_use]
-    pub fn lock_card(&self, slot: Slot, card: usize) -> CardLock<'a> {
+    pub fn lock_card(&self, slot: Slot, card: usize) -> Option<CardLock<'a>> {
         assert!(card < MAX_DEVICES as usize);
         let lock = &self.words[LOCKS + card];
-        let own = self.process_of(slot).map_or(0, owner_word);
+        let own = owner_word(self.process_of(slot)?);
         let (mut free, mut attempts) = (0, 0);
         while let Err(owner) = lock.compare_exchange(free, own, Ordering::Acquire, Ordering::Relaxed) {
             free = 0;
@@ -256,7 +256,7 @@ impl<'a> Table<'a> {
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
-        CardLock(lock)
+        Some(CardLock(lock))
     }
 
     /// Stores the CUDA version of a process's runtime.
@@ -407,6 +407,12 @@ mod tests {
             assert!(is_owner_alive(owner()));
             drop(locked);
         }
+        // Setup: the slot has no process, and another process has locked the card -> its lock stays.
+        let others = owner_word(Process { start: 1, ..Process::current() });
+        lock.store(others, Ordering::Relaxed);
+        assert!(table.lock_card(Slot(slot.0 + 1), 1).is_none());
+        assert_eq!(owner(), others);
+        lock.store(0, Ordering::Relaxed);
         // Setup: each thread is in the place of a process -> only one at a time has the card.
         let in_use = AtomicU64::new(0);
         std::thread::scope(|scope| {

@@ -73,6 +73,11 @@ impl AsyncPool {
         Some(address)
     }
 
+    /// Returns the addresses of the live blocks.
+    pub(crate) fn blocks(&self) -> Vec<usize> {
+        self.blocks.keys().copied().collect()
+    }
+
     /// Returns the start and the length of the live block that contains an address.
     pub(crate) fn find(&self, address: usize) -> Option<(usize, usize)> {
         let (&start, &size) = self.blocks.range(..=address).next_back()?;
@@ -81,7 +86,7 @@ impl AsyncPool {
 
     fn grow(&mut self, vram: &Mutex<Vram>, size: usize) -> Option<usize> {
         let whole = size.checked_next_multiple_of(CHUNK)?;
-        let new_chunk = || lock(vram).alloc(whole, BlockPurpose::Plain, Caller::AsksAgain);
+        let new_chunk = || lock(vram).alloc(whole, BlockPurpose::Pool, Caller::AsksAgain);
         let start = new_chunk().or_else(|| {
             self.trim(vram, 0);
             new_chunk()

@@ -70,6 +70,19 @@ impl CallRules {
     }
 }
 
+/// Returns true if the names of one function, such as `cudaFree` and `cuMemFree_v2`, have the same rule for captures.
+/// The macro that defines the functions checks it.
+pub(crate) const fn agree_on_captures(names: &[&str]) -> bool {
+    let mut index = 1;
+    while index < names.len() {
+        if CaptureRule::from_name(names[index]) as u8 != CaptureRule::from_name(names[0]) as u8 {
+            return false;
+        }
+        index += 1;
+    }
+    true
+}
+
 /// The last error of the thread before a call of the driver.
 pub(crate) struct KeptError(Option<Status>);
 
@@ -161,10 +174,11 @@ enum CaptureRule {
     Synchronous,
 }
 
-const UNSAFE: [&str; 17] = [
+const UNSAFE: [&str; 21] = [
     "cudaMalloc",
     "cudaMallocManaged",
     "cudaMallocPitch",
+    "cudaMalloc3D",
     "cudaFree",
     "cudaMallocHost",
     "cudaHostAlloc",
@@ -172,6 +186,9 @@ const UNSAFE: [&str; 17] = [
     "cudaDeviceSetMemPool",
     "cudaMemPoolCreate",
     "cudaMemPoolDestroy",
+    "cuDeviceSetMemPool",
+    "cuMemPoolCreate",
+    "cuMemPoolDestroy",
     "cuMemAlloc_v2",
     "cuMemAllocManaged",
     "cuMemAllocPitch_v2",
@@ -303,6 +320,12 @@ pub(crate) fn initialize() -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_names_of_a_function_that_captures_forbid_in_part_do_not_agree() {
+        assert!(agree_on_captures(&["cudaMemPoolCreate", "cuMemPoolCreate"]));
+        assert!(!agree_on_captures(&["cudaProfilerStart", "cudaMemPoolCreate"]));
+    }
 
     #[test]
     fn the_name_of_a_call_gives_its_part_in_the_initialization() {

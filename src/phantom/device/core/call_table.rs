@@ -139,6 +139,10 @@ macro_rules! call_entries {
 /// Defines exported functions with the same arguments, type and body.
 macro_rules! exported_functions {
     ([$($name:ident)+] $arguments:tt $return:tt $body:block $docs:tt) => {
+        const _: () = assert!(
+            $crate::core::call_rules::agree_on_captures(&[$(stringify!($name)),+]),
+            "a capture must forbid all names of a function or none"
+        );
         $($crate::core::call_table::exported_function! { $name $arguments $return $body $docs })+
     };
 }

@@ -322,7 +322,8 @@ pub(crate) fn refuse_legacy(device: usize) -> Option<Status> {
     invalidate_where(|capture| has_blocking_stream(capture, device)).then_some(cudaErrorStreamCaptureImplicit)
 }
 
-/// Like [`refuse_legacy`], for a call that asks for the capture status: "The blocking stream capture is not invalidated."
+/// Like [`refuse_legacy`], for a call that asks for the capture status: "The blocking stream capture is not
+/// invalidated."
 pub(crate) fn refuse_legacy_status(device: usize) -> Option<Status> {
     let open = open()?;
     let captured = open.values().any(|capture| has_blocking_stream(capture, device));

@@ -24,12 +24,14 @@ use crate::core::range_allocator::RangeAllocator;
 
 /// The unit in which the driver takes memory from the card.
 pub(crate) const PAGE: usize = 2 << 20;
+
 /// Returns the size of a page of host memory: 4 KiB on x86-64; 4, 16 or 64 KiB on aarch64, where the kernel
 /// decides.
 pub(crate) fn host_page() -> usize {
     // SAFETY: the call has no preconditions. Every Linux knows the value.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
+
 /// The lowest device address. Nothing else uses this range on x86-64 Linux: the heap of a program is above
 /// 0x5555_0000_0000, libraries and stacks above 0x7000_0000_0000. On aarch64 with addresses of 48 bits, both
 /// are above 0xAAAA_0000_0000.
@@ -66,11 +68,13 @@ pub(crate) fn set_share_bits(bits: u32) {
     SHARE_BITS.store(bits, Ordering::Relaxed);
 }
 
-/// The purpose of a block. Only [`Plain`](Self::Plain) blocks are charged to the device here.
+/// The purpose of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockPurpose {
     /// Memory that was allocated with `cudaMalloc` or a similar call.
     Plain,
+    /// A chunk of a memory pool, which only the pool frees.
+    Pool,
     /// Managed memory. It is on the host until a kernel touches it, and there may be
     /// more of it than the card has.
     Managed,
@@ -80,6 +84,18 @@ pub(crate) enum BlockPurpose {
     Graph,
     /// Memory of another process, which is charged there.
     Imported,
+}
+
+impl BlockPurpose {
+    /// Returns true if the device is charged for the block when it is allocated.
+    fn is_charged(self) -> bool {
+        matches!(self, Self::Plain | Self::Pool)
+    }
+
+    /// Returns true if the program may free the block with `cudaFree` or a similar call.
+    fn is_for_program(self) -> bool {
+        matches!(self, Self::Plain | Self::Managed)
+    }
 }
 
 /// A live block, which begins at its key in the table of blocks.
@@ -198,7 +214,7 @@ impl Vram {
     }
 
     fn alloc_pages(&mut self, size: usize, purpose: BlockPurpose, caller: Caller) -> Option<usize> {
-        let charged = if purpose == BlockPurpose::Plain { size as u64 } else { 0 };
+        let charged = if purpose.is_charged() { size as u64 } else { 0 };
         if !self.charge(charged, caller) {
             return None;
         }
@@ -213,6 +229,19 @@ impl Vram {
                 None
             }
         }
+    }
+
+    /// Frees the program's block that begins at an address and returns it. Returns `None` for any other block,
+    /// such as a chunk of a pool, which begins at the address of the chunk's first block.
+    pub(crate) fn free_for_program(&mut self, address: usize) -> Option<Block> {
+        let is_its = self.blocks.get(&address)?.purpose.is_for_program();
+        is_its.then(|| self.free(address)).flatten()
+    }
+
+    /// Returns the addresses of the program's blocks.
+    pub(crate) fn program_blocks(&self) -> Vec<usize> {
+        let blocks = self.blocks.iter().filter(|(_, block)| block.purpose.is_for_program());
+        blocks.map(|(&address, _)| address).collect()
     }
 
     /// Frees the block that begins at an address and returns it.
@@ -237,7 +266,7 @@ impl Vram {
         // SAFETY: `alloc_pages` mapped the range, and its block has been removed.
         unsafe { unmap(address, size) };
         self.ranges.free(address, size);
-        if purpose == BlockPurpose::Plain {
+        if purpose.is_charged() {
             self.discharge(size as u64);
         }
     }
@@ -305,6 +334,29 @@ mod tests {
         assert_eq!(vram.used(), 0);
         assert_eq!(vram.alloc(PAGE, BlockPurpose::Plain, GivesUp), Some(a));
         vram.free(a);
+    }
+
+    #[test]
+    fn a_program_frees_only_its_own_blocks() {
+        use BlockPurpose::{Global, Graph, Imported, Managed, Plain, Pool};
+        let mut vram = Vram::new(28, 1 << 30, None);
+        for (purpose, is_its) in [
+            (Plain, true),
+            (Managed, true),
+            (Pool, false),
+            (Global, false),
+            (Graph, false),
+            (Imported, false),
+        ] {
+            let address = vram.alloc(PAGE, purpose, GivesUp).unwrap();
+            let charged = vram.used();
+            assert_eq!(charged > 0, matches!(purpose, Plain | Pool), "{purpose:?}");
+            assert_eq!(vram.program_blocks(), if is_its { vec![address] } else { Vec::new() }, "{purpose:?}");
+            assert_eq!(vram.free_for_program(address).is_some(), is_its, "{purpose:?}");
+            assert_eq!(vram.used(), if is_its { 0 } else { charged }, "{purpose:?}");
+            assert_eq!(vram.free(address).is_some(), !is_its, "{purpose:?}");
+            assert_eq!(vram.used(), 0, "{purpose:?}");
+        }
     }
 
     #[test]

@@ -27,7 +27,30 @@ use crate::cuda::device_attributes::{
     CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK, CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR,
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
-    CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
+    CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_LAYERS,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_WIDTH, CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_WIDTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_HEIGHT, CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_HEIGHT,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_LAYERS,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_WIDTH, CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_WIDTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_DEPTH, CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_HEIGHT,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_WIDTH, CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_LAYERS,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_WIDTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_WIDTH, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_LAYERS,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_WIDTH, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_HEIGHT, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_WIDTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_HEIGHT, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_HEIGHT,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_LAYERS,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_WIDTH, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_HEIGHT,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_PITCH, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_WIDTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_WIDTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH_ALTERNATE,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT_ALTERNATE,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH_ALTERNATE,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH,
+    CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_WIDTH, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
     CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID,
     CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK,
@@ -40,9 +63,6 @@ use crate::cuda::device_attributes::{
 };
 use crate::cuda::driver::give_for_peers;
 use crate::ops::record;
-
-/// The limit of every texture and surface dimension.
-const TEXTURE_LIMIT: c_int = 16_384;
 
 /// Returns the properties of a device in CUDA 12's layout. Fields that are not set are
 /// 0, as their attributes are.
@@ -82,26 +102,74 @@ fn properties_12(index: usize) -> cudaDeviceProp {
         deviceOverlap: get(CU_DEVICE_ATTRIBUTE_GPU_OVERLAP),
         multiProcessorCount: get(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
         canMapHostMemory: get(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY),
-        maxTexture1D: TEXTURE_LIMIT,
-        maxTexture1DMipmap: TEXTURE_LIMIT,
-        maxTexture1DLinear: TEXTURE_LIMIT,
-        maxTexture2D: [TEXTURE_LIMIT; 2],
-        maxTexture2DMipmap: [TEXTURE_LIMIT; 2],
-        maxTexture2DLinear: [TEXTURE_LIMIT; 3],
-        maxTexture2DGather: [TEXTURE_LIMIT; 2],
-        maxTexture3D: [TEXTURE_LIMIT; 3],
-        maxTexture3DAlt: [TEXTURE_LIMIT; 3],
-        maxTextureCubemap: TEXTURE_LIMIT,
-        maxTexture1DLayered: [TEXTURE_LIMIT; 2],
-        maxTexture2DLayered: [TEXTURE_LIMIT; 3],
-        maxTextureCubemapLayered: [TEXTURE_LIMIT; 2],
-        maxSurface1D: TEXTURE_LIMIT,
-        maxSurface2D: [TEXTURE_LIMIT; 2],
-        maxSurface3D: [TEXTURE_LIMIT; 3],
-        maxSurface1DLayered: [TEXTURE_LIMIT; 2],
-        maxSurface2DLayered: [TEXTURE_LIMIT; 3],
-        maxSurfaceCubemap: TEXTURE_LIMIT,
-        maxSurfaceCubemapLayered: [TEXTURE_LIMIT; 2],
+        maxTexture1D: get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH),
+        maxTexture1DMipmap: get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH),
+        maxTexture1DLinear: get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH),
+        maxTexture2D: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_WIDTH),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_HEIGHT),
+        ],
+        maxTexture2DMipmap: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT),
+        ],
+        maxTexture2DLinear: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_WIDTH),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_HEIGHT),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_PITCH),
+        ],
+        maxTexture2DGather: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_WIDTH),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_GATHER_HEIGHT),
+        ],
+        maxTexture3D: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH),
+        ],
+        maxTexture3DAlt: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_WIDTH_ALTERNATE),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_HEIGHT_ALTERNATE),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE3D_DEPTH_ALTERNATE),
+        ],
+        maxTextureCubemap: get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_WIDTH),
+        maxTexture1DLayered: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_WIDTH),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LAYERED_LAYERS),
+        ],
+        maxTexture2DLayered: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_WIDTH),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_HEIGHT),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LAYERED_LAYERS),
+        ],
+        maxTextureCubemapLayered: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS),
+        ],
+        maxSurface1D: get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_WIDTH),
+        maxSurface2D: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_WIDTH),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_HEIGHT),
+        ],
+        maxSurface3D: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_WIDTH),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_HEIGHT),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE3D_DEPTH),
+        ],
+        maxSurface1DLayered: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_WIDTH),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE1D_LAYERED_LAYERS),
+        ],
+        maxSurface2DLayered: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_WIDTH),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_HEIGHT),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACE2D_LAYERED_LAYERS),
+        ],
+        maxSurfaceCubemap: get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_WIDTH),
+        maxSurfaceCubemapLayered: [
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_WIDTH),
+            get(CU_DEVICE_ATTRIBUTE_MAXIMUM_SURFACECUBEMAP_LAYERED_LAYERS),
+        ],
         surfaceAlignment: get(CU_DEVICE_ATTRIBUTE_SURFACE_ALIGNMENT) as usize,
         concurrentKernels: get(CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS),
         integrated: get(CU_DEVICE_ATTRIBUTE_INTEGRATED),
@@ -281,8 +349,8 @@ answers! {
         device_count(out)
     }
     Real fn cudaGetDevice(out: Out<c_int>) { out.give(current_index()) }
-    Real fn cudaSetDevice(index: c_int) { if host_state().devices.is_empty() {
-        fail(NO_DEVICE) } else { set_current(index) }
+    Real fn cudaSetDevice(index: c_int) {
+        if host_state().devices.is_empty() { fail(NO_DEVICE) } else { set_current(index) }
     }
     Real fn cudaInitDevice(index: c_int, _device_flags: u32, _flags: u32) {
         let Some(device) = device(index) else { return fail(INVALID_DEVICE) };
@@ -292,7 +360,7 @@ answers! {
     Success fn cudaSetDeviceFlags(_flags: u32) { OK }
     Real fn cudaGetDeviceFlags(out: Out<u32>) { out.give(0) }
     Real fn cudaDriverGetVersion(out: Out<c_int>) { out.give(driver_version()) }
-    Success fn {cudaDeviceReset, cudaCtxResetPersistingL2Cache, cudaProfilerStart, cudaProfilerStop}() { OK }
+    Success fn {cudaCtxResetPersistingL2Cache, cudaProfilerStart, cudaProfilerStop}() { OK }
     Real fn cudaGetLastError() { last_error(true) }
     Real fn cudaPeekAtLastError() { last_error(false) }
     Real fn cudaDeviceGetAttribute(out: Out<c_int>, number: c_int, index: c_int) {
@@ -338,7 +406,7 @@ answers! {
     Success fn cudaDeviceSetLimit(_limit: c_int, _value: usize) { OK }
     Real fn cudaDeviceGetCacheConfig(out: Out<c_int>) { out.give(0) }
     Success fn cudaDeviceSetCacheConfig(_mode: c_int) { OK }
-    Real fn cudaChooseDevice(out: Out<c_int>, _properties: Word) { if host_state().devices.is_empty() {
-        INVALID_VALUE } else { out.give(0) }
+    Real fn cudaChooseDevice(out: Out<c_int>, _properties: Word) {
+        if host_state().devices.is_empty() { INVALID_VALUE } else { out.give(0) }
     }
 }

@@ -219,7 +219,7 @@ answers! {
         }
         give(out, index, context_handle)
     }
-    Success fn {cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxReset_v2}(_index: c_int) { OK }
+    Success fn cuDevicePrimaryCtxRelease_v2(_index: c_int) { OK }
     Success fn cuDevicePrimaryCtxSetFlags_v2(_index: c_int, _flags: u32) { OK }
     Real fn cuCtxCreate_v2(out: Out<usize>, _flags: u32, index: c_int) {
         match set_current(index) {

@@ -130,24 +130,15 @@ fn add_free_node(out: Out<usize>, graph: Handle<Graph>, address: usize) -> Statu
 const AUTO_FREE_ON_LAUNCH: u64 = 1;
 
 fn instantiate(out: Out<Handle<Graph>>, graph: Handle<Graph>, flags: u64) -> Status {
-    if out.is_null() {
-        return fail(INVALID_VALUE);
-    }
-    let nodes = graph.get().map_or(0, |graph| graph.work.nodes());
-    let instance = GraphInstance::new(current(), nodes);
+    let Some(graph) = graph.get().filter(|_| !out.is_null()) else { return fail(INVALID_VALUE) };
+    let instance = GraphInstance::new(current(), graph.work.nodes());
     if instance.is_none() {
         return fail(OUT_OF_MEMORY);
     }
     let instance = Mutex::new(instance);
-    let executable = match graph.get() {
-        Some(graph) => {
-            let memory = lock(&graph.memory).instantiate(flags & AUTO_FREE_ON_LAUNCH != 0);
-            let effects = Mutex::new(lock(&graph.effects).clone());
-            Graph { work: graph.work.snapshot(), effects, memory: Mutex::new(memory), instance }
-        }
-        None => Graph { instance, ..Graph::default() },
-    };
-    out.give(Handle::new(executable))
+    let memory = Mutex::new(lock(&graph.memory).instantiate(flags & AUTO_FREE_ON_LAUNCH != 0));
+    let effects = Mutex::new(lock(&graph.effects).clone());
+    out.give(Handle::new(Graph { work: graph.work.snapshot(), effects, memory, instance }))
 }
 
 fn destroy(graph: Handle<Graph>) -> Status {

@@ -1,12 +1,16 @@
 //! Device memory and pinned host memory.
 
 use std::collections::BTreeMap;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
+use cudarc::runtime::sys::{cudaExtent, cudaPitchedPtr};
+
 use crate::core::call_table::answers;
+use crate::core::device::Device;
 use crate::core::ffi::{
-    ALREADY_REGISTERED, INVALID_VALUE, NOT_FOUND, NOT_REGISTERED, OK, OUT_OF_MEMORY, Out, Status, Word,
+    ALREADY_REGISTERED, INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, NOT_REGISTERED, OK, OUT_OF_MEMORY, Out,
+    Status, Word,
 };
 use crate::core::host_state::{current, device, fail, host_state};
 use crate::core::lock::lock;
@@ -60,7 +64,7 @@ pub(crate) fn free(address: usize) -> Status {
     }
     // `cudaFree` waits for the device, so every event recorded on it has been reached.
     streams::synchronize_device(device);
-    let block = device.vram().free(address);
+    let block = device.vram().free_for_program(address);
     match block {
         Some(block) => {
             device.values().free(address, block.size);
@@ -69,6 +73,18 @@ pub(crate) fn free(address: usize) -> Status {
         }
         None => fail(INVALID_VALUE),
     }
+}
+
+/// Frees the memory that the program allocated on a device, as the end of its context does. The context itself, the
+/// memory of graphs, kernels and libraries, and the handles stay.
+fn reset(device: &'static Device) -> Status {
+    streams::synchronize_device(device);
+    let (pooled, own) = (device.pool().blocks(), device.vram().program_blocks());
+    for address in pooled.into_iter().chain(own) {
+        free(address);
+    }
+    device.trim_pool(0);
+    OK
 }
 
 /// A range of host memory that the device may access.
@@ -244,6 +260,21 @@ fn alloc_pitched(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize
     status
 }
 
+/// Same as [`alloc_pitched`], for an array of several layers.
+fn alloc_layers(out: Out<cudaPitchedPtr>, extent: cudaExtent) -> Status {
+    if out.is_null() {
+        return fail(INVALID_VALUE);
+    }
+    let (mut address, mut pitch) = (0, 0);
+    let rows = extent.height.saturating_mul(extent.depth);
+    let status = alloc_pitched(Out::to(&mut address), Out::to(&mut pitch), extent.width, rows);
+    if status == OK {
+        let (xsize, ysize) = (extent.width, extent.height);
+        out.put(cudaPitchedPtr { ptr: address as *mut c_void, pitch, xsize, ysize });
+    }
+    status
+}
+
 /// Checks the range of a prefetch or of an advice about managed memory. These calls have no other effect,
 /// because managed memory is not charged to a device and so nothing moves.
 fn managed_range(address: usize, size: usize) -> Status {
@@ -280,6 +311,9 @@ answers! {
         alloc(out, size, BlockPurpose::Plain, Caller::of_malloc())
     }
     Real fn {cudaFree, cuMemFree_v2}(address: Word) { free(address) }
+    /// The answer is a guess, because only the program's memory is freed.
+    Guess fn cudaDeviceReset() { reset(current()) }
+    Guess fn cuDevicePrimaryCtxReset_v2(index: c_int) { device(index).map_or(INVALID_DEVICE, reset) }
     Guess fn {cudaMallocManaged, cuMemAllocManaged}(out: Out<usize>, size: usize, _flags: Word) {
         alloc_some(out, size, BlockPurpose::Managed)
     }
@@ -298,6 +332,7 @@ answers! {
     Real fn cudaMallocPitch(out: Out<usize>, pitch: Out<usize>, width: usize, height: usize) {
         alloc_pitched(out, pitch, width, height)
     }
+    Real fn cudaMalloc3D(out: Out<cudaPitchedPtr>, extent: cudaExtent) { alloc_layers(out, extent) }
     Real fn {cudaMallocHost, cuMemAllocHost_v2}(out: Out<usize>, size: usize) { alloc_host(out, size) }
     Real fn {cudaHostAlloc, cuMemHostAlloc}(out: Out<usize>, size: usize, _flags: Word) {
         alloc_host(out, size)

@@ -172,35 +172,45 @@ impl CodeSize {
     }
 }
 
+/// An attribute in a `.nv.info` section: its number, the number in its last two bytes, and the value that follows if
+/// that number is a size.
+struct Attribute<'a> {
+    number: u8,
+    short: usize,
+    value: Option<&'a [u8]>,
+}
+
+/// Returns the attributes in a `.nv.info` section, up to the first value that does not end in it. For that value
+/// returns `None`.
+fn attributes(mut rest: &[u8]) -> impl Iterator<Item = Option<Attribute<'_>>> {
+    std::iter::from_fn(move || {
+        let (&[format, number, low, high], values) = rest.split_first_chunk::<4>()?;
+        let short = usize::from(u16::from_le_bytes([low, high]));
+        let size = if format == FORMAT_SIZED { short } else { 0 };
+        let Some((value, after)) = values.split_at_checked(size) else {
+            rest = &[];
+            return Some(None);
+        };
+        rest = after;
+        Some(Some(Attribute { number, short, value: (format == FORMAT_SIZED).then_some(value) }))
+    })
+}
+
 /// Returns the numbers of the symbols of kernels and the stack of a thread in each, from the attributes of a file.
-fn min_stacks(mut rest: &[u8]) -> Vec<(u32, u32)> {
-    let mut all = Vec::new();
-    while let Some((&[format, attribute, low, high], values)) = rest.split_first_chunk::<4>() {
-        let length = usize::from(u16::from_le_bytes([low, high]));
-        rest = values;
-        if format != FORMAT_SIZED {
-            continue;
-        }
-        let Some(values) = rest.get(..length) else { break };
-        rest = &rest[length..];
-        if attribute == MIN_STACK_SIZE
-            && let (Some(symbol), Some(stack)) = (number::<4>(values, 0), number::<4>(values, 4))
-        {
-            all.push((symbol as u32, stack as u32));
-        }
-    }
-    all
+fn min_stacks(section: &[u8]) -> Vec<(u32, u32)> {
+    let stacks = attributes(section).flatten().filter(|attribute| attribute.number == MIN_STACK_SIZE);
+    let numbers = |value| Some((number::<4>(value, 0)? as u32, number::<4>(value, 4)? as u32));
+    stacks.filter_map(|attribute| numbers(attribute.value?)).collect()
 }
 
 /// Returns the parameters of all kernels in a cubin.
 pub(crate) fn of_cubin(elf: &[u8]) -> KernelParameters {
     let mut all = KernelParameters::new();
     let Some((sections, names)) = sections(elf).filter(|_| elf.starts_with(ELF_MAGIC)) else { return all };
-    let Some(names) = sections.get(names) else { return all };
+    let names = sections.get(names).and_then(|names| elf.get(names.start..names.end));
+    let Some(names) = names else { return all };
     for section in &sections {
-        let name = elf.get(names.start.saturating_add(section.name)..names.end).unwrap_or_default();
-        let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
-        if let Some(kernel) = name.strip_prefix(b".nv.info.")
+        if let Some(kernel) = name_at(names, section.name).strip_prefix(b".nv.info.")
             && let Some(attributes) = elf.get(section.start..section.end)
             && let Some(parameters) = of_attributes(attributes)
         {
@@ -213,21 +223,15 @@ pub(crate) fn of_cubin(elf: &[u8]) -> KernelParameters {
 /// Returns the parameters in a list of attributes, or `None` if the list is incomplete: an index is
 /// missing, or the last parameter does not end at the stated total. The total may be rounded up by less
 /// than the size of an address.
-fn of_attributes(mut rest: &[u8]) -> Option<Box<[Parameter]>> {
+fn of_attributes(section: &[u8]) -> Option<Box<[Parameter]>> {
     let mut all = Vec::new();
     let mut total = None;
-    while let Some((&[format, attribute, low, high], values)) = rest.split_first_chunk::<4>() {
-        let length = usize::from(u16::from_le_bytes([low, high]));
-        rest = values;
-        if attribute == CBANK_PARAM_SIZE {
-            total = Some(length);
+    for attribute in attributes(section) {
+        let attribute = attribute?;
+        if attribute.number == CBANK_PARAM_SIZE {
+            total = Some(attribute.short);
         }
-        if format != FORMAT_SIZED {
-            continue;
-        }
-        let values = rest.get(..length)?;
-        rest = &rest[length..];
-        if attribute == KPARAM_INFO {
+        if let (KPARAM_INFO, Some(values)) = (attribute.number, attribute.value) {
             // The value has four fields: an index (unused), the position, the offset, and a word whose bits
             // above the lowest 18 are the size.
             let (index, offset) = (number::<2>(values, 4)? as usize, number::<2>(values, 6)? as usize);

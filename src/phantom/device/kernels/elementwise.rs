@@ -4,7 +4,6 @@
 //! answers with which a program continues: a value equals itself (it is not NaN), and two tensors differ.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::core::ffi::read;
 use crate::core::values::SMALL;
@@ -14,6 +13,7 @@ use crate::cuda::copy::{
 use crate::cuda::reach;
 use crate::kernels::recognize::KernelEffect;
 use crate::kernels::reduce::{self, Comparison, DataType, ncclUint8};
+use crate::ops::scalar_type;
 
 /// The maximum number of values that are assumed to be ordinary: finite, and not NaN.
 const MOST_ORDINARY: usize = 1 << 20;
@@ -176,24 +176,29 @@ fn bytewise(left: &[u8], right: &[u8], operation: impl Fn(u8, u8) -> u8) -> Vec<
 /// as a fill of flags.
 const MAX_BATCH: usize = 1024;
 
-/// True if a small fill has written true flags, and since then no kernel of unknown effect has run and no
-/// unknown value was tested for equality.
-static TRUE_FILL: AtomicBool = AtomicBool::new(false);
-
-/// The flags written by the last three small fills, the newest in the lowest bit.
-static RECENT_FILLS: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    /// True if a small fill of this thread has written true flags, and since then the thread has launched no kernel of
+    /// unknown effect and tested no unknown value for equality.
+    static TRUE_FILL: Cell<bool> = const { Cell::new(false) };
+    /// The flags written by the last three small fills of this thread, the newest in the lowest bit.
+    static RECENT_FILLS: Cell<u8> = const { Cell::new(0) };
+}
 
 fn note_flag_fill(flag: u8) {
     if flag == 1 {
-        TRUE_FILL.store(true, Ordering::Relaxed);
+        set_true_fill(true);
     }
-    let before = RECENT_FILLS.load(Ordering::Relaxed);
-    RECENT_FILLS.store((before << 1 | usize::from(flag)) & 0b111, Ordering::Relaxed);
+    let _ = RECENT_FILLS.try_with(|fills| fills.set((fills.get() << 1 | flag) & 0b111));
+}
+
+/// Sets [`TRUE_FILL`], and returns its value before.
+fn set_true_fill(is_true: bool) -> bool {
+    TRUE_FILL.try_with(|cell| cell.replace(is_true)).unwrap_or(false)
 }
 
 /// Records that a kernel of unknown effect was launched.
 pub(crate) fn launched_unknown() {
-    TRUE_FILL.store(false, Ordering::Relaxed);
+    set_true_fill(false);
 }
 
 /// Computes the logical "and" of two flags. Beam search uses this to decide whether to continue, and its
@@ -211,12 +216,8 @@ fn and_flags(to: usize, launch: &ElementwiseLaunch) {
         return;
     }
     set_mask(to, count);
-    launch.assume(to, RECENT_FILLS.load(Ordering::Relaxed) == 0);
+    launch.assume(to, RECENT_FILLS.try_with(Cell::get).unwrap_or(0) == 0);
 }
-
-/// The types of whole numbers and flags: the number in PyTorch's `ScalarType` and the size in bytes. Floats
-/// are excluded, because a zero may have a sign.
-const WHOLE: [(u8, u32); 6] = [(0, 1), (1, 1), (2, 2), (3, 4), (4, 8), (11, 1)];
 
 /// Converts whole numbers to flags, as `any` does for a single element. `loader` is the address of a
 /// `LoadWithCast<1>` (ATen's MemoryAccess.cuh): a byte with the type of the input, and a word with the size
@@ -225,7 +226,12 @@ pub(crate) fn to_flags(launch: &ElementwiseLaunch, loader: usize) {
     let (Some(to), Some(from)) = (launch.operand(0), launch.operand(1)) else { return };
     // SAFETY: members of an argument of the kernel.
     let members = unsafe { read::<u8>(loader).zip(read::<u32>(loader + 4)) };
-    let width = members.filter(|members| WHOLE.contains(members)).map(|(_, width)| width as usize);
+    let width = members.and_then(|(number, width)| {
+        let scalar_type = i32::from(number);
+        // Floats are excluded, because a zero may have a sign.
+        let is_whole = scalar_type::is_whole(scalar_type);
+        scalar_type::width(scalar_type).filter(|&known| is_whole && known == width as usize)
+    });
     let flags = width.and_then(|width| {
         let size = launch.count.checked_mul(width).filter(|&size| size <= SMALL)?;
         // SAFETY: the input of the kernel, readable for its number of elements.
@@ -309,7 +315,7 @@ fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
         None => {
             set_mask(to, launch.count);
             if launch.count == 1 && device_of(to).is_some() {
-                launch.assume(to, TRUE_FILL.swap(false, Ordering::Relaxed));
+                launch.assume(to, set_true_fill(false));
             }
         }
     }

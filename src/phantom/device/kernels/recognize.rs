@@ -61,7 +61,8 @@ pub(crate) enum KernelEffect {
         /// False if the kernel converts its result to another type.
         writes_flags: bool,
     },
-    /// PyTorch's `reduce_kernel`, whose only argument is a struct; see [`kernel_effects`](crate::kernels::kernel_effects).
+    /// PyTorch's `reduce_kernel`, whose only argument is a struct; see
+    /// [`kernel_effects`](crate::kernels::kernel_effects).
     Reduce(ReductionKind, DataType),
     /// A kernel that has only numbers as parameters.
     NoPointer,
@@ -281,7 +282,10 @@ mod tests {
             (b"_Z4workIfEvi", None),
             (b"plain_c", None),
             (b"_ZN3cub28DeviceReduceSingleTileKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzero(input))),
-            (b"_ZN3cub28DeviceReduceSingleTileKernelI22TransformInputIteratorIb9NonZeroOpIfE", Some(KernelEffect::CountNonzero(cubs))),
+            (
+                b"_ZN3cub28DeviceReduceSingleTileKernelI22TransformInputIteratorIb9NonZeroOpIfE",
+                Some(KernelEffect::CountNonzero(cubs)),
+            ),
             (b"_ZN3cub18DeviceReduceKernelI9NonZeroOpIfE", Some(KernelEffect::CountNonzeroPartial(input))),
             (b"_ZN3cub28DeviceReduceSingleTileKernelI3Sum", Some(KernelEffect::FinishReduction)),
             (b"_ZN3cub23DeviceReduceByKeyKernelI3rle", Some(KernelEffect::CountRuns)),
@@ -295,7 +299,8 @@ mod tests {
                 Some(KernelEffect::Compare(4)),
             ),
             (
-                b"_ZN29vectorized_elementwise_kernelILi2EZNS0_23bitwise_not_kernel_cudaERNS_18TensorIteratorBaseEEUlbE_St5",
+                b"_ZN29vectorized_elementwise_kernelILi2EZNS0_23bitwise_not_kernel_cuda\
+                  ERNS_18TensorIteratorBaseEEUlbE_St5",
                 Some(KernelEffect::Not),
             ),
             (

@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex, RwLock};
 use crate::core::addresses;
 use crate::core::bytes::contains;
 use crate::core::ffi::{Handle, In};
-use crate::core::lock::lock;
+use crate::core::lock::{self, lock};
 use crate::cuda::reach::Launch;
 use crate::kernels::cubin::Parameter;
 use crate::kernels::fatbin::FatBinary;
@@ -256,14 +256,11 @@ static REGISTERED: Mutex<(Vec<Registered>, usize)> = Mutex::new((Vec::new(), 0))
 /// `name` is null or a C string that lives as long as the kernel.
 pub(crate) unsafe fn register(stub: usize, binary: Handle<FatBinary>, name: usize) {
     lock(&REGISTERED).0.push(Registered { stub, binary, name });
-    let is_launched = || {
-        let all = SIGNATURES.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        all.contains_key(&stub)
-    };
     // The kernel may have the address of a kernel of an unloaded library, whose signature is still cached. So
     // the cached signature is removed.
-    if is_launched() {
-        SIGNATURES.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&stub);
+    let is_launched = lock::read(&SIGNATURES).contains_key(&stub);
+    if is_launched {
+        lock::write(&SIGNATURES).remove(&stub);
     }
 }
 
@@ -274,8 +271,7 @@ static SIGNATURES: LazyLock<RwLock<Signatures>> = LazyLock::new(RwLock::default)
 
 fn insert(kernel: usize, signature: Option<Signature>) -> Option<&'static Signature> {
     let signature = signature.map(|signature| &*Box::leak(Box::new(signature)));
-    let mut all = SIGNATURES.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-    all.insert(kernel, signature);
+    lock::write(&SIGNATURES).insert(kernel, signature);
     signature
 }
 
@@ -286,10 +282,7 @@ pub(crate) fn set(kernel: usize, signature: Option<Signature>) {
 
 /// Returns the signature of a kernel, or `None` if its parameters are not known.
 pub(crate) fn for_kernel(kernel: usize) -> Option<&'static Signature> {
-    let known = {
-        let all = SIGNATURES.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        all.get(&kernel).copied()
-    };
+    let known = lock::read(&SIGNATURES).get(&kernel).copied();
     known.unwrap_or_else(|| insert(kernel, read(kernel)))
 }
 

@@ -5,13 +5,14 @@
 //! (`cudaOccupancyMaxActiveClusters`). Without a device it assumes a single GPC of the largest size, and the
 //! description of a card has no entry for it.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::core::host_state::host_state;
 use crate::core::lock::lock;
 use crate::libs::cudnn;
+use crate::ops::replaced::Replaced;
 
 /// The versions of cuDNN whose array was written in every convolution of `tests/real_gpu` without a fault.
 const CHECKED: std::ops::Range<usize> = 91900..92000;
@@ -39,16 +40,27 @@ fn gpcs(capability: (u32, u32), multiprocessors: c_int, largest: c_int) -> Vec<c
     sizes
 }
 
-/// Replaces `bool mb_tools::hasValidVSL(std::array<int, 24> const&)` of `libcudnn_graph.so.9` (9.19), which
-/// the engines call before they read the array. It tells whether the array has a first GPC. Here it also
-/// fills in the others, with 9.19 only: of other versions it is not known that the array may be written.
+/// The replaced function.
+static REAL: Replaced =
+    Replaced::new(c"libcudnn_graph.so.9", c"_ZN8mb_tools11hasValidVSLERKSt5arrayIiLm24EE");
+
+/// Replaces `bool mb_tools::hasValidVSL(std::array<int, 24> const&)` of `libcudnn_graph.so.9`, which the engines call
+/// before they read the array. In 9.19 it returns whether the array has a first GPC. Here it also fills in the others
+/// with that version. Other versions keep their own function, because it is not known that their array may be written.
 #[unsafe(export_name = "_ZN8mb_tools11hasValidVSLERKSt5arrayIiLm24EE")]
 extern "C" fn has_gpcs(array: &[AtomicI32; 24]) -> bool {
+    if !CHECKED.contains(&cudnn::version()) {
+        // SAFETY: the function of this name has this type.
+        let real = unsafe {
+            std::mem::transmute::<*mut c_void, extern "C" fn(&[AtomicI32; 24]) -> bool>(REAL.real())
+        };
+        return real(array);
+    }
     static FILLED_BY: Mutex<()> = Mutex::new(());
     let _one_at_a_time = lock(&FILLED_BY);
     let largest = array[0].load(Ordering::Relaxed);
     let is_single = array[1].load(Ordering::Relaxed) == 0;
-    if largest > 0 && is_single && CHECKED.contains(&cudnn::version()) {
+    if largest > 0 && is_single {
         let spec = &host_state().spec;
         for (place, size) in array.iter().zip(gpcs(spec.cc, spec.sms as c_int, largest)) {
             place.store(size, Ordering::Relaxed);

@@ -24,8 +24,10 @@ use crate::core::lock::lock;
 use crate::core::past_oom::Caller;
 use crate::core::values::SMALL;
 use crate::core::vram::BlockPurpose;
+use crate::cuda::captures;
 use crate::cuda::copy::{read_prefix, write_known};
 use crate::cuda::memory;
+use crate::cuda::streams::StreamHandle;
 use crate::kernels::reduce::{self, DataType, reduce, width};
 use crate::libs::nccl_buffers::CommunicatorMemory;
 use crate::libs::nccl_groups::{self, RankPlace};
@@ -278,19 +280,16 @@ struct Operation {
     /// result.
     count: usize,
     data_type: DataType,
+    stream: StreamHandle,
 }
 
 impl Operation {
-    /// Runs the operation.
+    /// Runs the operation. Its communicator has the memory for it.
     ///
     /// # Safety
     /// `from` and `to` are good for the data of the operation, as NCCL's header defines it.
     unsafe fn run(&self) -> Status {
         let Some(comm) = self.comm.get() else { return INVALID_ARGUMENT };
-        let status = comm.alloc_memory(self.action);
-        if status != OK {
-            return status;
-        }
         let part = self.count.saturating_mul(width(self.data_type));
         let (input, output) = match self.action {
             Action::AllGather => (part, part.saturating_mul(comm.ranks)),
@@ -412,10 +411,6 @@ impl Operation {
         if own.count.saturating_mul(width(own.data_type)) != size || size > SMALL {
             return None;
         }
-        let status = comm.alloc_memory(self.action);
-        if status != OK {
-            return Some(status);
-        }
         // SAFETY: the caller's promise.
         unsafe {
             let bytes = read_prefix(own.from, size);
@@ -489,18 +484,36 @@ thread_local! {
     static GROUP: RefCell<Vec<Operation>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs an operation now, or at the end of the open group.
+/// Queues an operation on its stream now, or at the end of the open group.
 ///
 /// # Safety
-/// The pointers of the operation are good for its data until the end of the group.
+/// The pointers of the operation are good for its data until it has run: at the end of the group, and if the stream is
+/// captured, at each launch of the graph.
 unsafe fn submit(operation: Operation) -> Status {
     if operation.comm.get().is_none() {
         return INVALID_ARGUMENT;
     }
-    let queued = GROUP_DEPTH.try_with(Cell::get).unwrap_or(0) > 0
+    let is_grouped = GROUP_DEPTH.try_with(Cell::get).unwrap_or(0) > 0
         && GROUP.try_with(|group| group.borrow_mut().push(operation)).is_ok();
     // SAFETY: the caller's promise.
-    if queued { OK } else { nccl_status(unsafe { operation.run() }) }
+    if is_grouped { OK } else { unsafe { queue(vec![operation]) } }
+}
+
+/// Allocates the buffers of operations, and queues the operations on the stream of the first one. NCCL requires that
+/// either all streams of a group are captured by one graph, or none is.
+///
+/// # Safety
+/// As for [`submit`].
+unsafe fn queue(operations: Vec<Operation>) -> Status {
+    let Some(&Operation { stream, .. }) = operations.first() else { return OK };
+    for operation in &operations {
+        let status = with(operation.comm, |comm| comm.alloc_memory(operation.action));
+        if status != OK {
+            return nccl_status(status);
+        }
+    }
+    // SAFETY: the caller's promise.
+    nccl_status(captures::queue_effect(stream, move |_| unsafe { run_all(&operations) }))
 }
 
 /// Returns NCCL's status for the status of a CUDA operation.
@@ -513,14 +526,22 @@ fn group_end() -> Status {
     if depth > 1 {
         return OK;
     }
-    let group = GROUP.try_with(RefCell::take).unwrap_or_default();
+    // SAFETY: `submit` put the operations into the group, and its callers promised this.
+    unsafe { queue(GROUP.try_with(RefCell::take).unwrap_or_default()) }
+}
+
+/// Runs the operations of a group. Returns the first failure after all have run.
+///
+/// # Safety
+/// As for [`Operation::run`].
+unsafe fn run_all(group: &[Operation]) -> Status {
     let is_send = |operation: &Operation| matches!(operation.action, Action::Send(_));
     let sends: Vec<Operation> = group.iter().copied().filter(is_send).collect();
     // A send waits until its peer has received the message before. So the operations run in rounds: the first
     // message to and from each peer, then the second one, and so on. In a round, sends run first.
     let mut so_far: FxHashMap<(bool, usize, usize), usize> = FxHashMap::default();
     let mut rounds: Vec<(usize, Operation)> = Vec::with_capacity(group.len());
-    for operation in group {
+    for &operation in group {
         let comm = operation.comm.get().map_or(0, |comm| std::ptr::from_ref(comm).addr());
         let round = match operation.action {
             Action::Send(peer) | Action::Receive(peer) => {
@@ -535,10 +556,10 @@ fn group_end() -> Status {
     rounds.sort_by_key(|(round, operation)| (*round, !is_send(operation)));
     let statuses: Vec<_> = rounds
         .iter()
-        // SAFETY: `submit` queued the operations, and its callers promised this.
+        // SAFETY: the caller's promise.
         .map(|(_, operation)| unsafe { operation.receive_own(&sends).unwrap_or_else(|| operation.run()) })
         .collect();
-    statuses.into_iter().map(nccl_status).find(|&status| status != OK).unwrap_or(OK)
+    statuses.into_iter().find(|&status| status != OK).unwrap_or(OK)
 }
 
 fn destroy(comm: Handle<Communicator>) -> Status {
@@ -625,63 +646,63 @@ answers! {
     Success fn ncclRedOpDestroy(_operation: c_int, _comm: Word) { OK }
     Real fn ncclAllReduce(
         from: Word, to: Word, count: usize, data_type: DataType, operation: c_int, comm: Handle<Communicator>,
-        _stream: Word,
+        stream: StreamHandle,
     ) {
         let action = Action::AllReduce(operation);
-        by_contract!(submit(Operation { action, comm, from, to, count, data_type }))
+        by_contract!(submit(Operation { action, comm, from, to, count, data_type, stream }))
     }
     Real fn ncclReduce(
         from: Word, to: Word, count: usize, data_type: DataType, operation: c_int, root: c_int,
-        comm: Handle<Communicator>, _stream: Word,
+        comm: Handle<Communicator>, stream: StreamHandle,
     ) {
         let action = Action::Reduce(operation, unsigned(root));
-        by_contract!(submit(Operation { action, comm, from, to, count, data_type }))
+        by_contract!(submit(Operation { action, comm, from, to, count, data_type, stream }))
     }
     Real fn ncclBroadcast(
         from: Word, to: Word, count: usize, data_type: DataType, root: c_int, comm: Handle<Communicator>,
-        _stream: Word,
+        stream: StreamHandle,
     ) {
         let action = Action::Broadcast(unsigned(root));
-        by_contract!(submit(Operation { action, comm, from, to, count, data_type }))
+        by_contract!(submit(Operation { action, comm, from, to, count, data_type, stream }))
     }
     Real fn ncclBcast(
-        at: Word, count: usize, data_type: DataType, root: c_int, comm: Handle<Communicator>, _stream: Word,
+        at: Word, count: usize, data_type: DataType, root: c_int, comm: Handle<Communicator>, stream: StreamHandle,
     ) {
         let action = Action::Broadcast(unsigned(root));
-        by_contract!(submit(Operation { action, comm, from: at, to: at, count, data_type }))
+        by_contract!(submit(Operation { action, comm, from: at, to: at, count, data_type, stream }))
     }
     Real fn ncclAllGather(
-        from: Word, to: Word, count: usize, data_type: DataType, comm: Handle<Communicator>, _stream: Word,
+        from: Word, to: Word, count: usize, data_type: DataType, comm: Handle<Communicator>, stream: StreamHandle,
     ) {
         let action = Action::AllGather;
-        by_contract!(submit(Operation { action, comm, from, to, count, data_type }))
+        by_contract!(submit(Operation { action, comm, from, to, count, data_type, stream }))
     }
     Real fn ncclReduceScatter(
         from: Word, to: Word, count: usize, data_type: DataType, operation: c_int, comm: Handle<Communicator>,
-        _stream: Word,
+        stream: StreamHandle,
     ) {
         let action = Action::ReduceScatter(operation);
-        by_contract!(submit(Operation { action, comm, from, to, count, data_type }))
+        by_contract!(submit(Operation { action, comm, from, to, count, data_type, stream }))
     }
     Real fn ncclAlltoAll(
-        from: Word, to: Word, count: usize, data_type: DataType, comm: Handle<Communicator>, _stream: Word,
+        from: Word, to: Word, count: usize, data_type: DataType, comm: Handle<Communicator>, stream: StreamHandle,
     ) {
         let action = Action::AllToAll;
-        by_contract!(submit(Operation { action, comm, from, to, count, data_type }))
+        by_contract!(submit(Operation { action, comm, from, to, count, data_type, stream }))
     }
     Real fn ncclSend(
         from: Word, count: usize, data_type: DataType, to_rank: c_int, comm: Handle<Communicator>,
-        _stream: Word,
+        stream: StreamHandle,
     ) {
         let action = Action::Send(unsigned(to_rank));
-        by_contract!(submit(Operation { action, comm, from, to: 0, count, data_type }))
+        by_contract!(submit(Operation { action, comm, from, to: 0, count, data_type, stream }))
     }
     Real fn ncclRecv(
         to: Word, count: usize, data_type: DataType, from_rank: c_int, comm: Handle<Communicator>,
-        _stream: Word,
+        stream: StreamHandle,
     ) {
         let action = Action::Receive(unsigned(from_rank));
-        by_contract!(submit(Operation { action, comm, from: 0, to, count, data_type }))
+        by_contract!(submit(Operation { action, comm, from: 0, to, count, data_type, stream }))
     }
     Real fn ncclMemAlloc(out: Out<usize>, size: usize) {
         if memory::alloc(out, size, BlockPurpose::Plain, Caller::GivesUp) == OK { OK } else { UNHANDLED_CUDA_ERROR }

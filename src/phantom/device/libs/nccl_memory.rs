@@ -6,8 +6,8 @@
 //!   buffers of three protocols, the sender a control page, each in whole 2 MiB. Between A100 cards the sender
 //!   has the buffer of the protocol *simple* (`p2pGetInfo`: read).
 //! - `initChannel` (`channel.cc`) and `devCommSetup` (`init.cc`): three allocations for each channel and two for
-//!   the communicator, one before v2.23. Since v2.19 each of them is a `cuMemCreate`, so it takes 2 MiB (`ncclCuMemAlloc` in
-//!   `include/alloc.h`), where the card has GPUDirect RDMA.
+//!   the communicator, one before v2.23. Since v2.19 each of them is a `cuMemCreate`, so it takes 2 MiB
+//!   (`ncclCuMemAlloc` in `include/alloc.h`), where the card has GPUDirect RDMA.
 //! - `ncclTopoComputeP2pChannels` (`graph/paths.cc`): channels for send and receive are a power of two.
 //! - `ncclNvlsSetup` (`transport/nvls.cc`): the memory for multicast, from Hopper on. Until v2.21 each channel of
 //!   collectives has a control page. The buffers are aligned to the unit of multicast (`nvlsGetProperties`).

@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::host_pages::{self, LEAST};
 use crate::ops::replaced::{Replaced, TORCH_CPU};
-use crate::ops::torch::{TensorPlace, is_floating_point, library, symbol};
+use crate::ops::scalar_type::is_floating_point;
+use crate::ops::torch::{TensorPlace, library, symbol};
 
 const C10: &CStr = c"libc10.so";
 

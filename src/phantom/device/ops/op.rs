@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{LazyLock, RwLock};
 
+use crate::core::lock;
 use crate::ops::ordinary::Question;
 use crate::ops::samples::Sample;
 use crate::ops::torch::{Operator, Torch};
@@ -181,7 +182,7 @@ impl Op {
     pub(super) unsafe fn cached(torch: &Torch, schema: usize, inputs: &[Value]) -> Option<&'static Self> {
         type Ops = HashMap<usize, Option<&'static Op>, rustc_hash::FxBuildHasher>;
         static OPS: LazyLock<RwLock<Ops>> = LazyLock::new(RwLock::default);
-        let known = OPS.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&schema).copied();
+        let known = lock::read(&OPS).get(&schema).copied();
         known.unwrap_or_else(|| {
             // SAFETY: by the contract.
             let op = unsafe {
@@ -189,7 +190,7 @@ impl Op {
                 Self::for_schema(torch, schema)
             };
             let op = op.map(|op| &*Box::leak(Box::new(op)));
-            OPS.write().unwrap_or_else(std::sync::PoisonError::into_inner).insert(schema, op);
+            lock::write(&OPS).insert(schema, op);
             op
         })
     }

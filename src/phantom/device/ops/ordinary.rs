@@ -15,6 +15,7 @@ use std::cell::Cell;
 
 use crate::cuda::copy::{self, Known};
 use crate::kernels::elementwise;
+use crate::ops::scalar_type::BOOL;
 use crate::ops::tensor::TensorMemory;
 
 /// The question that an op asks about its inputs.
@@ -69,13 +70,10 @@ pub(super) struct Flags {
     has: [bool; 2],
 }
 
-/// `c10::ScalarType::Bool`.
-pub(super) const BOOL: i32 = 11;
-
 impl Flags {
     /// Returns the flags of a tensor. An integer counts as a flag that is true if the integer is not 0.
     pub(super) fn from_tensor(memory: &TensorMemory) -> Self {
-        if !matches!(memory.dtype, 0..=4 | BOOL) || !memory.is_small() || memory.count() == 0 {
+        if !memory.is_whole() || !memory.is_small() || memory.count() == 0 {
             return Self::default();
         }
         if let Some(known) = memory.known_elements() {

@@ -8,7 +8,8 @@
 
 use crate::core::values::SMALL;
 use crate::cuda::copy::{self, Known};
-use crate::ops::ordinary::{BOOL, Question};
+use crate::ops::ordinary::Question;
+use crate::ops::scalar_type::BOOL;
 use crate::ops::tensor::TensorMemory;
 use crate::ops::torch::Torch;
 use crate::ops::values::{Value, Values};

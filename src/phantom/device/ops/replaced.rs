@@ -1,4 +1,4 @@
-//! The functions of PyTorch that this library replaces, and calls in turn.
+//! The functions of PyTorch and cuDNN that this library replaces, and calls in turn.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -7,8 +7,8 @@ use crate::ops::torch::library;
 
 pub(super) const TORCH_CPU: &CStr = c"libtorch_cpu.so";
 
-/// A PyTorch function that a function of the same name in this library replaces.
-pub(super) struct Replaced {
+/// A function of another library that a function of the same name in this library replaces.
+pub(crate) struct Replaced {
     name: &'static CStr,
     library: &'static CStr,
     found: AtomicPtr<c_void>,
@@ -16,13 +16,13 @@ pub(super) struct Replaced {
 
 impl Replaced {
     /// Creates the description of the function with this name in this library.
-    pub(super) const fn new(library: &'static CStr, name: &'static CStr) -> Self {
+    pub(crate) const fn new(library: &'static CStr, name: &'static CStr) -> Self {
         Self { name, library, found: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    /// Returns the address of PyTorch's function. It exists, because only PyTorch's libraries call the
-    /// function that replaces it.
-    pub(super) fn real(&self) -> *mut c_void {
+    /// Returns the address of the replaced function. It exists, because only libraries that are linked with it call
+    /// the function that replaces it.
+    pub(crate) fn real(&self) -> *mut c_void {
         let mut found = self.found.load(Ordering::Relaxed);
         if found.is_null() {
             let library = library(self.library).unwrap_or(libc::RTLD_NEXT as usize);

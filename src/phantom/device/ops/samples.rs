@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::values::SMALL;
 use crate::cuda::copy::{self, Known};
-use crate::ops::ordinary::BOOL;
+use crate::ops::scalar_type::{BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT8, INT16, INT32, INT64, UINT8};
 use crate::ops::tensor::TensorMemory;
 use crate::ops::torch::{Tag, Torch};
 use crate::ops::values::Value;
@@ -49,9 +49,6 @@ pub(super) struct Arguments {
     share: Option<f64>,
 }
 
-/// The numbers of these types in `c10::ScalarType`.
-const INT: i32 = 3;
-const LONG: i32 = 4;
 /// The maximum number of positions over which indices are spread. It is enough for the experts of a router,
 /// but not for a vocabulary.
 const MOST_PLACES: i64 = 4096;
@@ -103,7 +100,7 @@ impl Sample {
         if !output.is_small() || count == 0 || self != Self::Drawn && output.known_elements().is_some() {
             return None;
         }
-        let is_index = output.dtype == LONG;
+        let is_index = output.dtype == INT64;
         let whole =
             |numbers: &mut dyn Iterator<Item = i64>| Some(numbers.flat_map(i64::to_le_bytes).collect());
         match self {
@@ -172,13 +169,13 @@ impl Sample {
             let Some(share) = share.filter(|_| output.is_small() && count > 0) else { return };
             let number = (share * (all / count) as f64).round() as i64;
             let bytes: Vec<u8> = match output.dtype {
-                LONG => number.to_le_bytes().repeat(count),
-                INT => (number as i32).to_le_bytes().repeat(count),
+                INT64 => number.to_le_bytes().repeat(count),
+                INT32 => (number as i32).to_le_bytes().repeat(count),
                 _ => return,
             };
             return output.write(Known { bytes, is_answer: true });
         }
-        if !matches!(output.dtype, 0..=4 | BOOL) || output.is_small() || !output.is_dense() {
+        if !output.is_whole() || output.is_small() || !output.is_dense() {
             return;
         }
         let share = match self {
@@ -246,17 +243,15 @@ impl Arguments {
 
 /// Returns the bytes of the number 1 in a type of PyTorch.
 fn one(dtype: i32) -> Option<Vec<u8>> {
-    const HALF: i32 = 5;
-    const BFLOAT16: i32 = 15;
     Some(match dtype {
-        0 | 1 | BOOL => vec![1],
-        2 => 1i16.to_le_bytes().to_vec(),
-        INT => 1i32.to_le_bytes().to_vec(),
-        LONG => 1i64.to_le_bytes().to_vec(),
-        HALF => 0x3C00u16.to_le_bytes().to_vec(),
+        UINT8 | INT8 | BOOL => vec![1],
+        INT16 => 1i16.to_le_bytes().to_vec(),
+        INT32 => 1i32.to_le_bytes().to_vec(),
+        INT64 => 1i64.to_le_bytes().to_vec(),
+        FLOAT16 => 0x3C00u16.to_le_bytes().to_vec(),
         BFLOAT16 => 0x3F80u16.to_le_bytes().to_vec(),
-        6 => 1f32.to_le_bytes().to_vec(),
-        7 => 1f64.to_le_bytes().to_vec(),
+        FLOAT32 => 1f32.to_le_bytes().to_vec(),
+        FLOAT64 => 1f64.to_le_bytes().to_vec(),
         _ => return None,
     })
 }
@@ -301,8 +296,8 @@ pub(super) fn indices(memory: &TensorMemory, places: i64) -> Option<Vec<u8>> {
     let last = (count as i64 - 1).max(1);
     let index = (0..count as i64).map(|index| index * (places - 1) / last);
     match memory.dtype {
-        LONG => Some(index.flat_map(i64::to_le_bytes).collect()),
-        INT => Some(index.flat_map(|index| (index as i32).to_le_bytes()).collect()),
+        INT64 => Some(index.flat_map(i64::to_le_bytes).collect()),
+        INT32 => Some(index.flat_map(|index| (index as i32).to_le_bytes()).collect()),
         _ => None,
     }
 }

@@ -3,6 +3,7 @@
 use crate::core::torch_blocks;
 use crate::core::values::SMALL;
 use crate::cuda::copy::{self, Known};
+use crate::ops::scalar_type;
 use crate::ops::torch::{CPU_BIT, CUDA_BIT, TensorPlace, Torch};
 
 /// `c10::DeviceType::CPU` and `CUDA`.
@@ -58,18 +59,6 @@ pub(super) struct TensorMemory {
     pub(super) strides: Vec<i64>,
 }
 
-/// Returns the size of an element of a `c10::ScalarType` in bytes, or `None` for a type that is not followed.
-fn width(dtype: i32) -> Option<usize> {
-    Some(match dtype {
-        0 | 1 | 11 | 23..=26 => 1,
-        2 | 5 | 15 | 27 => 2,
-        3 | 6 | 8 | 28 => 4,
-        4 | 7 | 9 | 29 => 8,
-        10 => 16,
-        _ => return None,
-    })
-}
-
 impl TensorMemory {
     /// Returns the memory of a plain tensor, or `None` if its type is not followed.
     ///
@@ -84,7 +73,7 @@ impl TensorMemory {
                 | (torch.sizes)(place, &raw mut sizes)
                 | (torch.strides)(place, &raw mut strides)
                 | (torch.dtype)(place, &raw mut dtype);
-            let width = width(dtype).filter(|_| failed == 0)?;
+            let width = scalar_type::width(dtype).filter(|_| failed == 0)?;
             let dimensions = usize::try_from(dimensions).ok().filter(|&number| number <= 64)?;
             let list = |first: *const i64| match dimensions {
                 0 => Vec::new(),
@@ -106,7 +95,7 @@ impl TensorMemory {
 
     /// Returns true if the elements are integers or flags.
     pub(super) fn is_whole(&self) -> bool {
-        matches!(self.dtype, 0..=4 | 11 | 27..=29)
+        scalar_type::is_whole(self.dtype)
     }
 
     /// Returns true if the tensor is small enough for its values to be followed: up to 64 KiB, or up to
@@ -387,7 +376,7 @@ mod tests {
     fn a_tensor_without_elements_has_no_parts_to_write() {
         let memory = |sizes: &[i64], strides: &[i64]| TensorMemory {
             data: 0,
-            dtype: 4,
+            dtype: scalar_type::INT64,
             width: 8,
             sizes: sizes.to_vec(),
             strides: strides.to_vec(),

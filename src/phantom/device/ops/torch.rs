@@ -118,11 +118,6 @@ pub(super) fn load() -> bool {
     is_first && found.is_some()
 }
 
-/// Returns true if a `c10::ScalarType` is a floating-point or complex type.
-pub(super) fn is_floating_point(dtype: i32) -> bool {
-    matches!(dtype, 5..=10 | 15 | 23..=26 | 44)
-}
-
 /// Returns the handle of a library, or `None` if it is not loaded.
 pub(super) fn library(name: &CStr) -> Option<usize> {
     // SAFETY: a lookup without side effects.

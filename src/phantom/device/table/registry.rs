@@ -141,3 +141,15 @@ answers! {
         look_up_for_runtime(name.str(), version as c_int, function, found)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_call_that_a_fault_may_name_as_an_allocation_is_answered() {
+        for name in memtrace_cards::ALLOCATIONS {
+            assert!(find(name).is_some_and(|entry| entry.kind != AnswerKind::Unsupported), "{name}");
+        }
+    }
+}
