@@ -61,7 +61,7 @@ def variables_of(frame) -> list[tuple[int, Variable]]:
     ids = [id(value) for value in frame_values(frame, len(names))]
     none, line = id(None), frame.f_lineno or code.co_firstlineno
     return [
-        (value, Variable(name, code, line)) for value, name in zip(ids, names, strict=False) if value != none
+        (value, Variable(name, code, line)) for value, name in zip(ids, names) if value != none
     ]
 
 

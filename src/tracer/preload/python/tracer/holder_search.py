@@ -94,7 +94,7 @@ class HolderSearch:
             self.is_whole = False
             return
         pairs = iter(found)
-        for number, (parent, child) in enumerate(zip(pairs, pairs, strict=True)):
+        for number, (parent, child) in enumerate(zip(pairs, pairs)):
             if number % STRIDE == 0 and time.monotonic() > self._deadline:
                 self.is_whole = False
                 return

@@ -264,7 +264,7 @@ class _Path:
         self._frame: tuple[Variable, types.CodeType] | None = None
         # True after an object whose namespace comes next. The keys of a namespace are attributes.
         self._in_namespace = False
-        for upper, lower in zip(chain, chain[1:], strict=False):
+        for upper, lower in zip(chain, chain[1:]):
             self._add(upper, lower)
 
     def _add(self, upper, lower) -> None:

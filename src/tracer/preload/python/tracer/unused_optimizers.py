@@ -83,7 +83,7 @@ def unused_optimizers(
     if pairs is None:
         return [], False
     pairs = iter(pairs)
-    named = {child for parent, child in zip(pairs, pairs, strict=True) if not is_own(parent)}
+    named = {child for parent, child in zip(pairs, pairs) if not is_own(parent)}
     named |= {number for number in wanted if names.variable(number) is not None}
     for each in found:
         each.parameters[:] = [parameter for parameter in each.parameters if id(parameter) not in named]
