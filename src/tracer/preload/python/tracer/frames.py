@@ -60,9 +60,7 @@ def variables_of(frame) -> list[tuple[int, Variable]]:
     names = names_of(code)
     ids = [id(value) for value in frame_values(frame, len(names))]
     none, line = id(None), frame.f_lineno or code.co_firstlineno
-    return [
-        (value, Variable(name, code, line)) for value, name in zip(ids, names) if value != none
-    ]
+    return [(value, Variable(name, code, line)) for value, name in zip(ids, names) if value != none]
 
 
 def left_frames() -> list[types.FrameType]:
