@@ -125,9 +125,10 @@ unsafe extern "C" fn execveat(
     // SAFETY: the path is not null, so it is a C string.
     let is_open = flags & libc::AT_EMPTY_PATH != 0 && !path.is_null() && unsafe { *path } == 0;
     let program = if is_open { Program::Open(folder) } else { Program::At(folder, path) };
-    // SAFETY: these are the caller's own arguments.
     let call = |envp| {
-        exec(|| true, EXECVEAT.get().map(|real| move || unsafe { real(folder, path, argv, envp, flags) }))
+        // SAFETY: these are the caller's own arguments.
+        let real = EXECVEAT.get().map(|real| move || unsafe { real(folder, path, argv, envp, flags) });
+        exec(|| true, real)
     };
     // SAFETY: as above.
     unsafe { with_fitting_environment(program, envp, call) }
