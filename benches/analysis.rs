@@ -248,6 +248,9 @@ fn main() {
             read(&file);
             std::fs::remove_file(&file).ok();
         }
-        _ => println!("usage: [generate FILE ROWS | read FILE]"),
+        _ => {
+            eprintln!("usage: [generate FILE ROWS | read FILE]");
+            std::process::exit(2);
+        }
     }
 }

@@ -71,6 +71,7 @@ fn main() {
         let output = command.env("MEMTRACE_OUT", folder.path()).output().unwrap();
         print!("  {name:32} {}", String::from_utf8_lossy(&output.stdout));
         eprint!("{}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{name}: {}", output.status);
     }
     writer();
 }

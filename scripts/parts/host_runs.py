@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .built import BUILT, ROOT, installed
+from .built import BUILT, ROOT, clean_environment, installed
 
 PROGRAMS = ROOT / "tests/host/programs.py"
 THREADS = ROOT / "tests/host/threads.py"
@@ -91,5 +91,5 @@ def start(
     command += [file, *program]
     return subprocess.Popen(
         list(map(str, command)), preexec_fn=enter, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "MEMTRACE_HOST_TENSORS": "1", "OMP_NUM_THREADS": "2", **settings},
+        env={**clean_environment(), "MEMTRACE_HOST_TENSORS": "1", "OMP_NUM_THREADS": "2", **settings},
     )  # fmt: skip
