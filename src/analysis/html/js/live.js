@@ -16,7 +16,7 @@ import {
   shown,
   swatch,
 } from "./format.js";
-import { TREES, columnsOf, draw, matches, page, painters, state, track } from "./state.js";
+import { TREES, tableColumns, draw, matches, page, painters, state, track } from "./state.js";
 
 const NO_SHAPE = "(unknown shape)";
 
@@ -325,7 +325,7 @@ function paintTable(t, ts, at) {
     const order = typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : (x ?? 0) - (y ?? 0);
     return (state.down ? -order : order) || b.bytes - a.bytes;
   });
-  const columns = columnsOf(by);
+  const columns = tableColumns(by);
   const head = element("tr");
   for (const [name, text, number] of columns) {
     const cell = headCell(name ? " " : "", number ? "number" : "");

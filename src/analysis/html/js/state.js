@@ -30,9 +30,9 @@ const COLUMNS = {
   ],
 };
 /** Returns the columns of the table that groups by this key. */
-export const columnsOf = (by) => COLUMNS[by === "block" ? "block" : "group"];
+export const tableColumns = (by) => COLUMNS[by === "block" ? "block" : "group"];
 /** Returns true if that table can be sorted by a field. */
-export const isColumn = (by, field) => field !== "" && columnsOf(by).some(([name]) => name === field);
+export const isColumn = (by, field) => field !== "" && tableColumns(by).some(([name]) => name === field);
 /** The orders of the levels of the icicle chart. */
 export const TREES = {
   module: { text: "module, then category", path: (b) => [...b.joined.split("."), b.category] },
