@@ -9,7 +9,7 @@ from pathlib import Path
 from .published_figures import Figure, FigureError, read_table
 
 KEY = ["source", "card", "torch", "case", "arguments", "label", "what"]
-COLUMNS = [*KEY, "published", "unit", "ours", "newest", "error_percent", "computed"]
+COLUMNS = [*KEY, "published", "unit", "ours", "second_torch", "error_percent", "computed"]
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Row:
 
     figure: Figure
     ours: str
-    # Our number on the newest torch; empty if it equals `ours` or was not computed.
-    newest: str
+    # Our number on the second torch; empty if it equals `ours` or was not computed.
+    second_torch: str
     error_percent: str
     # When the number was computed, and with which build.
     computed: str
@@ -32,7 +32,14 @@ class Row:
 
     def record(self) -> list[str]:
         figure = self.figure
-        beside = [figure.published, figure.unit, self.ours, self.newest, self.error_percent, self.computed]
+        beside = [
+            figure.published,
+            figure.unit,
+            self.ours,
+            self.second_torch,
+            self.error_percent,
+            self.computed,
+        ]
         return [*key(figure), *beside]
 
 
@@ -49,7 +56,9 @@ def read_rows(path: Path, figures: list[Figure]) -> dict[Figure, Row]:
     for figure in figures:
         row = rows.get(key(figure))
         if row is not None and (row["published"], row["unit"]) == (figure.published, figure.unit):
-            found[figure] = Row(figure, row["ours"], row["newest"], row["error_percent"], row["computed"])
+            found[figure] = Row(
+                figure, row["ours"], row["second_torch"], row["error_percent"], row["computed"]
+            )
     return found
 
 

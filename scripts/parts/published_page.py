@@ -78,7 +78,7 @@ class Compared:
             "published": figure.published,
             "unit": figure.unit,
             "ours": self.measured,
-            "newest": self.ours.get(SECOND_TORCH),
+            "second_torch": self.ours.get(SECOND_TORCH),
             "error": None if self.measured is None else self.error(),
             "equal": self.equal(),
             "cause": figure.cause,
@@ -137,12 +137,12 @@ def write_page(ran: list[Compared], figures: list[Figure]) -> None:
 
 
 def row_of(entry: Compared, before: Row | None, computed: str) -> Row:
-    """Returns the row of a figure. Without a run on the newest torch, the number of the row before stays."""
+    """Returns the row of a figure. Without a run on the second torch, the number of the row before stays."""
     error = "0" if entry.equal() else f"{entry.error() * 100:.4f}"
-    newest = before.newest if before else ""
+    second = before.second_torch if before else ""
     if entry.ours.get(SECOND_TORCH) is not None:
-        newest = entry.shown(SECOND_TORCH) if entry.shown(SECOND_TORCH) != entry.shown() else ""
-    return Row(entry.figure, entry.shown(), newest, error, computed)
+        second = entry.shown(SECOND_TORCH) if entry.shown(SECOND_TORCH) != entry.shown() else ""
+    return Row(entry.figure, entry.shown(), second, error, computed)
 
 
 def write_from_data(figures: list[Figure]) -> None:
@@ -205,7 +205,7 @@ def distribution(rows: list[Row]) -> str:
         ("90th percentile", f"{quantile(errors, 0.9):.2%}"),
         ("99th percentile", f"{quantile(errors, 0.99):.2%}"),
         ("largest error", f"{errors[-1]:.2%}"),
-        (f"ours differs on torch {SECOND_TORCH}", str(sum(bool(row.newest) for row in rows))),
+        (f"ours differs on torch {SECOND_TORCH}", str(sum(bool(row.second_torch) for row in rows))),
     ]
     return markdown(("", ""), table)
 

@@ -1,6 +1,6 @@
 //! The command `memtrace`: runs a program under the tracer, and answers questions about its trace.
 //!
-//! Exit status (docs/guide.md has every case):
+//! Exit status; docs/guide.md lists every case:
 //!
 //! | status | meaning |
 //! | --- | --- |

@@ -70,7 +70,7 @@ pub(super) struct Track {
     /// The number and bytes of the blocks that are allocated in the window, by power of two of their size in bytes.
     sizes: Vec<(u64, i64)>,
     ooms: Vec<Record>,
-    /// The number of all OOMs, of which `ooms` has at most [`MOST_PINS`].
+    /// The number of OOMs. `ooms` has at most [`MOST_PINS`] of them.
     oom_count: u64,
     /// True if the device has blocks without rows of their own.
     is_brief: bool,

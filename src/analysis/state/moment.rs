@@ -98,8 +98,8 @@ pub(crate) fn ends_script(row: &Record, replay: &Replay) -> bool {
 ///
 /// For a peak and for an OOM, this reads the trace twice: first to find the row, then up to that row. The
 /// blocks at an OOM have the categories that their whole lives show, as on the HTML page, because a program
-/// that catches the OOM continues. The summary is then that of the first reading, because a peak or an OOM in a
-/// part that cannot be read would be missed.
+/// that catches the OOM continues. The summary is of the first reading: it names damage after the moment, where a
+/// higher peak or a later OOM may be missing.
 ///
 /// # Errors
 /// When the trace cannot be read.

@@ -3,7 +3,8 @@
 //!
 //! The table is a header followed by the process slots, all in 64-bit words. The header starts with the magic
 //! number, the number of slots that readers must search, and the length of the card request, whose text is at
-//! [`REQUEST_AT`]. The header has three words per card: [`CARD_LOST`], [`CARD_ECC`] and its lock.
+//! [`REQUEST_AT`]. The header has two words per card, [`CARD_LOST`] and [`CARD_ECC`], and then a
+//! lock per card.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

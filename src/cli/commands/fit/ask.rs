@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_job_of_many_gpus_is_checked_by_the_gpus_of_a_node() {
-        for (words, most, error) in [
+        for (words, most, expected) in [
             ("fit --phantom 512xh100-80g --ranks 0 --ask x -- python t.py", 8, ""),
             ("fit --phantom l4,4xl4 --ask x -- python t.py", 4, ""),
             ("fit --phantom 512xh100-80g --ask x -- python t.py", 0, "more with --ranks"),
@@ -271,8 +271,8 @@ mod tests {
             let planned = planned_trials(&line.words, &cards, &[String::new()]);
             match most_gpus(&matches, &planned) {
                 Ok(number) => assert_eq!(number, most, "{words}"),
-                Err(told) => {
-                    assert!(!error.is_empty() && told.to_string().contains(error), "{words}: {told}")
+                Err(error) => {
+                    assert!(!expected.is_empty() && error.to_string().contains(expected), "{words}: {error}")
                 }
             }
         }

@@ -147,7 +147,7 @@ impl PreparedRecipe {
     }
 
     /// Returns vLLM's options for a length at which it has a cache of `tokens` tokens. `value` is the value of
-    /// the setting that is searched for, if there is one; the requests are then at most those of its trials.
+    /// the setting that is searched for, if there is one. The number of requests is then at most that of its trials.
     pub(crate) fn flags(&self, length: u64, tokens: u64, value: &str) -> String {
         let script = self.script_with(value).unwrap_or_default();
         let setting = |name: &str| setting(&script, name).to_owned();
