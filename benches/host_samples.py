@@ -119,6 +119,8 @@ def main():
     parser.add_argument("--seconds", type=int, default=140)
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
+    if args.seconds <= START:
+        parser.error(f"--seconds must be more than {START}")
     print("| program | resident memory | child processes | steps a second | added | after 40 s | load |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for case in args.cases:

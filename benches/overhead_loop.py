@@ -73,6 +73,12 @@ def listen():
 recorder, steps, pace = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 device = sys.argv[4] if len(sys.argv) > 4 else "cuda"
 WARM_UP = 3
+RECORDERS = [
+    *("none", "history", "history-stacks", "profiler", "profiler-between", "profiler-timeline"),
+    *("mem-tracker", "memory-tracker", "memory-tracing", "callbacks"),
+]
+if recorder not in RECORDERS:
+    sys.exit(f"overhead_loop: no recorder is called {recorder}; there are {', '.join(RECORDERS)}")
 
 torch.manual_seed(0)
 torch.set_num_threads(1)

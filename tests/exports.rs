@@ -513,7 +513,7 @@ fn memory_tracker_export_is_loaded_by_memory_tracker_with_its_own_statistics() {
     let plain =
         &export("memory-tracker", "memory-tracker", &folder.path().join("a.json"), &[("as", "json")])[0];
     let watched = fixtures().join("memory-tracker/tracker.json");
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         check(torch, "tracker", &[&pickle, plain, &watched]);
     });
 }

@@ -35,7 +35,7 @@ fn tune(folder: &Path, arguments: &[&str]) -> Output {
 
 #[test]
 fn tune_predicts_the_reserved_bytes_of_runs_with_other_settings() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let folder = TempDir::new().unwrap();
         let here = folder.path();
         let reserved = reserved_with(torch, "", &here.join("out"));

@@ -713,7 +713,7 @@ class GPT(nn.Module):
     const SHOW: &str = "
 print(' '.join(sorted('GPT' + '.' * bool(name) + name for name, m in model.named_modules() if 'forward' in m.__dict__)))
 ";
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let cases = [
             ("GPT", "GPT"),
             ("GPT.h.*", "GPT.h.0 GPT.h.1"),

@@ -16,7 +16,7 @@ use crate::common::venv::packages;
 
 /// The simulated GPU of a test that names no other.
 pub(crate) const CARD: &str = "h100-80g";
-/// The versions of torch that `scripts/test` installs.
+/// The versions of torch on which tests run, the main version first.
 pub(crate) const VERSIONS: [&str; 2] = ["2.11.0", "2.6.0"];
 /// The newest version, on which a few tests run (`scripts/test` installs it, too).
 pub(crate) const NEWEST: &str = "2.15.0";
@@ -86,9 +86,9 @@ impl Torch {
         }
     }
 
-    /// Runs a test on the newest version, and with `--include-ignored`, as `scripts/check --deep` does, then on the
-    /// older one. Prefer [`on_every_torch`], which makes them separate tests.
-    pub(crate) fn on_newest(mut test: impl FnMut(&Torch)) {
+    /// Runs a test on the main version, and with `--include-ignored`, as `scripts/check --deep` does, then on the older
+    /// one. Prefer [`on_every_torch`], which makes them separate tests.
+    pub(crate) fn on_main(mut test: impl FnMut(&Torch)) {
         for version in VERSIONS.into_iter().filter(|version| is_deep() || *version == VERSIONS[0]) {
             Torch::run(version, &mut test);
         }
@@ -101,7 +101,7 @@ impl Torch {
         }
     }
 
-    /// Returns true for an older version in an ordinary run. A test then leaves out what it proves on the newest
+    /// Returns true for an older version in an ordinary run. A test then leaves out what it proves on the main
     /// version. `scripts/check --deep` (`--include-ignored`) leaves nothing out.
     pub(crate) fn is_tested_in_brief(&self) -> bool {
         self.version != VERSIONS[0] && !is_deep()

@@ -37,7 +37,7 @@ impl Faulty {
 
 #[test]
 fn phantom_fault_oom_is_recovered_from_by_a_smaller_batch_and_named_in_the_trace() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let run = Faulty::run(torch, "a10", &["oom@step:3"], &["--recover"]);
         assert_eq!(run.status, 0, "{}", run.stderr);
         assert!(run.stdout.starts_with("[4096, 4096, 4096, 2048, 2048, 2048]"), "{}", run.stdout);
@@ -53,7 +53,7 @@ fn phantom_fault_oom_is_recovered_from_by_a_smaller_batch_and_named_in_the_trace
 
 #[test]
 fn phantom_fault_oom_ends_a_script_that_does_not_recover() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let run = Faulty::run(torch, "a10", &["oom@alloc:3"], &[]);
         assert_eq!(run.status, 1, "{}", run.stderr);
         assert!(
@@ -71,7 +71,7 @@ fn phantom_fault_oom_ends_a_script_that_does_not_recover() {
 
 #[test]
 fn phantom_fault_oom_of_one_call_is_healed_by_the_allocators_own_retry() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let run = Faulty::run(torch, "a10", &["oom*1@alloc:4"], &[]);
         assert_eq!(run.status, 0, "{}", run.stderr);
         assert!(run.stdout.contains("[4096, 4096, 4096, 4096, 4096, 4096] retries 1"), "{}", run.stdout);
@@ -93,7 +93,7 @@ fn phantom_fault_ecc_is_sticky_and_says_what_cuda_says() {
 
 #[test]
 fn phantom_fault_lost_takes_the_card_from_cuda_nvml_and_nvidia_smi() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let run = Faulty::run(torch, "a10", &["lost@step:2"], &["--recover"]);
         let said = "CUDA error: unknown error";
         assert_eq!(

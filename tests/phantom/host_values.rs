@@ -58,7 +58,7 @@ fn no_host_values_plans_a_model_larger_than_the_host(torch: &Torch) {
 /// The driver of a real GPU locks pinned memory, so it is resident before the program touches it.
 #[test]
 fn pinned_memory_of_the_phantom_is_resident_if_the_machine_has_room() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let out = TempDir::new().unwrap();
         let trace = out.path().join("trace");
         let mut command = torch::memtrace();
@@ -97,7 +97,7 @@ fn no_host_values_needs_no_memory_and_loses_no_error(torch: &Torch) {
 
 #[test]
 fn no_host_values_of_two_runs_at_once_are_apart() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let code = "import sys, torch; numbers = torch.empty(1 << 22).numpy(); numbers[0] = float(sys.argv[1]); \
                     print('ready', flush=True); sys.stdin.read(); print(numbers[0])";
         let start = |value: &str| {
@@ -116,7 +116,7 @@ fn no_host_values_of_two_runs_at_once_are_apart() {
 
 #[test]
 fn no_host_values_without_address_space_keeps_them_and_says_so() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let code = "import torch; print(float(torch.ones(1 << 22).sum()), float(torch.ones(1 << 22)[5]))";
         let mut command = torch::on_phantom(Path::new("sh"), "a10");
         command.args(["-c", "ulimit -v 100000000; exec \"$0\" -c \"$1\""]).arg(&torch.python).arg(code);

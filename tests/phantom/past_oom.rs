@@ -61,7 +61,7 @@ fn are_near(a: f64, b: f64) -> bool {
 
 #[test]
 fn past_oom_measures_what_a_large_card_uses_and_names_the_moment() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let (small, large) = (Run::new(torch, SMALL, true, ""), Run::new(torch, LARGE, false, ""));
         assert_eq!((small.status, large.status), (0, 0), "{}\n{}", small.stderr, large.stderr);
         assert!(are_near(small.needed(), large.used()), "{} for {}", small.needed(), large.used());
@@ -96,7 +96,7 @@ fn past_oom_measures_what_a_large_card_uses_and_names_the_moment() {
 
 #[test]
 fn past_oom_needs_the_smallest_card_on_which_the_program_fits_with_expandable_segments_too() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         for conf in ["", "expandable_segments:True"] {
             let past = Run::new(torch, SMALL, true, conf);
             assert_eq!(past.status, 0, "{conf}: {}", past.stderr);
@@ -112,7 +112,7 @@ fn past_oom_needs_the_smallest_card_on_which_the_program_fits_with_expandable_se
 
 #[test]
 fn past_oom_is_off_unless_it_is_asked_for() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let run = Run::new(torch, SMALL, false, "");
         assert_ne!(run.status, 0);
         assert!(run.stderr.contains("memtrace: out of memory on GPU 0: "), "{}", run.stderr);
@@ -122,7 +122,7 @@ fn past_oom_is_off_unless_it_is_asked_for() {
 
 #[test]
 fn past_oom_grants_a_request_at_once_if_pytorch_does_not_retry_it() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let run = Run::new(torch, SMALL, true, "backend:cudaMallocAsync");
         assert_eq!(run.status, 0, "{}", run.stderr);
         assert_eq!(run.summary["events"]["oom"], 1);

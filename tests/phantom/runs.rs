@@ -28,7 +28,7 @@ fn sizes(folder: &Path) -> String {
 
 #[test]
 fn phantom_runs_repeat_byte_for_byte_and_match_the_statistics_of_an_untraced_run() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let (version, stats) = (&torch.version, stats());
         let (python, stats) = (torch.python.to_str().unwrap(), stats.to_str().unwrap());
         let folder = TempDir::new().unwrap();
@@ -65,7 +65,7 @@ fn phantom_runs_repeat_byte_for_byte_and_match_the_statistics_of_an_untraced_run
 /// program only prints, checks or counts is no reason to doubt the peak.
 #[test]
 fn phantom_runs_that_act_on_uncomputed_values_name_the_line() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let folder = TempDir::new().unwrap();
         for (kind, line) in [("print", None), ("loop", Some(19)), ("size", Some(22))] {
             let mut run = torch::memtrace();
@@ -89,7 +89,7 @@ fn phantom_runs_that_act_on_uncomputed_values_name_the_line() {
 
 #[test]
 fn phantom_oom_is_torchs_own_error_and_is_explained() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let (version, python) = (&torch.version, torch.python.to_str().unwrap());
         let folder = TempDir::new().unwrap();
         let code = "import torch\nkept = [torch.nn.Linear(16384, 16384, device='cuda') for _ in range(20)]";
@@ -116,7 +116,7 @@ fn oom_marks_advice_that_may_not_be_enough_where_the_rest_of_the_step_is_unknown
         parts = [part for i in range(5) for part in (nn.Conv2d(3 if i == 0 else 64, 64, 3), nn.ReLU(), nn.BatchNorm2d(64))]\n\
         net = nn.Sequential(*parts).cuda()\n\
         net(torch.randn(64, 3, 256, 256, device='cuda')).sum().backward()";
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let (version, python) = (&torch.version, torch.python.to_str().unwrap());
         let folder = TempDir::new().unwrap();
         let card = "t4,mem=6g";
@@ -167,7 +167,7 @@ fn oom_advises_neither_16_bits_again_nor_half_of_one_sample_and_names_an_idle_mo
         \x20   loss = student(torch.randn(1, 4096, device='cuda').bfloat16()).sum()\n\
         \x20   loss.backward()\n\
         \x20   optimizer.step()";
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let oom = oom_of(torch, "t4,mem=1300m", code);
         assert!(oom.contains("verdict: too big"), "torch {}: {oom}", torch.version);
         assert!(
@@ -200,7 +200,7 @@ fn model_facts_of_odd_inputs_raise_no_error_in_the_tracer() {
         net(torch.empty(0, 8, device='cuda'))\n\
         net(torch.randn(8, device='cuda'))\n\
         net(torch.randn(1, 8, device='cuda'))";
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let folder = TempDir::new().unwrap();
         let python = torch.python.to_str().unwrap();
         memtrace(&folder, &["run", "--phantom", "t4", "-o", "out", "--", python, "-c", code]);
@@ -226,7 +226,7 @@ fn oom_in_a_first_step_counts_the_optimizer_before_it_calls_advice_enough() {
         \x20   net(torch.randn(64, 2048, device='cuda')).sum().backward()\n\
         \x20   optimizer.step()\n\
         \x20   optimizer.zero_grad()";
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         // Out of memory in the optimizer's first step: half of its state and all temporary results are missing.
         let oom = oom_of(torch, "t4,mem=900m", code);
         let version = &torch.version;
@@ -274,7 +274,7 @@ fn a_model_that_calls_a_part_of_itself_while_it_is_built_has_steps() {
         found = []\n\
         for _ in range(40):\n\
         \x20   found.append(net(torch.randn(2048, 2048, device='cuda')))";
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let oom = oom_of(torch, "t4,mem=900m", code);
         let version = &torch.version;
         assert!(oom.contains("verdict: memory grows"), "torch {version}: {oom}");
@@ -302,7 +302,7 @@ fn oom_calls_a_buffer_that_each_step_extends_growth() {
         \x20   optimizer.step()\n\
         \x20   optimizer.zero_grad()\n\
         \x20   net.bank = torch.cat([net.bank, found.detach()])";
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let oom = oom_of(torch, "t4,mem=1000m,context=200m", code);
         let version = &torch.version;
         assert!(oom.contains("verdict: memory grows"), "torch {version}: {oom}");
@@ -316,7 +316,7 @@ fn oom_calls_a_buffer_that_each_step_extends_growth() {
 
 #[test]
 fn phantom_counts_of_a_killed_process_are_in_its_trace() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let folder = TempDir::new().unwrap();
         let (python, script) = (torch.python.to_str().unwrap(), scripts().join("phantom/killed.py"));
         let about = |out: &str, arguments: &[&str], ends: bool| {

@@ -16,7 +16,7 @@ fn nvidia_smi(arguments: &[&str], env: &[(&str, &str)]) -> Output {
 
 #[test]
 fn nvidia_smi_and_pynvml_agree_with_torch_with_other_processes_and_with_the_trace() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let env = [("MEMTRACE_SAMPLE_MS", "50")];
         let run = torch.trace_on("2xa10", &[], "phantom/smi.py", &[], &env).expect_success();
         let printed = run.stdout();

@@ -62,7 +62,7 @@ scripts! {
 
 #[test]
 fn phantom_reads_of_one_place_are_named_long_before_they_are_bounded() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         for (bound, expected) in [("5000", Some("has read the same 64 bytes")), ("0", None)] {
             let script =
                 Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/phantom/repeated_reads.py");
@@ -89,7 +89,7 @@ fn library() -> PathBuf {
 
 #[test]
 fn phantom_runs_compiled_models_and_triton_kernels() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let folder = tempfile::TempDir::new().unwrap();
         let caches = folder.path().join("caches");
         let variables = [
@@ -118,7 +118,7 @@ fn phantom_reads_no_fake_tensor_of_a_compilation() {
 #[test]
 fn phantom_ranks_under_torchrun_communicate_and_never_hang() {
     let torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"];
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         let variables = [("OMP_NUM_THREADS", "1")];
         let run = torch.untraced_on("4xh100-80g", &torchrun, "phantom/ranks.py", &[], &variables);
         let stdout = run.expect_success().stdout();
@@ -128,7 +128,7 @@ fn phantom_ranks_under_torchrun_communicate_and_never_hang() {
 
 #[test]
 fn phantom_gives_the_same_addresses_in_two_runs() {
-    Torch::on_newest(|torch| {
+    Torch::on_main(|torch| {
         for name in ["gpt.py", "basics.py"] {
             let runs: BTreeSet<String> = (0..2).map(|_| stdout_of(torch, name, "h100-80g", &[])).collect();
             assert_eq!(runs.len(), 1, "torch {}: {runs:#?}", torch.version);
