@@ -244,28 +244,45 @@ impl TraceFile {
         symbols: &SymbolTable,
         mut visit: impl FnMut(&Record) -> ControlFlow<()>,
     ) -> Result<ReadSummary> {
+        self.read_slices(wanted, lenient, symbols, &mut |rows| rows.iter().try_for_each(&mut visit))
+    }
+
+    /// Same as [`TraceFile::read`], but `visit` gets many rows at once. `visit` is not generic, so this function is
+    /// compiled once, not for each caller: copies of it would be a quarter of this crate's code.
+    ///
+    /// # Errors
+    /// As for [`TraceFile::read`].
+    pub(crate) fn read_slices(
+        &self,
+        wanted: Wanted,
+        lenient: bool,
+        symbols: &SymbolTable,
+        visit: &mut dyn FnMut(&[Record]) -> ControlFlow<()>,
+    ) -> Result<ReadSummary> {
         let keeps = !self.meta.keep.is_empty();
         let may_jump = (keeps && !self.later.is_empty())
             || self.parts().zip(&self.later).any(|(part, next)| !follows(part.number(), next));
         let wanted = if may_jump { removed_parts::with_pieces(wanted) } else { wanted };
         let wanted = wanted.plus(EventName::End, Columns::of(&["name"]));
         let mut pieces = may_jump.then(|| LivePieces::new(symbols));
-        let mut last = Record::default();
-        let mut visit = |record: &Record, begins_part: bool, pieces: &mut Option<LivePieces>| {
+        let mut end = Record { event: EventName::End, seq: 1, ..Record::default() };
+        let mut after_end = false;
+        let mut visit = |rows: &[Record], begins_part: bool, pieces: &mut Option<LivePieces>| {
+            let (Some(first), Some(last)) = (rows.first(), rows.last()) else {
+                return ControlFlow::Continue(());
+            };
             if let Some(pieces) = pieces {
-                pieces.feed(record);
+                rows.iter().for_each(|row| pieces.feed(row));
             }
-            if begins_part && last.event != EventName::End && last.seq.checked_add(2) == Some(record.seq) {
-                let (seq, ts_ns) = (last.seq + 1, last.ts_ns);
-                if visit(&Record { event: EventName::End, seq, ts_ns, ..Record::default() }).is_break() {
-                    return ControlFlow::Break(());
-                }
+            if begins_part && !after_end && end.seq.checked_add(1) == Some(first.seq) {
+                visit(std::slice::from_ref(&end))?;
             }
-            (last.event, last.seq, last.ts_ns) = (record.event, record.seq, record.ts_ns);
-            visit(record)
+            after_end = last.event == EventName::End;
+            (end.seq, end.ts_ns) = (last.seq.saturating_add(1), last.ts_ns);
+            visit(rows)
         };
         let mut summary =
-            self.read_part(wanted, lenient, symbols, |record| visit(record, false, &mut pieces))?;
+            self.read_part(wanted, lenient, symbols, &mut |rows| visit(rows, false, &mut pieces))?;
         let mut before = self.number();
         let mut gone = Vec::new();
         for part in &self.later {
@@ -275,13 +292,18 @@ impl TraceFile {
             let is_next = follows(before, part);
             let mut opening = OpeningRows::new(part.meta.opening_rows, !is_next);
             let mut begins_part = is_next;
-            let more = part.read_part(wanted, lenient, symbols, |record| {
-                if opening.is_read() {
-                    return visit(record, std::mem::take(&mut begins_part), &mut pieces);
+            let more = part.read_part(wanted, lenient, symbols, &mut |mut rows| {
+                while !opening.is_read()
+                    && let Some((row, after)) = rows.split_first()
+                {
+                    rows = after;
+                    if let Some(opening) = opening.add(row) {
+                        let changes = pieces.as_ref().map(|pieces| pieces.changes(&opening));
+                        visit(&changes.unwrap_or_default(), false, &mut pieces)?;
+                    }
                 }
-                let Some(opening) = opening.add(record) else { return ControlFlow::Continue(()) };
-                let changes = pieces.as_ref().map(|pieces| pieces.changes(&opening));
-                changes.unwrap_or_default().iter().try_for_each(|change| visit(change, false, &mut pieces))
+                let begins_part = !rows.is_empty() && std::mem::take(&mut begins_part);
+                visit(rows, begins_part, &mut pieces)
             });
             let more = match more {
                 Err(error) if keeps && error.is_no_file() => {
@@ -316,7 +338,7 @@ impl TraceFile {
         wanted: Wanted,
         lenient: bool,
         symbols: &SymbolTable,
-        mut visit: impl FnMut(&Record) -> ControlFlow<()>,
+        visit: &mut dyn FnMut(&[Record]) -> ControlFlow<()>,
     ) -> Result<ReadSummary> {
         let io = |source| memtrace_trace::Error::Io { path: self.path.clone(), source };
         let mut summary = ReadSummary::default();
@@ -341,7 +363,7 @@ impl TraceFile {
                 line: line + fault.line,
                 what: format!("{}{advice}", fault.what),
             };
-            if chunk.records.iter().try_for_each(&mut visit).is_break() {
+            if visit(&chunk.records).is_break() {
                 summary.stopped = true;
                 return Ok(ControlFlow::Break(()));
             }

@@ -89,13 +89,13 @@ pub fn replay_until(
     options: &Options,
     tracked: Metric,
     known: KnownCategories,
-    stop: impl FnMut(&Record, &Replay) -> bool,
-    visit: impl FnMut(&Record, &Replay),
+    mut stop: impl FnMut(&Record, &Replay) -> bool,
+    mut visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
     let symbols = SymbolTable::default();
     let mut replay = Replay::new(&symbols, options.window, tracked);
     replay.known = known;
-    run(trace, replay::COLUMNS.and(columns), options, replay, symbols, stop, visit)
+    run(trace, replay::COLUMNS.and(columns), options, replay, symbols, Some(&mut stop), &mut visit)
 }
 
 /// Same as [`replay_trace`], but with exactly the columns of `wanted`, and without categories that an
@@ -123,12 +123,12 @@ pub fn replay_rows_knowing(
     options: &Options,
     tracked: Metric,
     known: KnownCategories,
-    visit: impl FnMut(&Record, &Replay),
+    mut visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
     let symbols = SymbolTable::default();
     let mut replay = Replay::new(&symbols, options.window, tracked);
     replay.known = known;
-    run(trace, wanted, options, replay, symbols, |_, _| false, visit)
+    run(trace, wanted, options, replay, symbols, None, &mut visit)
 }
 
 /// Continues `replay`, which is at its beginning, with the rows of `trace`. Each row goes to the replay, then to each of
@@ -146,20 +146,12 @@ pub fn replay_together(
 ) -> Result<Replayed> {
     let wanted = readers.iter().fold(replay::COLUMNS.and(columns), |all, reader| all.or(&reader.wanted()));
     let symbols = replay.symbols.clone();
-    run(
-        trace,
-        wanted,
-        options,
-        replay,
-        symbols,
-        |_, _| false,
-        |row, replay| {
-            for reader in &mut *readers {
-                reader.feed(row, &replay.symbols);
-            }
-            visit(row, replay);
-        },
-    )
+    run(trace, wanted, options, replay, symbols, None, &mut |row, replay| {
+        for reader in &mut *readers {
+            reader.feed(row, &replay.symbols);
+        }
+        visit(row, replay);
+    })
 }
 
 /// Replays every column of `trace` and compares the totals of each row with the sum of the deltas.
@@ -169,25 +161,28 @@ pub fn replay_together(
 pub fn replay_checked(trace: &TraceFile, options: &Options) -> Result<Replayed> {
     let symbols = SymbolTable::default();
     let replay = Replay::new(&symbols, options.window, Metric::Allocated).checking();
-    run(trace, Wanted::all_events(Columns::ALL), options, replay, symbols, |_, _| false, |_, _| {})
+    run(trace, Wanted::all_events(Columns::ALL), options, replay, symbols, None, &mut |_, _| {})
 }
 
+/// Not generic, so all reports share one compiled copy of the replay.
 fn run(
     trace: &TraceFile,
     wanted: Wanted,
     options: &Options,
     replay: Replay,
     symbols: SymbolTable,
-    mut stop: impl FnMut(&Record, &Replay) -> bool,
-    mut visit: impl FnMut(&Record, &Replay),
+    mut stop: Option<&mut dyn FnMut(&Record, &Replay) -> bool>,
+    visit: &mut dyn FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
     let mut replay = replay.of_snapshot(trace.meta.is_snapshot());
-    let summary = trace.read(wanted, options.lenient, &symbols, |row| {
-        if stop(row, &replay) {
-            return ControlFlow::Break(());
+    let summary = trace.read_slices(wanted, options.lenient, &symbols, &mut |rows| {
+        for row in rows {
+            if stop.as_mut().is_some_and(|stop| stop(row, &replay)) {
+                return ControlFlow::Break(());
+            }
+            replay.feed(row);
+            visit(row, &replay);
         }
-        replay.feed(row);
-        visit(row, &replay);
         ControlFlow::Continue(())
     })?;
     replay.end(&trace.ending().unwrap_or_default());
