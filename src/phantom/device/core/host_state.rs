@@ -40,7 +40,7 @@ pub(crate) fn host_state() -> &'static HostState {
     HOST.get_or_init(|| {
         triton::report_failure();
         let spec = requested_spec().unwrap_or_default();
-        vram::set_share_bits(spec.address_bits());
+        vram::set_address_bits(spec.address_bits());
         let visible = visible_cards(spec.count, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
         let devices = visible.into_iter().enumerate();
         let devices = devices.map(|(index, card)| Device::new(index, card, &spec)).collect();
