@@ -61,6 +61,17 @@ fn phantom_events_of_two_devices_wait_exactly_and_have_no_elapsed_time() {
 }
 
 #[test]
+fn phantom_contexts_that_a_program_creates_are_pushed_and_destroyed_ones_are_popped() {
+    let expected = "create 0 current 1\n\
+                    pop 0 same 1 current 0\n\
+                    push 0 current 1\n\
+                    destroy another 0 current 1\n\
+                    destroy 0 current 0\n\
+                    refused 1 101 current 0\n";
+    assert_eq!(told("contexts", "2xt4", &[]), expected);
+}
+
+#[test]
 fn phantom_managed_memory_is_prefetched_with_the_arguments_of_cuda_12_and_13() {
     let expected = "alloc 0\n\
                     before 13: device 0 host 0\n\
