@@ -165,6 +165,7 @@ not begun: 401
 to a graph: 0 401 1 | state 1 end 0 same then nothing 1
 captured: memory 1 host 0 called 0
 launched: memory 7 host 7 called 2 event 0
+nested: memory 1 host 0 called 2 launched: memory 6 host 7 called 3
 ";
     for (line, wanted) in lines.lines().zip(expected.lines()) {
         assert_eq!(line, wanted);
