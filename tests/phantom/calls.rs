@@ -61,6 +61,17 @@ fn phantom_events_of_two_devices_wait_exactly_and_have_no_elapsed_time() {
 }
 
 #[test]
+fn phantom_contexts_that_a_program_creates_are_pushed_and_destroyed_ones_are_popped() {
+    let expected = "create 0 current 1\n\
+                    pop 0 same 1 current 0\n\
+                    push 0 current 1\n\
+                    destroy another 0 current 1\n\
+                    destroy 0 current 0\n\
+                    refused 1 101 current 0\n";
+    assert_eq!(told("contexts", "2xt4", &[]), expected);
+}
+
+#[test]
 fn phantom_managed_memory_is_prefetched_with_the_arguments_of_cuda_12_and_13() {
     let expected = "alloc 0\n\
                     before 13: device 0 host 0\n\
@@ -154,6 +165,7 @@ not begun: 401
 to a graph: 0 401 1 | state 1 end 0 same then nothing 1
 captured: memory 1 host 0 called 0
 launched: memory 7 host 7 called 2 event 0
+nested: memory 1 host 0 called 2 launched: memory 6 host 7 called 3
 ";
     for (line, wanted) in lines.lines().zip(expected.lines()) {
         assert_eq!(line, wanted);
@@ -220,5 +232,6 @@ fn phantom_requests_that_are_refused_take_no_memory_from_other_processes_meanwhi
 
 #[test]
 fn phantom_graphs_and_streams_that_are_destroyed_take_no_memory_and_no_time() {
-    assert_eq!(told("destroyed", "t4", &[]), "graphs gone\nstreams gone\nfailed 0\n");
+    let expected = "graphs gone\nstreams gone\npool 32 MiB then 0 MiB\nfailed 0\n";
+    assert_eq!(told("destroyed", "t4", &[]), expected);
 }

@@ -32,7 +32,8 @@ pub struct Spec {
     /// The memory in bytes that is in use before the first allocation.
     pub context: u64,
     /// The range in bytes in which the context of a real card is expected. Both ends equal
-    /// [`context`](Self::context) if the request sets it, or if a small `mem` limits it.
+    /// [`context`](Self::context) if the request sets it, or if a small `mem` limits it and kernels are loaded
+    /// on demand.
     pub context_range: (u64, u64),
     /// Whether the request sets the context, which then includes the memory of libraries' handles.
     pub has_own_context: bool,
@@ -205,7 +206,7 @@ impl Spec {
     /// context that the request sets stays as it is.
     #[must_use]
     pub fn with_eager_loading(mut self) -> Self {
-        if self.context_range.0 < self.context_range.1 {
+        if !self.has_own_context {
             let most = self.memory.saturating_sub(self.others) / 2;
             self.context = (self.context + EAGER_MIB.0 * MIB).min(most);
             self.context_range.0 = (self.context_range.0 + EAGER_MIB.0 * MIB).min(most);
@@ -366,8 +367,12 @@ mod tests {
         let eager = Spec::parse("h100-80g").unwrap().with_eager_loading();
         assert_eq!(eager.free_at_start()[0] >> 20, 81008 - 612 - 362);
         assert!(eager.free_at_start()[1] < eager.free_at_start()[0]);
-        let set = Spec::parse("h100-80g,context=600m").unwrap();
-        assert_eq!(set.clone().with_eager_loading(), set);
+        let small = Spec::parse("h100-80g,mem=1g").unwrap().with_eager_loading();
+        assert_eq!(small.free_at_start().map(|bytes| bytes >> 20), [1024 - 128 - 362, 512, 1024 - 128 - 362]);
+        for text in ["h100-80g,context=600m", "mem=1g,context=100m"] {
+            let set = Spec::parse(text).unwrap();
+            assert_eq!(set.clone().with_eager_loading(), set);
+        }
     }
 
     #[test]

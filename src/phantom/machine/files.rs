@@ -142,6 +142,28 @@ fn check(file: &File) -> io::Result<()> {
 /// it is not a table.
 pub fn open_or_create(path: &Path, request: &str) -> io::Result<File> {
     let no_table = || io::Error::new(io::ErrorKind::InvalidData, "the file is not a table");
+    let file = open_locked(path, |file| {
+        let words = table::new_words(request).ok_or_else(no_table)?;
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        // The bytes are written, because setting the size alone would reserve no space: on a full file
+        // system, a later store into the mapping would end the program.
+        if let Err(error) = file.write_all(&bytes) {
+            fs::remove_file(path).ok();
+            return Err(error);
+        }
+        sweep();
+        Ok(())
+    })?;
+    if file.metadata()?.len() == (WORDS * 8) as u64 { Ok(file) } else { Err(no_table()) }
+}
+
+/// Opens a file that processes of this user share, and creates it if it does not exist. The file has a shared
+/// lock until it is closed, so that [`sweep`] does not remove it. If the file is empty, the first process
+/// calls `fill` before any other process gets its lock.
+///
+/// # Errors
+/// Returns an error if the file cannot be opened or filled, or if it is not a private file of this user.
+pub fn open_locked(path: &Path, fill: impl Fn(&mut File) -> io::Result<()>) -> io::Result<File> {
     // Another process may remove the file between the open and the lock, and create it again. In that case,
     // the next iteration opens the new file.
     for _ in 0..100 {
@@ -153,22 +175,10 @@ pub fn open_or_create(path: &Path, request: &str) -> io::Result<File> {
         // shared lock until the file is filled.
         let is_first = file.try_lock().is_ok();
         if is_first && file.metadata()?.len() == 0 {
-            let words = table::new_words(request).ok_or_else(no_table)?;
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            // The bytes are written, because setting the size alone would reserve no space: on a full file
-            // system, a later store into the mapping would end the program.
-            if let Err(error) = file.write_all(&bytes) {
-                fs::remove_file(path).ok();
-                return Err(error);
-            }
-            sweep();
+            fill(&mut file)?;
         }
         file.lock_shared()?;
-        let about = file.metadata()?;
-        if about.nlink() > 0 && about.len() != (WORDS * 8) as u64 {
-            return Err(no_table());
-        }
-        if about.nlink() > 0 {
+        if file.metadata()?.nlink() > 0 {
             return Ok(file);
         }
     }

@@ -50,7 +50,7 @@ static void instantiated(size_t reserved) {
 }
 
 int main(void) {
-    void *stream, *graph, *exec, *kept, *gone, *node;
+    void *stream, *graph, *exec, *kept, *gone, *node, *second;
     size_t total;
     GOOD(cudaStreamCreate(&stream));
     GOOD(cudaMallocAsync(&kept, 1000, stream)); /* Not captured. */
@@ -105,6 +105,45 @@ int main(void) {
     GOOD(cudaGraphExecDestroy(exec));
     instances = 0;
     GOOD(cudaGraphDestroy(graph));
+
+    /* The 5 MiB that a destroyed graph left allocated serve no other graph. */
+    params.bytes = 4 * MIB;
+    GOOD(cudaGraphCreate(&graph, 0));
+    GOOD(cudaGraphAddMemAllocNode(&node, graph, NULL, 0, &params));
+    TELL("ext_alloc", "cudaGraphAddMemAllocNode", params.address, 4 * MIB, 0);
+    GOOD(cudaGraphInstantiate(&exec, graph, 1));
+    instantiated(8 * MIB);
+    GOOD(cudaGraphLaunch(exec, stream));
+    HELD(9 * MIB, 10 * MIB);
+    /* The same holds for the 4 MiB of this graph after a trim. They are counted once when it is launched again. */
+    GOOD(cudaDeviceGraphMemTrim(0));
+    HELD(9 * MIB, 10 * MIB);
+    gone = params.address;
+    params.bytes = 2 * MIB;
+    GOOD(cudaGraphCreate(&graph, 0));
+    GOOD(cudaGraphAddMemAllocNode(&node, graph, NULL, 0, &params));
+    TELL("ext_alloc", "cudaGraphAddMemAllocNode", params.address, 2 * MIB, 0);
+    GOOD(cudaGraphInstantiate(&second, graph, 0));
+    instantiated(10 * MIB);
+    GOOD(cudaGraphLaunch(second, stream));
+    HELD(11 * MIB, 12 * MIB);
+    GOOD(cudaGraphLaunch(exec, stream));
+    HELD(11 * MIB, 12 * MIB);
+    /* A graph that frees another graph's memory needs no less for its own. */
+    GOOD(cudaStreamBeginCapture(stream, 2));
+    GOOD(cudaMallocAsync(&kept, 3 * MIB, stream));
+    TELL("ext_alloc", "cudaMallocAsync", kept, 3 * MIB, 0);
+    GOOD(cudaFreeAsync(gone, stream));
+    TELL("ext_free", "cudaFreeAsync", gone, 4 * MIB, 0);
+    GOOD(cudaMallocAsync(&kept, 3 * MIB, stream));
+    TELL("ext_alloc", "cudaMallocAsync", kept, 3 * MIB, 0);
+    GOOD(cudaStreamEndCapture(stream, &graph));
+    GOOD(cudaGraphInstantiate(&second, graph, 0));
+    instantiated(12 * MIB);
+    GOOD(cudaGraphLaunch(second, stream));
+    HELD(13 * MIB, 18 * MIB);
+    GOOD(cudaGraphLaunch(exec, stream));
+    HELD(17 * MIB, 18 * MIB);
 
     GOOD(cudaFreeAsync(outside, stream));
     TELL("ext_free", "cudaFreeAsync", outside, 1000, -1000);

@@ -16,7 +16,7 @@ int cudaMalloc(void **, size_t), cudaFree(void *), cudaHostAlloc(void **, size_t
 int cudaMemcpy(void *, const void *, size_t, int), cudaMemcpyAsync(void *, const void *, size_t, int, void *);
 int cudaMemsetAsync(void *, int, size_t, void *), cudaMemset(void *, int, size_t), cudaLaunchHostFunc(void *, void (*)(void *), void *);
 int cudaStreamAddCallback(void *, void (*)(void *, int, void *), void *, unsigned), cudaStreamAttachMemAsync(void *, void *, size_t, unsigned);
-int cudaGraphInstantiate(void **, void *, unsigned long long), cudaGraphLaunch(void *, void *);
+int cudaGraphInstantiate(void **, void *, unsigned long long), cudaGraphLaunch(void *, void *), cudaGraphExecDestroy(void *);
 int cuStreamSynchronize(void *), cuMemAlloc_v2(void **, size_t), cuCtxSynchronize(void);
 
 static void *stream, *other, *blocking, *memory, *before, *inside;
@@ -161,5 +161,22 @@ int main(void) {
     cudaStreamSynchronize(stream);
     cudaMemcpy(now, memory, 8, 2);
     printf("launched: memory %d host %d called %d event %d\n", now[0], host[0], called, cudaEventQuery(inside));
+
+    /* A captured launch makes a child graph, which keeps its nodes when the executable graph is destroyed. */
+    cudaMemset(memory, 1, 64), memset(host, 0, 64);
+    for (int depth = 0; depth < 2; depth++) {
+        cudaStreamBeginCapture(stream, GLOBAL);
+        cudaMemsetAsync(memory, 3 + depth, 8, stream);
+        cudaGraphLaunch(exec, stream);
+        cudaMemsetAsync(memory, 5 + depth, 8, stream);
+        cudaStreamEndCapture(stream, &graph);
+        cudaGraphExecDestroy(exec);
+        cudaGraphInstantiate(&exec, graph, 0);
+    }
+    cudaMemcpy(now, memory, 8, 2);
+    printf("nested: memory %d host %d called %d", now[0], host[0], called);
+    cudaGraphLaunch(exec, stream);
+    cudaMemcpy(now, memory, 8, 2);
+    printf(" launched: memory %d host %d called %d\n", now[0], host[0], called);
     return 0;
 }

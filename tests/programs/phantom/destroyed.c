@@ -5,9 +5,13 @@
 #include <time.h>
 #include <unistd.h>
 
+int cudaDeviceGetDefaultMemPool(void **, int);
 int cudaDeviceSynchronize(void);
+int cudaFreeAsync(void *, void *);
 int cudaGraphDestroy(void *);
 int cudaMalloc(void **, size_t);
+int cudaMallocAsync(void **, size_t, void *);
+int cudaMemPoolGetAttribute(void *, int, void *);
 int cudaMemsetAsync(void *, int, size_t, void *);
 int cudaStreamBeginCapture(void *, int);
 int cudaStreamCreate(void **);
@@ -35,6 +39,15 @@ static void capture(void *stream, void *block) {
     failed += cudaGraphDestroy(graph) != 0;
 }
 
+// The memory of the default pool in MiB.
+static long reserved(void) {
+    void *pool;
+    unsigned long bytes = 0;
+    failed += cudaDeviceGetDefaultMemPool(&pool, 0) != 0;
+    failed += cudaMemPoolGetAttribute(pool, 5, &bytes) != 0;
+    return bytes >> 20;
+}
+
 // The processor time of many waits in milliseconds.
 static long waits(void) {
     clock_t start = clock();
@@ -59,6 +72,14 @@ int main(void) {
         failed += cudaStreamDestroy(stream) != 0;
     }
     printf("streams %s\n", waits() < 100 ? "gone" : "kept");
+    // Only a wait trims the pool.
+    failed += cudaStreamCreate(&stream) != 0;
+    failed += cudaMallocAsync(&block, 1000, stream) != 0;
+    failed += cudaFreeAsync(block, stream) != 0;
+    failed += cudaStreamDestroy(stream) != 0;
+    printf("pool %ld MiB", reserved());
+    failed += cudaDeviceSynchronize() != 0;
+    printf(" then %ld MiB\n", reserved());
     printf("failed %d\n", failed);
     return 0;
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// The maximum number of targets. If there are more, every address counts as a target.
-const MOST_TARGETS: usize = 1024;
+const MAX_TARGETS: usize = 1024;
 
 /// Returns true if any device has a table.
 pub(crate) fn exist() -> bool {
@@ -34,7 +34,7 @@ impl Targets {
         Self { addresses: Vec::new(), any: false }
     }
 
-    /// Adds an address. With more than [`MOST_TARGETS`] addresses, any address counts as possible.
+    /// Adds an address. With more than [`MAX_TARGETS`] addresses, any address counts as possible.
     pub(crate) fn add(&mut self, address: usize) {
         if let Err(place) = self.addresses.binary_search(&address) {
             self.addresses.insert(place, address);
@@ -61,7 +61,7 @@ impl Targets {
     }
 
     fn limit(&mut self) {
-        self.any |= self.addresses.len() > MOST_TARGETS;
+        self.any |= self.addresses.len() > MAX_TARGETS;
         if self.any {
             self.addresses = Vec::new();
         }
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_table_with_very_many_targets_may_reach_any_address() {
-        let all = targets(&(0..MOST_TARGETS).map(|index| index * 8).collect::<Vec<_>>());
+        let all = targets(&(0..MAX_TARGETS).map(|index| index * 8).collect::<Vec<_>>());
         assert!(all.addresses().is_some());
         let mut more = all.clone();
         more.add(1);

@@ -40,7 +40,7 @@ pub(crate) fn host_state() -> &'static HostState {
     HOST.get_or_init(|| {
         triton::report_failure();
         let spec = requested_spec().unwrap_or_default();
-        vram::set_share_bits(spec.address_bits());
+        vram::set_address_bits(spec.address_bits());
         let visible = visible_cards(spec.count, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
         let devices = visible.into_iter().enumerate();
         let devices = devices.map(|(index, card)| Device::new(index, card, &spec)).collect();
@@ -108,8 +108,10 @@ fn check_request() {
     }
 }
 
-/// Returns the cards that `CUDA_VISIBLE_DEVICES` leaves visible, in its order. As in the real driver, the
-/// list ends at the first invalid or repeated entry.
+/// Returns the cards that `CUDA_VISIBLE_DEVICES` leaves visible, in its order. The list ends at the first
+/// invalid entry (CUDA Programming Guide, CUDA Environment Variables). NVIDIA documents neither a repeated
+/// entry nor text after a number. There this function follows PyTorch (`_parse_visible_devices` in
+/// `torch/cuda/__init__.py`): no card is visible if one is repeated, and `1gpu2` is 1.
 fn visible_cards(count: u32, variable: Option<&str>) -> Vec<usize> {
     let count = count as usize;
     let Some(list) = variable else { return (0..count).collect() };
@@ -118,9 +120,14 @@ fn visible_cards(count: u32, variable: Option<&str>) -> Vec<usize> {
         let entry = entry.trim();
         let card = match entry.strip_prefix("GPU-") {
             Some(_) => identity::index_of_uuid(entry, count),
-            None => entry.parse().ok(),
+            None => {
+                let number = entry.strip_prefix('+').unwrap_or(entry);
+                let end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
+                number[..end].parse().ok()
+            }
         };
-        match card.filter(|&card| card < count && !seen.contains(&card)) {
+        match card.filter(|&card| card < count) {
+            Some(card) if seen.contains(&card) => return Vec::new(),
             Some(card) => seen.push(card),
             None => break,
         }
@@ -197,7 +204,7 @@ mod tests {
     use super::visible_cards;
 
     #[test]
-    fn cuda_visible_devices_is_read_as_the_driver_reads_it() {
+    fn cuda_visible_devices_is_read_as_cuda_and_torch_read_it() {
         for (list, seen) in [
             (None, vec![0, 1, 2, 3, 4, 5, 6, 7]),
             (Some(""), vec![]),
@@ -205,7 +212,13 @@ mod tests {
             (Some("0"), vec![0]),
             (Some("3,1"), vec![3, 1]),
             (Some("0,9,1"), vec![0]),
-            (Some("0,0"), vec![0]),
+            (Some("0,2,-1,1"), vec![0, 2]),
+            (Some("0,0"), vec![]),
+            (Some("2,0,+2"), vec![]),
+            (Some("1gpu2, 2ampere,+3"), vec![1, 2, 3]),
+            (Some("1,gpu2"), vec![1]),
+            (Some("0,99999999999999999999"), vec![0]),
+            (Some("5,GPU-5048414e-544f-4d2d-4445-564943452d05"), vec![]),
             (Some("GPU-5048414e-544f-4d2d-4445-564943452d05,2"), vec![5, 2]),
         ] {
             assert_eq!(visible_cards(8, list), seen, "{list:?}");

@@ -30,7 +30,7 @@ const DEFAULT_READS: u64 = 20_000;
 /// A loop is named at this fraction of the second bound.
 const NAMED_AT: u64 = 10;
 /// The maximum number of different reads that are counted. A program that loops repeats only a few reads.
-const MOST_PLACES: usize = 4096;
+const MAX_READ_KEYS: usize = 4096;
 /// The number of recent inputs that are remembered.
 const RECENT_INPUTS: usize = 4096;
 
@@ -39,9 +39,9 @@ const RECENT_INPUTS: usize = 4096;
 static IDLE_READS: AtomicU64 = AtomicU64::new(0);
 static IDLE_FLAGS: AtomicU64 = AtomicU64::new(0);
 /// The key of identical reads: the address, the size and the number that was read.
-type CallPlace = (usize, usize, u64);
+type ReadKey = (usize, usize, u64);
 /// How often each read occurred since the last new input.
-static PLACES: LazyLock<Mutex<HashMap<CallPlace, u64>>> = LazyLock::new(Mutex::default);
+static READ_COUNTS: LazyLock<Mutex<HashMap<ReadKey, u64>>> = LazyLock::new(Mutex::default);
 /// The hashes of recent inputs. Each is at the index that the hash selects.
 static INPUTS: [AtomicU64; RECENT_INPUTS] = [const { AtomicU64::new(0) }; RECENT_INPUTS];
 
@@ -99,14 +99,14 @@ fn is_repeated(address: usize, size: usize, answer: u64) -> bool {
     if most == 0 {
         return false;
     }
-    let mut places = lock(&PLACES);
-    if places.len() >= MOST_PLACES {
-        places.clear();
+    let mut counts = lock(&READ_COUNTS);
+    if counts.len() >= MAX_READ_KEYS {
+        counts.clear();
     }
-    let count = places.entry((address, size, answer)).or_default();
+    let count = counts.entry((address, size, answer)).or_default();
     *count += 1;
     let count = *count;
-    drop(places);
+    drop(counts);
     if count == most.div_ceil(NAMED_AT) {
         name_loop(size, count, most);
     }
@@ -130,7 +130,7 @@ fn name_loop(size: usize, count: u64, most: u64) {
 pub(crate) fn count_large_input() {
     IDLE_READS.store(0, Ordering::Relaxed);
     IDLE_FLAGS.store(0, Ordering::Relaxed);
-    lock(&PLACES).clear();
+    lock(&READ_COUNTS).clear();
 }
 
 /// Records an input from the host. An input of at least [`PROGRESS_INPUT`] bytes resets the first bound. An
@@ -146,7 +146,7 @@ pub(crate) fn count_input(bytes: &[u8]) {
     let hash = hasher.finish() | 1;
     let place = &INPUTS[(hash >> 1) as usize % RECENT_INPUTS];
     if place.swap(hash, Ordering::Relaxed) != hash {
-        lock(&PLACES).clear();
+        lock(&READ_COUNTS).clear();
     }
 }
 
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_that_gives_one_answer_again_and_again_stops_unless_the_input_is_new() {
+    fn a_read_that_gives_one_answer_again_and_again_stops_unless_the_input_is_new() {
         // The counts are process-wide. No other test reads at this address.
         let repeats = |times: u64| (0..times).any(|_| is_repeated(0xabc0, 16, 3));
         count_input(b"a first input");

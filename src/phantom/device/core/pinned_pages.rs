@@ -21,7 +21,7 @@ const LEAST_SPARE: i64 = 256 << 20;
 
 /// The bytes of live pinned memory that were not made resident, and their maximum.
 static ABSENT: AtomicU64 = AtomicU64::new(0);
-static MOST_ABSENT: AtomicU64 = AtomicU64::new(0);
+static PEAK_ABSENT: AtomicU64 = AtomicU64::new(0);
 
 /// Makes pages of pinned memory resident if there is room for all. Returns the bytes that stay absent. Pass
 /// them to [`release`] when the memory is freed.
@@ -43,7 +43,7 @@ pub(crate) unsafe fn make_resident(start: usize, size: usize) -> usize {
     }
     let absent = end.saturating_sub(at.max(start));
     let now = ABSENT.fetch_add(absent as u64, Ordering::Relaxed) + absent as u64;
-    MOST_ABSENT.fetch_max(now, Ordering::Relaxed);
+    PEAK_ABSENT.fetch_max(now, Ordering::Relaxed);
     absent
 }
 
@@ -53,8 +53,8 @@ pub(crate) fn release(absent: usize) {
 }
 
 /// Returns the maximum of the live bytes that were not made resident.
-pub(crate) fn most_absent() -> u64 {
-    MOST_ABSENT.load(Ordering::Relaxed)
+pub(crate) fn peak_absent() -> u64 {
+    PEAK_ABSENT.load(Ordering::Relaxed)
 }
 
 /// Returns the start of the page that contains an address.

@@ -18,7 +18,7 @@ use crate::core::lock::lock;
 const PROC: &str = "/proc";
 /// The maximum number of descendants that are counted for each program. Programs on such a machine have
 /// fewer.
-const MOST_PROCESSES: usize = 256;
+const MAX_PROCESSES: usize = 256;
 /// A measurement is reused for `HOLDS` times the time that it took. So measurements take less than 1/20 of a
 /// program's time.
 const HOLDS: u32 = 20;
@@ -56,7 +56,7 @@ fn read_host_bytes(table: Option<Table<'_>>) -> u64 {
     users.dedup();
     let mut started: Vec<u32> = users
         .iter()
-        .flat_map(|pid| host_memory::descendants(proc, &pid.to_string(), MOST_PROCESSES).unwrap_or_default())
+        .flat_map(|pid| host_memory::descendants(proc, &pid.to_string(), MAX_PROCESSES).unwrap_or_default())
         .filter(|pid| !users.contains(pid))
         .collect();
     started.sort_unstable();

@@ -78,9 +78,9 @@ pub(crate) struct KnownValues {
     results: BTreeMap<usize, u64>,
     /// The addresses of the results that follow from known values.
     computed: BTreeSet<usize>,
-    /// The share of nonzero elements in unknown flags or numbers: the end of each range and the share, by its
-    /// start.
-    shares: BTreeMap<usize, (usize, f64)>,
+    /// The fraction of nonzero elements in unknown flags or numbers: the end of each range and the fraction, by
+    /// its start.
+    nonzero_fractions: BTreeMap<usize, (usize, f64)>,
     /// Memory that another process may write, too. Its content stays unknown.
     shared: AddressRanges,
     /// Memory that may hold addresses.
@@ -142,9 +142,9 @@ impl KnownValues {
         self.links.forget(address, end);
         self.expected.iter_mut().for_each(|ranges| ranges.remove(address, end));
         while let Some((&start, _)) =
-            self.shares.range(..end).next_back().filter(|(_, (stop, _))| *stop > address)
+            self.nonzero_fractions.range(..end).next_back().filter(|(_, (stop, _))| *stop > address)
         {
-            self.shares.remove(&start);
+            self.nonzero_fractions.remove(&start);
         }
         if !self.results.is_empty() {
             let gone: Vec<_> = self.results.range(address..end).map(|(&at, _)| at).collect();
@@ -180,11 +180,11 @@ impl KnownValues {
         self.expected.iter_mut().for_each(|ranges| ranges.clear());
         self.results.clear();
         self.computed.clear();
-        self.shares.clear();
+        self.nonzero_fractions.clear();
     }
 
     /// Records that other processes may write to a range from now on.
-    pub(crate) fn share(&mut self, address: usize, size: usize) {
+    pub(crate) fn mark_shared(&mut self, address: usize, size: usize) {
         self.forget(address, size);
         self.shared.add(address, address + size);
     }
@@ -250,16 +250,16 @@ impl KnownValues {
         [false, true].into_iter().find(|&flag| contains(flag))
     }
 
-    /// Sets the share of nonzero elements in a range.
-    pub(crate) fn set_nonzero_share(&mut self, address: usize, size: usize, share: f64) {
+    /// Sets the fraction of nonzero elements in a range.
+    pub(crate) fn set_nonzero_fraction(&mut self, address: usize, size: usize, fraction: f64) {
         self.forget(address, size);
-        self.shares.insert(address, (address + size, share));
+        self.nonzero_fractions.insert(address, (address + size, fraction));
     }
 
-    /// Returns the share of nonzero elements in a range, or in a range that contains it.
-    pub(crate) fn nonzero_share(&self, address: usize, size: usize) -> Option<f64> {
-        let (_, &(end, share)) = self.shares.range(..=address).next_back()?;
-        (address + size <= end).then_some(share)
+    /// Returns the fraction of nonzero elements in a range, or in a range that contains it.
+    pub(crate) fn nonzero_fraction(&self, address: usize, size: usize) -> Option<f64> {
+        let (_, &(end, fraction)) = self.nonzero_fractions.range(..=address).next_back()?;
+        (address + size <= end).then_some(fraction)
     }
 
     /// Stores the assumed result of a kernel.
@@ -431,7 +431,7 @@ mod tests {
     fn memory_that_another_process_may_write_stays_unknown_until_it_is_freed() {
         let mut values = KnownValues::default();
         values.mark_known(0, 100);
-        values.share(40, 20);
+        values.mark_shared(40, 20);
         assert!(values.is_known(0, 40) && !values.is_known(40, 1));
         values.mark_known(0, 100);
         assert!(values.is_known(60, 40) && !values.is_known(40, 1) && !values.is_known(59, 1));

@@ -38,7 +38,7 @@ pub(crate) fn host_page() -> usize {
 const FIRST: usize = 0x1000_0000_0000;
 /// The number of address bits of each device (`Spec::address_bits`). A device has at least twice as many
 /// addresses as memory, so that an allocation rarely fails because its addresses are fragmented.
-static SHARE_BITS: AtomicU32 = AtomicU32::new(40);
+static ADDRESS_BITS: AtomicU32 = AtomicU32::new(40);
 /// The end of the devices' addresses.
 const LAST: usize = FIRST + ADDRESSES as usize;
 const _: () = assert!(LAST == RESERVED.start);
@@ -59,13 +59,13 @@ pub(crate) fn is_device(address: usize) -> bool {
 
 /// Returns the index of the device that owns an address, or `None` for host
 /// addresses and for reserved ranges.
-pub(crate) fn share_of(address: usize) -> Option<usize> {
-    (FIRST..LAST).contains(&address).then(|| (address - FIRST) >> SHARE_BITS.load(Ordering::Relaxed))
+pub(crate) fn device_index_of(address: usize) -> Option<usize> {
+    (FIRST..LAST).contains(&address).then(|| (address - FIRST) >> ADDRESS_BITS.load(Ordering::Relaxed))
 }
 
 /// Sets the number of address bits of each device. Called before the first device is created.
-pub(crate) fn set_share_bits(bits: u32) {
-    SHARE_BITS.store(bits, Ordering::Relaxed);
+pub(crate) fn set_address_bits(bits: u32) {
+    ADDRESS_BITS.store(bits, Ordering::Relaxed);
 }
 
 /// The purpose of a block.
@@ -131,7 +131,7 @@ fn round_up(size: usize, to: usize) -> Option<usize> {
 impl Vram {
     /// Creates an empty memory of `limit` bytes.
     pub(crate) fn new(device: usize, limit: u64, share: Option<Arc<Share>>) -> Self {
-        let bits = SHARE_BITS.load(Ordering::Relaxed);
+        let bits = ADDRESS_BITS.load(Ordering::Relaxed);
         let start = FIRST + (device << bits);
         let ranges = DriverRegions::new(start, start + (1 << bits));
         Self { ranges, blocks: BTreeMap::new(), slabs: BTreeMap::new(), used: 0, limit, share }

@@ -27,7 +27,7 @@ fn device_of_range(address: usize, size: usize) -> Result<Option<&'static Device
         return Ok(None);
     }
     let end = address.checked_add(size).ok_or(INVALID_VALUE)?;
-    let index = match vram::share_of(address) {
+    let index = match vram::device_index_of(address) {
         Some(index) => {
             let device = host_state().devices.get(index).ok_or(INVALID_VALUE)?;
             let vram = device.vram();

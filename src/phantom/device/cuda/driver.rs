@@ -46,6 +46,21 @@ fn pop_current(out: Out<usize>) -> Status {
     }
 }
 
+/// Creates a context. "If a context is already current to the thread, it is supplanted by the newly created
+/// context and may be restored by a subsequent call to cuCtxPopCurrent()" (`cuda.h`).
+fn create_context(out: Out<usize>, index: c_int) -> Status {
+    match give(out, index, context_handle) {
+        OK => push_current(context_handle(index as usize)),
+        status => status,
+    }
+}
+
+/// Destroys a context. "If ctx is current to the calling thread then ctx will also be popped from the current
+/// thread's context stack (as though cuCtxPopCurrent() were called)" (`cuda.h`).
+fn destroy_context(context: usize) -> Status {
+    if context == context_handle(current_index() as usize) { pop_current(Out::null()) } else { OK }
+}
+
 /// Returns success if a visible device has this index, or the error for an invalid device.
 fn check_index(index: c_int) -> Status {
     if device(index).is_some() { OK } else { INVALID_DEVICE }
@@ -222,12 +237,10 @@ answers! {
     Success fn cuDevicePrimaryCtxRelease_v2(_index: c_int) { OK }
     Success fn cuDevicePrimaryCtxSetFlags_v2(_index: c_int, _flags: u32) { OK }
     Real fn cuCtxCreate_v2(out: Out<usize>, _flags: u32, index: c_int) {
-        match set_current(index) {
-            OK => out.give(context_handle(index as usize)),
-            status => status,
-        }
+        create_context(out, index)
     }
-    Success fn cuCtxDestroy_v2(_context: Word) { OK }
+    /// Frees nothing: a context that the program creates is the device's primary context here.
+    Real fn cuCtxDestroy_v2(context: Word) { destroy_context(context) }
     Real fn cuCtxGetCurrent(out: Out<usize>) { out.give(context_handle(current_index() as usize)) }
     Real fn cuCtxSetCurrent(context: Word) { make_current(context) }
     Real fn {cuCtxPushCurrent_v2, cuCtxPushCurrent}(context: Word) { push_current(context) }

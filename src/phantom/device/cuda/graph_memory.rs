@@ -3,10 +3,13 @@
 //! A node has an address from its creation, and memory from the launch. NVIDIA documents the calls but not
 //! the amounts of memory. Assumed here: at its first launch a graph reserves pages for the largest total of
 //! bytes that its nodes hold at one time. The reservation stays with the device when the graph is destroyed
-//! and serves the next graph; `cudaDeviceGraphMemTrim` returns it.
+//! and serves the next graph; `cudaDeviceGraphMemTrim` returns it. Neither applies to memory that is still
+//! allocated: "physical pages cannot be reused if they are bound to [...] a graph allocation which remains
+//! unfreed" (CUDA C++ Programming Guide, Physical Memory Management and Sharing).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use cudarc::driver::sys::CUgraphMem_attribute_enum;
@@ -23,6 +26,8 @@ use crate::core::vram::{BlockPurpose, PAGE};
 pub(crate) struct GraphMemory {
     /// The nodes, in the order of their creation.
     steps: Mutex<Vec<MemoryStep>>,
+    /// The number of an executable graph, which is unique in the process. 0 for other graphs.
+    id: u64,
     /// True if a launch frees the memory that earlier launches left allocated. Only executable graphs use it.
     auto_free: bool,
     /// The graph from which an executable graph was instantiated, and which owns the
@@ -41,8 +46,8 @@ enum MemoryStep {
 struct NodeBlock {
     device: &'static Device,
     size: u64,
-    /// True if a launch allocated the block and nothing has freed it since.
-    live: bool,
+    /// The id of the executable graph whose launch allocated the block. `None` if the block is not allocated.
+    live: Option<u64>,
     /// True if a graph with this node exists.
     owned: bool,
 }
@@ -65,8 +70,8 @@ struct GraphTables {
     blocks: HashMap<usize, NodeBlock>,
     /// The use of each device, by its index.
     devices: HashMap<usize, DeviceUsage>,
-    /// The bytes that each launched graph needs on each device, by the address of its [`GraphMemory`].
-    launched: HashMap<usize, Vec<(usize, u64)>>,
+    /// The bytes that each launched graph needs on each device, by its id and the device's index.
+    launched: HashMap<(u64, usize), u64>,
 }
 
 static TABLES: LazyLock<Mutex<GraphTables>> = LazyLock::new(Mutex::default);
@@ -76,7 +81,7 @@ impl GraphMemory {
     pub(crate) fn add_alloc(&self, device: &'static Device, size: usize) -> Option<usize> {
         let size = size.checked_add(511)? & !511;
         let address = device.vram().alloc(size, BlockPurpose::Graph, Caller::GivesUp)?;
-        let block = NodeBlock { device, size: size as u64, live: false, owned: true };
+        let block = NodeBlock { device, size: size as u64, live: None, owned: true };
         lock(&TABLES).blocks.insert(address, block);
         lock(&self.steps).push(MemoryStep::Alloc(address));
         Some(address)
@@ -89,8 +94,9 @@ impl GraphMemory {
 
     /// Returns the memory nodes of an executable graph.
     pub(crate) fn instantiate(self: &Arc<Self>, auto_free: bool) -> Arc<GraphMemory> {
-        let steps = lock(&self.steps).clone();
-        Arc::new(GraphMemory { steps: Mutex::new(steps), auto_free, origin: Some(Arc::clone(self)) })
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        let (steps, id) = (lock(&self.steps).clone(), NEXT_ID.fetch_add(1, Ordering::Relaxed));
+        Arc::new(GraphMemory { steps: Mutex::new(steps), id, auto_free, origin: Some(Arc::clone(self)) })
     }
 
     /// Runs the allocations and frees of the nodes, in order. Fails if the device has too little memory, or
@@ -103,7 +109,7 @@ impl GraphMemory {
         let tables = &mut *lock(&TABLES);
         for step in steps.iter() {
             if let MemoryStep::Alloc(address) = step
-                && tables.blocks.get(address).is_some_and(|block| block.live)
+                && tables.blocks.get(address).is_some_and(|block| block.live.is_some())
             {
                 if !self.auto_free {
                     return INVALID_VALUE;
@@ -111,17 +117,15 @@ impl GraphMemory {
                 tables.free(*address);
             }
         }
-        let key = std::ptr::from_ref(self) as usize;
-        if !tables.launched.contains_key(&key) {
-            let needs = tables.needs(&steps);
-            if !tables.reserve(&needs) {
-                return OUT_OF_MEMORY;
-            }
-            tables.launched.insert(key, needs);
+        let mut needs = tables.needs(&steps);
+        needs.retain(|&(device, _)| !tables.launched.contains_key(&(self.id, device)));
+        if !tables.reserve(&needs) {
+            return OUT_OF_MEMORY;
         }
+        tables.launched.extend(needs.into_iter().map(|(device, bytes)| ((self.id, device), bytes)));
         for step in steps.iter() {
             match *step {
-                MemoryStep::Alloc(address) => tables.alloc(address),
+                MemoryStep::Alloc(address) => tables.alloc(address, self.id),
                 MemoryStep::Free(address) => tables.free(address),
             }
         }
@@ -134,8 +138,8 @@ impl Drop for GraphMemory {
     /// stays until it is trimmed.
     fn drop(&mut self) {
         let tables = &mut *lock(&TABLES);
-        tables.launched.remove(&(std::ptr::from_ref(self) as usize));
         if self.origin.is_some() {
+            tables.launched.retain(|&(id, _), _| id != self.id);
             return;
         }
         for step in lock(&self.steps).iter() {
@@ -154,16 +158,19 @@ impl GraphTables {
         self.devices.entry(device).or_default()
     }
 
-    /// Returns the largest total of bytes that the nodes hold at one time on each device, in whole pages.
+    /// Returns the largest total of bytes that the graph's own allocations hold at one time on each device, in
+    /// whole pages. A free of another graph's memory does not lower this total.
     fn needs(&self, steps: &[MemoryStep]) -> Vec<(usize, u64)> {
+        let mut own = HashSet::new();
         let mut live_and_peak: HashMap<usize, (u64, u64)> = HashMap::new();
         for step in steps {
             let (MemoryStep::Alloc(address) | MemoryStep::Free(address)) = step;
             let Some(block) = self.blocks.get(address) else { continue };
             let (live, peak) = live_and_peak.entry(block.device.index).or_default();
             match step {
-                MemoryStep::Alloc(_) => *live += block.size,
-                MemoryStep::Free(_) => *live = live.saturating_sub(block.size),
+                MemoryStep::Alloc(_) if own.insert(*address) => *live += block.size,
+                MemoryStep::Free(_) if own.remove(address) => *live -= block.size,
+                MemoryStep::Alloc(_) | MemoryStep::Free(_) => {}
             }
             *peak = (*live).max(*peak);
         }
@@ -173,14 +180,24 @@ impl GraphTables {
             .collect()
     }
 
+    /// Returns the live bytes on a device that no launched graph's needs include, in whole pages. Their graph
+    /// was destroyed, or a trim returned its reservation.
+    fn live_without_graph(&self, device: usize) -> u64 {
+        let outside = |block: &&NodeBlock| {
+            block.device.index == device
+                && block.live.is_some_and(|id| !self.launched.contains_key(&(id, device)))
+        };
+        let bytes: u64 = self.blocks.values().filter(outside).map(|block| block.size).sum();
+        bytes.next_multiple_of(PAGE as u64)
+    }
+
     /// Charges the bytes that are not reserved yet. If a device has too little free memory, charges nothing and
     /// returns false.
     fn reserve(&mut self, needs: &[(usize, u64)]) -> bool {
         let mut charged: Vec<(&Device, u64)> = Vec::new();
         for &(index, bytes) in needs {
-            let on_device = |&&(of, _): &&(usize, u64)| of == index;
-            let needed: u64 =
-                self.launched.values().flatten().filter(on_device).map(|(_, bytes)| bytes).sum();
+            let launched = self.launched.iter().filter(|&(&(_, device), _)| device == index);
+            let needed = launched.map(|(_, bytes)| bytes).sum::<u64>() + self.live_without_graph(index);
             let more = (needed + bytes).saturating_sub(self.usage(index).reserved);
             match device(index as c_int).filter(|device| device.vram().charge(more, Caller::GivesUp)) {
                 Some(device) => charged.push((device, more)),
@@ -198,9 +215,9 @@ impl GraphTables {
         true
     }
 
-    fn alloc(&mut self, address: usize) {
-        let Some(block) = self.blocks.get_mut(&address).filter(|block| !block.live) else { return };
-        block.live = true;
+    fn alloc(&mut self, address: usize, graph: u64) {
+        let Some(block) = self.blocks.get_mut(&address).filter(|block| block.live.is_none()) else { return };
+        block.live = Some(graph);
         let (index, size) = (block.device.index, block.size);
         let usage = self.usage(index);
         usage.used += size;
@@ -208,8 +225,8 @@ impl GraphTables {
     }
 
     fn free(&mut self, address: usize) {
-        let Some(block) = self.blocks.get_mut(&address).filter(|block| block.live) else { return };
-        block.live = false;
+        let Some(block) = self.blocks.get_mut(&address).filter(|block| block.live.is_some()) else { return };
+        block.live = None;
         let (device, size) = (block.device, block.size);
         self.usage(device.index).used -= size;
         device.values().free(address, size as usize);
@@ -218,7 +235,7 @@ impl GraphTables {
 
     /// Gives an address back to the device if no graph owns it and its memory is not allocated.
     fn release_if_unused(&mut self, address: usize) {
-        if let Some(block) = self.blocks.get(&address).filter(|block| !block.live && !block.owned) {
+        if let Some(block) = self.blocks.get(&address).filter(|block| block.live.is_none() && !block.owned) {
             block.device.vram().free(address);
             self.blocks.remove(&address);
         }
@@ -233,7 +250,7 @@ pub(crate) fn owns(address: usize) -> bool {
 /// Frees memory that a launch left allocated, when the program frees it outside of a graph.
 pub(crate) fn free(address: usize) -> Status {
     let mut tables = lock(&TABLES);
-    if tables.blocks.get(&address).is_none_or(|block| !block.live) {
+    if tables.blocks.get(&address).is_none_or(|block| block.live.is_none()) {
         return fail(INVALID_VALUE);
     }
     tables.free(address);
@@ -279,10 +296,7 @@ pub(crate) fn trim(index: c_int) -> Status {
     let Some(device) = device(index) else { return fail(INVALID_DEVICE) };
     let tables = &mut *lock(&TABLES);
     // These graphs lose their reservation, so their next launch must reserve memory again.
-    for needs in tables.launched.values_mut() {
-        needs.retain(|&(of, _)| of != device.index);
-    }
-    tables.launched.retain(|_, needs| !needs.is_empty());
+    tables.launched.retain(|&(_, of), _| of != device.index);
     let usage = tables.usage(device.index);
     let kept = usage.used.next_multiple_of(PAGE as u64);
     let returned = usage.reserved.saturating_sub(kept);

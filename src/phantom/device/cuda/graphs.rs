@@ -19,6 +19,7 @@ use crate::core::ffi::{
 use crate::core::host_state::{current, device, fail};
 use crate::core::lock::lock;
 use crate::core::stream::Stream;
+use crate::cuda::captures;
 use crate::cuda::graph_instances::GraphInstance;
 use crate::cuda::graph_memory::{self, GraphMemory};
 use crate::cuda::reach::forget_everything;
@@ -39,8 +40,8 @@ type Effect = dyn Fn(&'static Stream) -> Status + Send + Sync;
 #[derive(Default)]
 pub(crate) struct Graph {
     pub(crate) work: RecordedWork,
-    /// The effects of the copies, fills, host functions and events among the nodes,
-    /// in the order of the nodes.
+    /// The effects of the nodes for which one is recorded, such as copies, kernels, host functions, events and
+    /// child graphs, in the order of the nodes.
     effects: Mutex<Vec<NodeEffect>>,
     /// The memory nodes. An empty value replaces them when the graph is destroyed,
     /// because its handle stays valid.
@@ -56,23 +57,26 @@ impl Graph {
         lock(&self.effects).push(NodeEffect { position: self.work.nodes(), run: Arc::from(effect) });
     }
 
-    /// Runs the effects of the nodes, in order. A node without a recorded effect, such as a child graph,
-    /// counts as writing anything, so all memory becomes unknown at its position.
-    fn run(&self, stream: &'static Stream) {
-        let effects = lock(&self.effects).clone();
-        let mut next = 0;
-        for effect in effects {
-            if effect.position > next {
+    /// Returns the effect of a launch: the effects of the current nodes, in order. A node without a recorded
+    /// effect counts as writing anything, so all memory becomes unknown at its position.
+    fn effect(&self) -> Box<Effect> {
+        let (effects, nodes) = (lock(&self.effects).clone(), self.work.nodes());
+        Box::new(move |stream| {
+            let mut next = 0;
+            for effect in &effects {
+                if effect.position > next {
+                    forget_everything();
+                }
+                (effect.run)(stream);
+                next = effect.position + 1;
+            }
+            // Any nodes after the last effect have no recorded effect. A graph without any effect may have
+            // been built without a capture, so its nodes are unknown.
+            if nodes > next || next == 0 {
                 forget_everything();
             }
-            (effect.run)(stream);
-            next = effect.position + 1;
-        }
-        // Any nodes after the last effect have no recorded effect. A graph without any effect may have been
-        // built without a capture, so its nodes are unknown.
-        if self.work.nodes() > next || next == 0 {
-            forget_everything();
-        }
+            OK
+        })
     }
 
     /// Adds an allocation node and returns its address. No memory is taken before the launch.
@@ -173,9 +177,12 @@ fn launch(graph: Handle<Graph>, stream: StreamHandle) -> Status {
         Err(status) => return status,
     };
     let cost_ns = graph.work.cost_ns().max(1);
-    if stream.capturing().is_some() {
-        // The graph becomes a child graph. Its nodes run when the graph into which the
-        // stream is captured is launched.
+    if let Some(capture) = stream.capturing() {
+        // A copy of the graph becomes a node. Its nodes run when the graph into which the stream is captured
+        // is launched.
+        if let Some(parent) = captures::graph_of(capture).get() {
+            parent.add_effect(graph.effect());
+        }
         stream.launch(cost_ns);
         return OK;
     }
@@ -184,8 +191,7 @@ fn launch(graph: Handle<Graph>, stream: StreamHandle) -> Status {
         return fail(status);
     }
     stream.launch(cost_ns);
-    graph.run(stream);
-    OK
+    graph.effect()(stream)
 }
 
 answers! {

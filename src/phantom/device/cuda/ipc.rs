@@ -52,18 +52,20 @@ fn this_process() -> u64 {
 }
 
 /// Marks memory that several processes use: its values stay unknown.
-fn share(address: usize, size: usize) {
-    if let Some(device) = vram::share_of(address).and_then(|index| device(index as c_int)) {
-        device.values().share(address, size);
+fn mark_shared(address: usize, size: usize) {
+    if let Some(device) = vram::device_index_of(address).and_then(|index| device(index as c_int)) {
+        device.values().mark_shared(address, size);
     }
 }
 
 fn export_memory(handle: Out<IpcHandle>, address: usize) -> Status {
     // Ranges of the virtual memory calls are shared in another way, and managed memory cannot be shared.
     match pointer_kind(address) {
-        PointerKind::Device { start, size, managed: false, .. } if vram::share_of(address).is_some() => {
+        PointerKind::Device { start, size, managed: false, .. }
+            if vram::device_index_of(address).is_some() =>
+        {
             // Processes that open the handle may write this memory at any time.
-            share(start, size);
+            mark_shared(start, size);
             handle.give(IpcHandle([MEMORY, this_process(), start as u64, size as u64, 0, 0, 0, 0]))
         }
         _ => fail(INVALID_VALUE),
@@ -86,7 +88,7 @@ fn open_memory(out: Out<usize>, handle: IpcHandle) -> Status {
     let address = current().vram().alloc(size as usize, BlockPurpose::Imported, Caller::GivesUp);
     let Some(address) = address else { return fail(OUT_OF_MEMORY) };
     opened.insert([process, start, size], OpenedBlock { address, references: 1 });
-    share(address, size as usize);
+    mark_shared(address, size as usize);
     out.give(address)
 }
 
@@ -98,7 +100,7 @@ fn close_memory(address: usize) -> Status {
     block.references -= 1;
     if block.references == 0 {
         opened.remove(&key);
-        if let Some(device) = vram::share_of(address).and_then(|index| device(index as c_int)) {
+        if let Some(device) = vram::device_index_of(address).and_then(|index| device(index as c_int)) {
             let freed = device.vram().free(address);
             if let Some(block) = freed {
                 device.values().free(address, block.size);

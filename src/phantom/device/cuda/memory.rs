@@ -51,7 +51,8 @@ pub(crate) fn free(address: usize) -> Status {
         current().share().enter();
         return OK;
     }
-    let Some(device) = vram::share_of(address).and_then(|index| host_state().devices.get(index)) else {
+    let Some(device) = vram::device_index_of(address).and_then(|index| host_state().devices.get(index))
+    else {
         return fail(INVALID_VALUE);
     };
     let pooled = device.pool().free(address);
@@ -211,7 +212,7 @@ pub(crate) enum PointerKind {
 
 /// Returns the kind of memory to which an address belongs.
 pub(crate) fn pointer_kind(address: usize) -> PointerKind {
-    if let Some(index) = vram::share_of(address) {
+    if let Some(index) = vram::device_index_of(address) {
         let found = device(index as c_int).and_then(|device| device.vram().find(address));
         return match found {
             Some((start, block)) => PointerKind::Device {

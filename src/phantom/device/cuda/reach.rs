@@ -40,7 +40,7 @@ impl Extent {
         if let Some((start, end)) = torch_blocks::find(address) {
             return Some(Self::Device { start, end });
         }
-        let Some(index) = vram::share_of(address) else {
+        let Some(index) = vram::device_index_of(address) else {
             if vram::is_device(address) {
                 let (start, end) = vmm::reservation(address)?;
                 let (start, end) = torch_blocks::gap(address, start, end);
@@ -128,7 +128,7 @@ fn read_host(start: usize, length: usize) -> Option<Vec<u8>> {
 /// reserved range, whose values are stored with the device of its mapping.
 pub(crate) fn devices_of(address: usize) -> impl Iterator<Item = &'static crate::core::device::Device> {
     let all = &host_state().devices;
-    let range = match vram::share_of(address) {
+    let range = match vram::device_index_of(address) {
         Some(index) => index.min(all.len())..(index + 1).min(all.len()),
         None if vram::is_device(address) => 0..all.len(),
         None => 0..0,

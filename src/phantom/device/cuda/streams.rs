@@ -133,9 +133,10 @@ pub(crate) fn synchronize(stream: &'static Stream) {
     device_of(stream).synchronize_pool();
 }
 
-/// Waits for a stream, and no longer includes it in waits for its device.
+/// Removes a stream from waits for its device, so its work is marked as done. The program waits for nothing:
+/// "the function will return immediately" (`cuda_runtime_api.h`). So no memory pool is trimmed.
 fn destroy(handle: StreamHandle) -> Status {
-    synchronize(handle.stream());
+    handle.stream().work().complete();
     lock(&CREATED).retain(|created| created.address() != handle.address());
     OK
 }

@@ -16,7 +16,7 @@ use crate::kernels::reduce::{self, Comparison, DataType, ncclUint8};
 use crate::ops::scalar_type;
 
 /// The maximum number of values that are assumed to be ordinary: finite, and not NaN.
-const MOST_ORDINARY: usize = 1 << 20;
+const MAX_ORDINARY: usize = 1 << 20;
 
 /// The address of memory whose location is unknown.
 pub(crate) const UNKNOWN_ADDRESS: usize = usize::MAX;
@@ -86,11 +86,11 @@ impl ElementwiseLaunch {
     }
 
     /// Returns the flags of an input, or `None` if a flag is unknown or if there are more than
-    /// [`MOST_ORDINARY`].
+    /// [`MAX_ORDINARY`].
     fn flags(&self, index: usize) -> Option<Known> {
         let from = self.operand(index)?;
         // SAFETY: an input of the kernel, readable for its number of elements.
-        (self.count <= MOST_ORDINARY).then(|| unsafe { read_known(from, self.count) }).flatten()
+        (self.count <= MAX_ORDINARY).then(|| unsafe { read_known(from, self.count) }).flatten()
     }
 
     /// Returns the elements of an input, or `None` if one is unknown or if they have more than `SMALL` bytes.
@@ -282,7 +282,7 @@ fn equal(to: usize, data_type: Option<DataType>, launch: &ElementwiseLaunch) {
         return launch.write(to, Some(flags), launch.count);
     }
     let is_same = launch.operand(1) == launch.operand(2);
-    if let (true, Some(operator @ 0..=1), ..=MOST_ORDINARY) = (is_same, launch.operator(), launch.count) {
+    if let (true, Some(operator @ 0..=1), ..=MAX_ORDINARY) = (is_same, launch.operator(), launch.count) {
         // A value equals itself, unless it is NaN. Unknown values are assumed not to be NaN.
         let flags = Known { bytes: vec![operator as u8 ^ 1; launch.count], is_answer: false };
         return launch.write(to, Some(flags), launch.count);
@@ -307,7 +307,7 @@ fn equal_scalar(to: usize, data_type: DataType, launch: &ElementwiseLaunch) {
             let bytes = elements.map(|element| u8::from((element == scalar) == wanted)).collect();
             launch.write(to, Some(Known { bytes, ..known }), launch.count);
         }
-        None if reduce::is_infinite(data_type, &scalar) && launch.count <= MOST_ORDINARY => {
+        None if reduce::is_infinite(data_type, &scalar) && launch.count <= MAX_ORDINARY => {
             // Unknown values count as finite.
             let bytes = vec![u8::from(!wanted); launch.count];
             launch.write(to, Some(Known { bytes, is_answer: false }), launch.count);

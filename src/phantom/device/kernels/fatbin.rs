@@ -73,7 +73,7 @@ const LZ4: u64 = 0x2000;
 /// The entry flag of code that is compressed with zstd.
 const ZSTD: u64 = 0x8000;
 /// The maximum size of code that is decompressed, in bytes. The largest code in PyTorch has 40 MB.
-const MOST_CODE: usize = 512 << 20;
+const MAX_CODE: usize = 512 << 20;
 
 impl Entry {
     /// Returns the code after decompression.
@@ -84,7 +84,7 @@ impl Entry {
         // SAFETY: `entries` checked that the code is inside the binary, which is still loaded by the caller's
         // promise.
         let code: &'static [u8] = unsafe { std::slice::from_raw_parts(self.code as *const u8, self.size) };
-        if self.whole_size > MOST_CODE {
+        if self.whole_size > MAX_CODE {
             return None;
         }
         match self.flags & (LZ4 | ZSTD) {

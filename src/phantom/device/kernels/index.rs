@@ -9,7 +9,7 @@ use crate::core::bytes::{after, contains};
 use crate::core::ffi::read;
 use crate::core::values::SMALL;
 use crate::cuda::copy::{Known, read_known};
-use crate::kernels::offset_calculator::{MOST_DIMENSIONS, aligned_size, size_at, stride_at};
+use crate::kernels::offset_calculator::{MAX_DIMENSIONS, aligned_size, size_at, stride_at};
 
 /// The number of operands: output, input and indices.
 const OPERANDS: usize = 3;
@@ -83,7 +83,7 @@ impl Choice {
         let number = |offset: usize| unsafe { read::<u32>(operation + offset) }.map(|number| number as usize);
         // SAFETY: as above.
         let word = |index: usize| unsafe { read::<usize>(operation + CALCULATOR + 8 * index) };
-        let count = number(0).filter(|&count| count <= MOST_DIMENSIONS)?;
+        let count = number(0).filter(|&count| count <= MAX_DIMENSIONS)?;
         let dimension = |index: usize| {
             let stride = |operand| number(stride_at(index, operand, OPERANDS));
             Some((number(size_at(index))?, [stride(0)?, stride(1)?, stride(2)?]))
@@ -93,7 +93,7 @@ impl Choice {
         let (addresses, places, stride) = match kernel.layout {
             IndexLayout::Index if word(2)? != 1 => return None,
             IndexLayout::Index => {
-                ([word(0)?, word(1)?, word(3)?], word(3 + MOST_DIMENSIONS)?, word(3 + 2 * MOST_DIMENSIONS)?)
+                ([word(0)?, word(1)?, word(3)?], word(3 + MAX_DIMENSIONS)?, word(3 + 2 * MAX_DIMENSIONS)?)
             }
             IndexLayout::Gather | IndexLayout::Scatter => {
                 ([word(3)?, word(6)?, word(0)?], word(1)?, word(4)?.checked_mul(kernel.width)?)
@@ -193,7 +193,7 @@ mod tests {
 
     /// Builds the struct of a launch over one dimension, with these strides and members.
     fn functor(count: usize, strides: [usize; 3], members: &[(usize, usize)]) -> Vec<u8> {
-        let mut bytes = vec![0; CALCULATOR + 8 * (3 + 3 * MOST_DIMENSIONS)];
+        let mut bytes = vec![0; CALCULATOR + 8 * (3 + 3 * MAX_DIMENSIONS)];
         put(&mut bytes, 0, 1, 4);
         put(&mut bytes, 4, count, 4);
         for (operand, stride) in strides.into_iter().enumerate() {

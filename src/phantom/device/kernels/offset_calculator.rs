@@ -6,7 +6,7 @@
 //! number has 4 bytes. It contains no address, and its unused slots contain old stack contents.
 
 /// The maximum number of dimensions of a tensor iterator.
-pub(crate) const MOST_DIMENSIONS: usize = 25;
+pub(crate) const MAX_DIMENSIONS: usize = 25;
 
 /// Returns the offset of the size of a dimension.
 pub(crate) const fn size_at(dimension: usize) -> usize {
@@ -15,12 +15,12 @@ pub(crate) const fn size_at(dimension: usize) -> usize {
 
 /// Returns the offset of an operand's stride in a dimension, in a calculator for `operands` operands.
 pub(crate) const fn stride_at(dimension: usize, operand: usize, operands: usize) -> usize {
-    size_at(MOST_DIMENSIONS) + 4 * (operands * dimension + operand)
+    size_at(MAX_DIMENSIONS) + 4 * (operands * dimension + operand)
 }
 
 /// Returns the size of a calculator in bytes.
 const fn size_of_calculator(operands: usize) -> usize {
-    stride_at(MOST_DIMENSIONS, 0, operands)
+    stride_at(MAX_DIMENSIONS, 0, operands)
 }
 
 /// Returns the size of a calculator in bytes, up to the next address.

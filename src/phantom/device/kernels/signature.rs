@@ -16,7 +16,7 @@ use crate::kernels::offset_calculator::{REDUCE_OP, aligned_size};
 use crate::kernels::parameter_types::{self, Addresses, Type};
 
 /// The maximum number of parameter bytes that CUDA allows (since 12.1; 4096 before).
-const MOST_BYTES: usize = 32764;
+const MAX_BYTES: usize = 32764;
 
 /// The signature of a kernel.
 #[derive(Debug)]
@@ -216,7 +216,7 @@ impl Signature {
     pub(crate) unsafe fn launch_with(&self, arguments: In<usize>, blocks: u32) -> Option<Launch> {
         let mut launch = self.launch();
         for (place, (parameter, _)) in self.parameters.iter().enumerate() {
-            if parameter.size > MOST_BYTES {
+            if parameter.size > MAX_BYTES {
                 return None;
             }
             // SAFETY: by the caller's promise, the list has an element for each parameter.

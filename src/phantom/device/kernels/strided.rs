@@ -5,7 +5,7 @@
 
 use crate::core::ffi::read;
 use crate::cuda::copy::{device_of, forget, set_mask};
-use crate::kernels::offset_calculator::{MOST_DIMENSIONS, aligned_size, size_at, stride_at};
+use crate::kernels::offset_calculator::{MAX_DIMENSIONS, aligned_size, size_at, stride_at};
 
 /// The number of operands of a kernel with two inputs.
 const OPERANDS: usize = 3;
@@ -29,7 +29,7 @@ pub(crate) unsafe fn output(count: usize, functor: usize) -> Option<Output> {
     let number = |offset: usize| unsafe { read::<u32>(functor + offset) }.map(|number| number as usize);
     // SAFETY: as above.
     let address = |operand: usize| unsafe { read::<usize>(functor + ADDRESSES + 8 * operand) };
-    let dimensions = number(0).filter(|dimensions| (1..=MOST_DIMENSIONS).contains(dimensions))?;
+    let dimensions = number(0).filter(|dimensions| (1..=MAX_DIMENSIONS).contains(dimensions))?;
     let (mut elements, mut last) = (1usize, 0usize);
     for dimension in 0..dimensions {
         let size = number(size_at(dimension)).filter(|&size| size > 0)?;
@@ -66,7 +66,7 @@ mod tests {
         let mut functor = vec![0u8; ADDRESSES + 8 * OPERANDS];
         let mut try_with = |dimensions: u32, size: u32| {
             functor[..4].copy_from_slice(&dimensions.to_le_bytes());
-            for dimension in 0..MOST_DIMENSIONS {
+            for dimension in 0..MAX_DIMENSIONS {
                 let at = size_at(dimension);
                 functor[at..at + 4].copy_from_slice(&size.to_le_bytes());
             }

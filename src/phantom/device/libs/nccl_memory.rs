@@ -59,7 +59,7 @@ const SHARED_STEPS: usize = 16;
 const MULTICAST_UNIT: usize = 512 * MIB;
 
 /// The maximum number of channels of a ring over several machines (`ncclTopoPostset`).
-const MOST_BETWEEN_MACHINES: usize = 16;
+const MAX_BETWEEN_MACHINES: usize = 16;
 
 /// One rank's view of its communicator, from which the sizes are computed.
 pub(crate) struct NcclMemory<'a> {
@@ -136,7 +136,7 @@ impl NcclMemory<'_> {
         let channels = match self.ranks {
             ranks if self.has_others => {
                 let each = if self.cc >= (9, 0) { 4 } else { 2 };
-                self.channels.min((each * ranks).min(MOST_BETWEEN_MACHINES))
+                self.channels.min((each * ranks).min(MAX_BETWEEN_MACHINES))
             }
             // A communicator of one rank has all channels, because no link limits their number.
             1 => most,

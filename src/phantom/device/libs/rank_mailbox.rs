@@ -5,13 +5,14 @@
 //! never exchanged, so training never waits. If a rank waits for another one longer than [`PATIENCE`], it
 //! prints one line on stderr and then never waits for a rank of this communicator again.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use memtrace_machine::files;
 
 use crate::core::values::SMALL;
 
@@ -65,15 +66,16 @@ struct Control {
 
 impl RankMailbox {
     /// Attaches to the shared memory at `path`. The first rank creates the file, and the last one removes it.
-    /// If a rank never attaches, `memtrace_machine::files::sweep` removes the file later: every rank holds a
+    /// If a rank never attaches, [`files::sweep`] removes the file later: every rank holds a
     /// shared lock on it.
     ///
-    /// Returns `None` if the file cannot be made, or if the folder has no room for the control blocks.
+    /// Returns `None` if the file cannot be made or is not a private file of this user, or if the folder has no
+    /// room for the control blocks.
     pub(crate) fn attach(path: &Path, ranks: usize, rank: usize) -> Option<Self> {
         let mailboxes = ranks + ranks * ranks;
         let controls = HEADER + mailboxes * CACHE_LINE;
         let size = controls + mailboxes * SMALL;
-        let file = Self::open_locked(path)?;
+        let file = files::open_locked(path, |_| Ok(())).ok()?;
         // Every rank sets the same size. Most payloads are never used, so only the control blocks get pages
         // now. Without pages, a store would end the program with SIGBUS where the folder is full.
         file.set_len(size as u64).ok()?;
@@ -101,23 +103,6 @@ impl RankMailbox {
         }
         let (operations, given_up) = (AtomicU64::new(0), AtomicBool::new(false));
         Some(Self { base, file, ranks, rank, operations, given_up })
-    }
-
-    /// Opens or creates the file at `path` with a shared lock. Opens it once more if it was removed before it
-    /// had the lock.
-    fn open_locked(path: &Path) -> Option<File> {
-        for _ in 0..10 {
-            let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-            let mut options = OpenOptions::new();
-            let file = options.read(true).write(true).create(true).mode(0o600).custom_flags(flags).open(path);
-            let file = file.ok()?;
-            file.lock_shared().ok()?;
-            let inode = |about: fs::Metadata| (about.dev(), about.ino());
-            if fs::metadata(path).ok().map(inode) == file.metadata().ok().map(inode) {
-                return Some(file);
-            }
-        }
-        None
     }
 
     /// Gives pages to a range of the file. Returns `None` if the folder has no room.
@@ -265,11 +250,13 @@ impl RankMailbox {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
     fn ranks_exchange_messages_in_order_many_times() {
-        let path = memtrace_machine::files::path_of_mailbox(u64::from(std::process::id()));
+        let path = files::path_of_mailbox(u64::from(std::process::id()));
         let rank = |rank: usize| {
             let mailbox = RankMailbox::attach(&path, 3, rank).unwrap();
             for round in 0..200u8 {
@@ -295,19 +282,28 @@ mod tests {
 
     #[test]
     fn a_mailbox_that_not_all_ranks_reach_is_swept_after_they_end() {
-        let path = memtrace_machine::files::path_of_mailbox(u64::MAX - u64::from(std::process::id()));
+        let path = files::path_of_mailbox(u64::MAX - u64::from(std::process::id()));
         // Only the file: a mapping keeps the lock until the process ends.
-        let file = RankMailbox::open_locked(&path).unwrap();
-        memtrace_machine::files::sweep();
+        let file = files::open_locked(&path, |_| Ok(())).unwrap();
+        files::sweep();
         assert!(path.exists());
         drop(file);
-        memtrace_machine::files::sweep();
+        files::sweep();
         assert!(!path.exists());
     }
 
     #[test]
+    fn a_mailbox_that_other_users_can_open_is_refused() {
+        let path = files::path_of_mailbox(u64::MAX / 4 - u64::from(std::process::id()));
+        let file = File::create(&path).unwrap();
+        file.set_permissions(fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(RankMailbox::attach(&path, 2, 0).is_none());
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
     fn a_message_without_room_for_its_bytes_is_unknown() {
-        let path = memtrace_machine::files::path_of_mailbox(u64::MAX / 2 - u64::from(std::process::id()));
+        let path = files::path_of_mailbox(u64::MAX / 2 - u64::from(std::process::id()));
         let mailbox = RankMailbox::attach(&path, 1, 0).unwrap();
         assert!(RankMailbox::reserve(&mailbox.file, 0, usize::MAX >> 1).is_none());
         // A file that is open for reading alone gets no pages, as in a full folder.

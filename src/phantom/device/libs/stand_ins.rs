@@ -18,7 +18,7 @@ use crate::kernels::kernel::launches;
 
 /// The maximum size in bytes of a gathered result that is written. A larger result is unknown, because
 /// writing takes real memory.
-const MOST_GATHERED: usize = 16 << 20;
+const MAX_GATHERED: usize = 16 << 20;
 
 /// The number of operations that were answered for stand-ins.
 static ANSWERS: AtomicU64 = AtomicU64::new(0);
@@ -123,7 +123,7 @@ pub(crate) unsafe fn write_parts(
     mine: usize,
 ) -> Status {
     let size = part.saturating_mul(ranks);
-    let repeated = bytes.as_ref().filter(|_| size <= MOST_GATHERED).map(|bytes| bytes.repeat(ranks));
+    let repeated = bytes.as_ref().filter(|_| size <= MAX_GATHERED).map(|bytes| bytes.repeat(ranks));
     // SAFETY: the caller's promise.
     let status = unsafe { write(to, repeated.as_deref(), size) };
     if status != OK || bytes.is_none() {

@@ -38,7 +38,7 @@ pub(super) enum Sample {
     Sum,
 }
 
-/// The sizes and the numbers among the arguments of an op, and the share of nonzero elements in the first
+/// The sizes and the numbers among the arguments of an op, and the fraction of nonzero elements in the first
 /// tensor.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Arguments {
@@ -46,15 +46,15 @@ pub(super) struct Arguments {
     numbers: Vec<f64>,
     /// The number of elements in the tensor of indices.
     indices: usize,
-    share: Option<f64>,
+    nonzero_fraction: Option<f64>,
 }
 
 /// The maximum number of positions over which indices are spread. It is enough for the experts of a router,
 /// but not for a vocabulary.
-const MOST_PLACES: i64 = 4096;
+const MAX_PLACES: i64 = 4096;
 
 /// The maximum number of candidates that a beam search takes from a larger row.
-const MOST_BEAMS: i64 = 64;
+const MAX_BEAMS: i64 = 64;
 
 impl Sample {
     /// Returns the sample of an op. `base` is its name without a namespace.
@@ -80,16 +80,16 @@ impl Sample {
         usize::from(self == Self::Largest)
     }
 
-    /// Returns true if the output is derived from the share of nonzero elements. This share is also tracked
-    /// for tensors that are too large to follow each element.
-    fn is_of_shares(self) -> bool {
+    /// Returns true if the output is derived from the fraction of nonzero elements. This fraction is also
+    /// tracked for tensors that are too large to follow each element.
+    fn is_of_fractions(self) -> bool {
         matches!(self, Self::Zeros | Self::Scatter | Self::Same | Self::Test | Self::Sum)
     }
 
     /// Writes the output of an op that draws, or whose inputs are not all known.
     pub(super) fn write(self, arguments: &Arguments, output: &TensorMemory) {
-        if self.is_of_shares() {
-            return self.write_share(arguments, output);
+        if self.is_of_fractions() {
+            return self.write_fraction(arguments, output);
         }
         let Some(bytes) = self.bytes(arguments, output) else { return };
         output.write(Known { bytes, is_answer: true });
@@ -110,9 +110,9 @@ impl Sample {
                 if !is_index || rows != output_rows || places < 1 || chosen < 1 {
                     return None;
                 }
-                if places > MOST_PLACES {
+                if places > MAX_PLACES {
                     // The indices of the largest elements are distinct, as a beam search expects.
-                    let is_beam = self == Self::Largest && chosen <= MOST_BEAMS.min(places);
+                    let is_beam = self == Self::Largest && chosen <= MAX_BEAMS.min(places);
                     let place = |index: i64| (places * 5 / 8 + index % chosen * (places / chosen)) % places;
                     return is_beam
                         .then(|| (0..count as i64).flat_map(|index| place(index).to_le_bytes()).collect());
@@ -160,14 +160,14 @@ impl Sample {
         }
     }
 
-    /// Records the share of nonzero elements of an output that is too large to record each element. For
-    /// `Sum`, writes the counts that follow from the share of the input instead.
-    fn write_share(self, arguments: &Arguments, output: &TensorMemory) {
-        let (count, share) = (output.count(), arguments.share);
+    /// Records the fraction of nonzero elements of an output that is too large to record each element. For
+    /// `Sum`, writes the counts that follow from the fraction of the input instead.
+    fn write_fraction(self, arguments: &Arguments, output: &TensorMemory) {
+        let (count, fraction) = (output.count(), arguments.nonzero_fraction);
         let all = arguments.sizes.iter().map(|&size| size as usize).product::<usize>();
         if self == Self::Sum {
-            let Some(share) = share.filter(|_| output.is_small() && count > 0) else { return };
-            let number = (share * (all / count) as f64).round() as i64;
+            let Some(fraction) = fraction.filter(|_| output.is_small() && count > 0) else { return };
+            let number = (fraction * (all / count) as f64).round() as i64;
             let bytes: Vec<u8> = match output.dtype {
                 INT64 => number.to_le_bytes().repeat(count),
                 INT32 => (number as i32).to_le_bytes().repeat(count),
@@ -178,18 +178,18 @@ impl Sample {
         if !output.is_whole() || output.is_small() || !output.is_dense() {
             return;
         }
-        let share = match self {
+        let fraction = match self {
             Self::Zeros => Some(0.0),
             // The op writes a nonzero number at the selected positions, which are assumed to be distinct.
             Self::Scatter if matches!(arguments.numbers.as_slice(), [_, number] if *number != 0.0) => {
-                share.map(|share| (share + arguments.indices as f64 / count as f64).min(1.0))
+                fraction.map(|fraction| (fraction + arguments.indices as f64 / count as f64).min(1.0))
             }
-            Self::Same if all == count => share,
-            Self::Test if all == count && arguments.numbers == [0.0] => share,
+            Self::Same if all == count => fraction,
+            Self::Test if all == count && arguments.numbers == [0.0] => fraction,
             _ => None,
         };
-        if let (Some(share), Some(device)) = (share, copy::device_of(output.data)) {
-            device.values().set_nonzero_share(output.data, output.span(), share);
+        if let (Some(fraction), Some(device)) = (fraction, copy::device_of(output.data)) {
+            device.values().set_nonzero_fraction(output.data, output.span(), fraction);
         }
     }
 }
@@ -219,8 +219,9 @@ impl Arguments {
                     value.each_on_device(torch, |memory| {
                         tensors += 1;
                         if tensors == 1 {
-                            arguments.share = copy::device_of(memory.data)
-                                .and_then(|device| device.values().nonzero_share(memory.data, memory.span()));
+                            arguments.nonzero_fraction = copy::device_of(memory.data).and_then(|device| {
+                                device.values().nonzero_fraction(memory.data, memory.span())
+                            });
                             arguments.sizes = memory.sizes;
                         } else {
                             arguments.indices = memory.count();
@@ -234,10 +235,10 @@ impl Arguments {
         arguments
     }
 
-    /// Returns the number of nonzero elements in the first tensor, from its share of nonzero elements.
+    /// Returns the number of nonzero elements in the first tensor, from its fraction of nonzero elements.
     pub(super) fn nonzero(&self) -> Option<u64> {
         let all: i64 = self.sizes.iter().product();
-        self.share.map(|share| (share * all as f64).round() as u64)
+        self.nonzero_fraction.map(|fraction| (fraction * all as f64).round() as u64)
     }
 }
 

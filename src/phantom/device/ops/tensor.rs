@@ -11,10 +11,10 @@ const CPU: i8 = 0;
 const CUDA: i8 = 1;
 
 /// The maximum number of elements in a tensor of integers or flags whose values are followed.
-const MOST_WHOLE: usize = 1 << 20;
+const MAX_WHOLE: usize = 1 << 20;
 
 /// The maximum number of parts into which the elements of a tensor may be split.
-const MOST_PARTS: usize = 1 << 12;
+const MAX_PARTS: usize = 1 << 12;
 
 /// The location of a plain tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,10 +99,10 @@ impl TensorMemory {
     }
 
     /// Returns true if the tensor is small enough for its values to be followed: up to 64 KiB, or up to
-    /// [`MOST_WHOLE`] integers or flags.
+    /// [`MAX_WHOLE`] integers or flags.
     pub(super) fn is_small(&self) -> bool {
         let count = self.count();
-        self.is_whole() && count <= MOST_WHOLE || count.saturating_mul(self.width) <= SMALL
+        self.is_whole() && count <= MAX_WHOLE || count.saturating_mul(self.width) <= SMALL
     }
 
     /// Returns the number of bytes from the start of the first element to the end of the last one.
@@ -174,7 +174,7 @@ impl TensorMemory {
         // SAFETY: as above.
         let whole = unsafe { copy::read_known(self.data, self.span()) };
         let mut known = Known { bytes: Vec::with_capacity(offsets.len() * length), is_answer: false };
-        if whole.is_none() && offsets.len() > MOST_PARTS {
+        if whole.is_none() && offsets.len() > MAX_PARTS {
             return None;
         }
         for offset in offsets {
@@ -209,7 +209,7 @@ impl TensorMemory {
     /// Returns the elements on a device in index order, with `fill` in each byte of the unknown elements.
     pub(super) fn filled_elements(&self, fill: u8) -> Option<Known> {
         let (offsets, length) = self.parts();
-        let device = copy::device_of(self.data).filter(|_| offsets.len() <= MOST_PARTS)?;
+        let device = copy::device_of(self.data).filter(|_| offsets.len() <= MAX_PARTS)?;
         let known = device.values().known_parts(self.data, self.span());
         let is_answer = !device.values().answered_parts(self.data, self.span()).is_empty();
         let mut bytes = vec![fill; offsets.len() * length];
@@ -233,7 +233,7 @@ impl TensorMemory {
     /// Makes the elements for which `is_known` is true the known content on a device.
     pub(super) fn write_some(&self, elements: &[u8], is_answer: bool, is_known: &[bool]) {
         let (offsets, length) = self.parts();
-        if offsets.len() > MOST_PARTS {
+        if offsets.len() > MAX_PARTS {
             return;
         }
         let per_part = length / self.width;
@@ -276,7 +276,7 @@ impl TensorMemory {
             // SAFETY: the memory of a tensor.
             return unsafe { copy::write_computed(self.data, &elements) };
         }
-        if offsets.len() > MOST_PARTS && !self.is_dense() {
+        if offsets.len() > MAX_PARTS && !self.is_dense() {
             return;
         }
         if self.is_dense() {
@@ -296,13 +296,13 @@ impl TensorMemory {
 
     /// Adds the known parts of the block around the tensor, if the block is small.
     pub(super) fn add_known(&self, parts: &mut Vec<Part>) {
-        /// The maximum size of a block in bytes: enough for [`MOST_WHOLE`] integers.
-        const MOST: usize = MOST_WHOLE * 8;
+        /// The maximum size of a block in bytes: enough for [`MAX_WHOLE`] integers.
+        const MAX_BLOCK: usize = MAX_WHOLE * 8;
         if self.data == 0 {
             return;
         }
         let (start, end) = torch_blocks::find(self.data).unwrap_or((self.data, self.data + self.span()));
-        let Some(device) = copy::device_of(start).filter(|_| end - start <= MOST) else { return };
+        let Some(device) = copy::device_of(start).filter(|_| end - start <= MAX_BLOCK) else { return };
         let values = device.values();
         let known = values.known_parts(start, end - start);
         if known.is_empty() {
@@ -320,7 +320,7 @@ impl TensorMemory {
             return Vec::new();
         }
         let (offsets, length) = self.parts();
-        if offsets.len() > MOST_PARTS || self.is_dense() {
+        if offsets.len() > MAX_PARTS || self.is_dense() {
             return vec![(self.data, self.data + self.span())];
         }
         offsets.into_iter().map(|offset| (self.data + offset, self.data + offset + length)).collect()

@@ -90,7 +90,7 @@ fn description() -> String {
     if host_pages::is_on() {
         text.push_str(",\"host_values_kept\":false");
     }
-    let absent = pinned_pages::most_absent();
+    let absent = pinned_pages::peak_absent();
     if absent > 0 {
         let _ = write!(text, ",\"pinned_not_resident\":{absent}");
     }
