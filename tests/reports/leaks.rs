@@ -91,3 +91,28 @@ fn leaks_split_the_growth_of_what_nvidia_smi_shows() {
     // Two steps are too few to compare.
     assert_eq!(run(2, 1).json["processes"][0]["growth"], json!([]));
 }
+
+#[test]
+fn leaks_count_the_steps_in_which_nothing_grows() {
+    const MIB: i64 = 1 << 20;
+    // The last step takes a little more memory, and is finished or not.
+    let run = |more: i64| {
+        let mut trace = TraceBuilder::default();
+        trace.segment(1024 * MIB);
+        for step in 0..6 {
+            let row = Row { step, op: "aten::mm", module: "Net.fc", phase: "forward", ..Row::default() };
+            let work = trace.alloc(MIB, row);
+            trace.free(work, MIB, row);
+        }
+        trace.segment(more);
+        answer_on(trace.finish(), "leaks", &[]).text()
+    };
+    for (more, line) in [
+        (0, "GPU 0: no growth over 3 steps: 1.00 GiB in use after step 1, 1.00 GiB after step 4"),
+        (MIB, "GPU 0: no growth over 4 steps: 1.00 GiB in use after step 1, 1.00 GiB in step 5"),
+    ] {
+        let text = run(more);
+        assert!(text.contains(line), "{line}\n{text}");
+        assert_eq!(text.to_lowercase().matches("growth").count(), 1, "{text}");
+    }
+}

@@ -144,7 +144,8 @@ fn jobs(kind: OutputKind, input: &Input, place: Option<&Path>) -> Result<Vec<(In
         return Ok(input.traces.iter().map(job).collect());
     }
     let file = match (kind, place, folder) {
-        (OutputKind::Folder(_), Some(place), _) => place.to_owned(),
+        // `FOLDER/**` in the command that opens the export needs a path that does not end in `/`.
+        (OutputKind::Folder(_), Some(place), _) => place.components().collect(),
         (_, _, Some(folder)) => folder.join(format!("{stem}{ending}")),
         (_, Some(place), None) => place.to_owned(),
         (_, None, _) => PathBuf::from(format!("{stem}{ending}")),
@@ -242,6 +243,19 @@ mod tests {
             let error = export_of_nothing(export, &place).unwrap_err().to_string();
             assert!(error.ends_with("used no GPU") && !place.exists(), "{export}: {error}");
         }
+    }
+
+    #[test]
+    fn the_path_of_a_folder_has_no_slash_at_its_end() {
+        let place = |text: &str| {
+            let path = Path::new("run.csv").to_owned();
+            let input = Input { path, traces: Vec::new(), notes: Vec::new(), others: Vec::new() };
+            jobs(OutputKind::Folder(".parquet"), &input, Some(Path::new(text))).unwrap().remove(0).1
+        };
+        for text in ["out/a", "out/a/", "out//a//"] {
+            assert_eq!(place(text).as_os_str(), "out/a");
+        }
+        assert_eq!(place("/").as_os_str(), "/");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::read::symbols::{NO_MODULE, NO_OP, NO_PHASE, Symbol};
 use crate::reports::GrowthCurve;
 use crate::state::block::is_unknown_form;
 use crate::state::group::{NO_DTYPE, NO_SHAPE, category};
+use crate::state::layout::is_segment;
 use crate::state::levels::Levels;
 use crate::state::progress::Progress;
 use crate::state::replay::{CPU, MemoryKind, Metric, Replay, is_gpu};
@@ -396,9 +397,4 @@ fn blocks(
         all[name] = pack.column(names.iter().map(|names| names[place]));
     }
     all
-}
-
-fn is_segment(event: EventName) -> bool {
-    use EventName::{SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
-    matches!(event, SegmentAlloc | SegmentFree | SegmentMap | SegmentUnmap)
 }

@@ -233,25 +233,23 @@ impl Key {
     #[must_use]
     pub fn group_of(&self, block: &Block, symbols: &SymbolTable) -> String {
         match self.kind {
-            KeyKind::Size => format!("{} B", block.bytes),
-            KeyKind::DType => self.of_form(block.dtype, symbols),
-            KeyKind::Shape => match is_unknown_form(block.shape) {
-                true => self.missing().to_owned(),
-                false => format!("{} {}", symbols.get(block.dtype), symbols.get(block.shape)),
-            },
-            KeyKind::Line | KeyKind::Stack => self.of_stack(block.stack),
+            KeyKind::Module => self.module_group(block.owner.module, symbols),
+            KeyKind::Type => self.type_group(block.owner.module, symbols),
+            KeyKind::Op => symbols.or(block.owner.op, NO_OP),
             KeyKind::Category => block_category(block).to_owned(),
-            KeyKind::Module | KeyKind::Type | KeyKind::Op | KeyKind::Phase | KeyKind::Step => {
-                self.of_owner(&block.owner, symbols)
-            }
+            KeyKind::Phase => symbols.or(block.owner.phase, NO_PHASE),
+            KeyKind::Step if block.owner.step < 0 => "before the first".to_owned(),
+            KeyKind::Step => block.owner.step.to_string(),
+            KeyKind::Size => format!("{} B", block.bytes),
+            KeyKind::DType if is_unknown_form(block.dtype) => NO_DTYPE.to_owned(),
+            KeyKind::DType => symbols.get(block.dtype).to_string(),
+            KeyKind::Shape if is_unknown_form(block.shape) => NO_SHAPE.to_owned(),
+            KeyKind::Shape => format!("{} {}", symbols.get(block.dtype), symbols.get(block.shape)),
+            KeyKind::Line | KeyKind::Stack => self.stack_group(block.stack),
         }
     }
 
-    fn of_form(&self, form: Symbol, symbols: &SymbolTable) -> String {
-        if is_unknown_form(form) { self.missing().to_owned() } else { symbols.get(form).to_string() }
-    }
-
-    fn of_stack(&self, id: i64) -> String {
+    fn stack_group(&self, id: i64) -> String {
         let stacks = self.stacks.as_deref();
         let text = match self.kind {
             KeyKind::Line => {
@@ -262,35 +260,15 @@ impl Key {
         text.unwrap_or_else(|| self.missing().to_owned())
     }
 
-    /// Returns the group name for the memory of an owner. The keys `size`, `line` and `stack` depend on the
-    /// block, so they need [`Key::group_of`].
-    #[must_use]
-    pub fn of_owner(&self, owner: &Owner, symbols: &SymbolTable) -> String {
-        match self.kind {
-            KeyKind::Op => symbols.or(owner.op, NO_OP),
-            KeyKind::Phase => symbols.or(owner.phase, NO_PHASE),
-            KeyKind::Category => category(owner.category).to_owned(),
-            KeyKind::Step if owner.step < 0 => "before the first".to_owned(),
-            KeyKind::Step => owner.step.to_string(),
-            KeyKind::Type
-                if [Symbol::NONE, Symbol::SCRIPT, Symbol::WITHOUT_DETAIL].contains(&owner.module) =>
-            {
-                symbols.or(owner.module, NO_MODULE)
-            }
-            KeyKind::Type => {
-                let class = self.classes.as_ref().and_then(|classes| classes.class_at(owner.module, symbols));
-                class.map_or_else(|| NO_TYPE.to_owned(), |class| class.to_string())
-            }
-            KeyKind::Module
-            | KeyKind::Size
-            | KeyKind::DType
-            | KeyKind::Shape
-            | KeyKind::Line
-            | KeyKind::Stack => self.of_module(owner.module, symbols),
+    fn type_group(&self, module: Symbol, symbols: &SymbolTable) -> String {
+        if [Symbol::NONE, Symbol::SCRIPT, Symbol::WITHOUT_DETAIL].contains(&module) {
+            return symbols.or(module, NO_MODULE);
         }
+        let class = self.classes.as_ref().and_then(|classes| classes.class_at(module, symbols));
+        class.map_or_else(|| NO_TYPE.to_owned(), |class| class.to_string())
     }
 
-    fn of_module(&self, module: Symbol, symbols: &SymbolTable) -> String {
+    fn module_group(&self, module: Symbol, symbols: &SymbolTable) -> String {
         let path = symbols.or(module, NO_MODULE);
         let joined = self.layers.as_ref().map_or_else(|| path.clone(), |layers| layers.joined(&path));
         match self.depth {
@@ -331,10 +309,10 @@ impl Key {
             let apart = Key { layers: None, ..self.clone() };
             let mut layers: FxHashMap<String, (Symbol, i64)> = FxHashMap::default();
             for (module, bytes) in modules {
-                layers.entry(apart.of_module(module, symbols)).or_insert((module, 0)).1 += bytes;
+                layers.entry(apart.module_group(module, symbols)).or_insert((module, 0)).1 += bytes;
             }
             for (module, bytes) in layers.into_values() {
-                let group = groups.entry(self.of_module(module, symbols)).or_default();
+                let group = groups.entry(self.module_group(module, symbols)).or_default();
                 group.modules += 1;
                 group.largest = group.largest.max(bytes);
             }

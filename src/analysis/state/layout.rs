@@ -285,7 +285,8 @@ impl Layout {
     }
 }
 
-fn is_segment(event: EventName) -> bool {
+/// Returns true for the allocation or the free of a segment.
+pub(crate) fn is_segment(event: EventName) -> bool {
     use EventName::{SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
     matches!(event, SegmentAlloc | SegmentFree | SegmentMap | SegmentUnmap)
 }

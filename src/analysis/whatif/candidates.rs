@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::calls::MOST_LEVELS;
-use super::changes::{Change, NewOptimizer};
+use super::changes::{Change, NewOptimizer, conflict};
 use super::predict::OpsAgain;
 use crate::state::module_layers::is_number;
 
@@ -74,15 +74,6 @@ pub(super) fn candidates(groups: &[String]) -> Vec<Change> {
     all
 }
 
-/// Returns true if a program can combine all of these changes.
-pub(super) fn fit_together(changes: &[&Change]) -> bool {
-    let optimizers = changes.iter().filter(|change| matches!(change, Change::Optimizer(_))).count();
-    let in_backward = changes.contains(&&Change::StepInBackward);
-    let offloads = changes.contains(&&Change::OffloadOptimizer);
-    let types = changes.iter().filter(|change| change.is_type()).count();
-    optimizers <= 1 && types <= 1 && !(offloads && (in_backward || optimizers > 0))
-}
-
 /// Returns the sets of at most `most` changes that a program can combine, as indices of `changes`. Smaller
 /// sets come first, and earlier changes come before later ones.
 #[must_use]
@@ -95,7 +86,7 @@ pub fn sets(changes: &[Change], most: usize) -> Vec<Vec<usize>> {
             (first..changes.len()).map(|index| [&set[..], &[index]].concat()).collect::<Vec<_>>()
         };
         last = last.iter().flat_map(longer).collect();
-        last.retain(|set| fit_together(&set.iter().map(|index| &changes[*index]).collect::<Vec<_>>()));
+        last.retain(|set| conflict(&set.iter().map(|index| &changes[*index]).collect::<Vec<_>>()).is_none());
         all.extend(last.iter().cloned());
     }
     all

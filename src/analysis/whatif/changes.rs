@@ -196,14 +196,7 @@ fn optimizers(text: &str) -> Result<Vec<Change>> {
              8bit,in-backward"
         ))),
     };
-    let all: Vec<Change> = text.split(',').map(|name| one(name.trim())).collect::<Result<_>>()?;
-    let others = all.iter().filter(|change| **change != Change::StepInBackward).count();
-    if others > 1 || all.len() - others > 1 {
-        return Err(Error::usage(format!(
-            "--optimizer {text}: name one optimizer, with or without in-backward; to compare several, run the command once for each"
-        )));
-    }
-    Ok(all)
+    text.split(',').map(|name| one(name.trim())).collect()
 }
 
 fn batch(text: &str) -> Result<Vec<Change>> {
@@ -329,32 +322,45 @@ pub fn parse<'a>(text: impl Fn(&str) -> &'a str) -> Result<Vec<Change>> {
              --dtype bf16, --chunk-loss 8, --batch x2, --shard 8, --offload optimizer or --without 'category=temporary'",
         ));
     }
-    if all.contains(&Change::Autocast) && all.contains(&Change::Bfloat16) {
-        return Err(Error::usage(
+    match conflict(&all.iter().collect::<Vec<_>>()) {
+        Some(why) => Err(Error::usage(why)),
+        None => Ok(all),
+    }
+}
+
+/// Returns why a program cannot combine these changes, or `None` if it can.
+pub(super) fn conflict(changes: &[&Change]) -> Option<&'static str> {
+    let count = |is_it: fn(&Change) -> bool| changes.iter().filter(|change| is_it(change)).count();
+    let optimizers = count(|change| matches!(change, Change::Optimizer(_)));
+    let in_backward = count(|change| *change == Change::StepInBackward);
+    let offloads = count(|change| *change == Change::OffloadOptimizer) > 0;
+    let shards = count(|change| matches!(change, Change::Shard { .. })) > 0;
+    if optimizers > 1 || in_backward > 1 {
+        Some(
+            "--optimizer takes one optimizer, with or without in-backward; to compare several, run the command once for each",
+        )
+    } else if count(Change::is_type) > 1 {
+        Some(
             "--dtype makes the whole model 16-bit, but --autocast keeps its parameters in float32: ask for \
              one of them",
-        ));
-    }
-    let changes_state = all.iter().any(|change| matches!(change, Change::Optimizer(_)));
-    if all.contains(&Change::OffloadOptimizer) && changes_state {
-        return Err(Error::usage(
+        )
+    } else if offloads && optimizers > 0 {
+        Some(
             "--offload optimizer leaves no state on the device for --optimizer to change: ask for one of them",
-        ));
-    }
-    if all.contains(&Change::OffloadOptimizer) && all.contains(&Change::StepInBackward) {
-        return Err(Error::usage(
+        )
+    } else if offloads && in_backward > 0 {
+        Some(
             "--offload optimizer steps on the host after the backward pass, but --optimizer in-backward \
              steps on the device during it: ask for one of them",
-        ));
-    }
-    let is_sharded = all.iter().any(|change| matches!(change, Change::Shard { .. }));
-    if is_sharded && all.contains(&Change::StepInBackward) {
-        return Err(Error::usage(
+        )
+    } else if shards && in_backward > 0 {
+        Some(
             "--shard needs all gradients of a unit at once, but --optimizer in-backward frees each one at \
              once: ask for one of them",
-        ));
+        )
+    } else {
+        None
     }
-    Ok(all)
 }
 
 #[cfg(test)]
@@ -442,6 +448,8 @@ mod tests {
         };
         assert!(both("8bit,in-backward").unwrap_err().to_string().contains("ask for one of them"));
         assert_eq!(both("8bit").unwrap().len(), 2);
+        let sharded = [Change::StepInBackward, Change::Shard { ranks: 8, units: String::new() }];
+        assert_eq!(super::super::sets(&sharded, 2), [[0], [1]]);
     }
 
     #[test]

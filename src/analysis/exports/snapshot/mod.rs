@@ -78,7 +78,7 @@ impl Export for Snapshot {
         let stop = |row: &Record, _: &Replay| {
             row.ts_ns > window.to_ns || row.event != EventName::End && row.step > window.to_step
         };
-        let replayed = replay_until(
+        let mut replayed = replay_until(
             trace,
             columns,
             job.options,
@@ -87,10 +87,11 @@ impl Export for Snapshot {
             stop,
             |row, replay| collected.feed(row, replay),
         )?;
-        job.add_to_footer(trace, &replayed);
         if window.to_ns < i64::MAX || window.to_step < i64::MAX {
-            job.footer.notes.retain(|note| !note.contains("has no end row"));
+            // The replay ends before the end row.
+            replayed.replay.problems.unfinished = false;
         }
+        job.add_to_footer(trace, &replayed);
         let segments = collected.segments(&replayed.replay);
         let entries: usize = collected.entries.len();
         if collected.dropped > 0 {

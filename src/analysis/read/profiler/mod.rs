@@ -18,17 +18,13 @@ use memtrace_trace::end_row::{Anomalies, EndText, Ending};
 use memtrace_trace::meta::{Device, Meta};
 use memtrace_trace::text::NONE;
 use memtrace_trace::units::Unit;
-use memtrace_trace::{EventName, Row};
+use memtrace_trace::{Api, EventName, Row};
 use rustc_hash::FxHashMap;
 
 use super::packed_file::FileKey;
+use super::{LIVE, TORCH_ALLOCATOR};
 use events::{ChromeTrace, Events, MemoryEvent, Range, RangeKind};
 
-/// The `source` of the rows, which is the library with PyTorch's allocator.
-const SOURCE: &str = "libc10_cuda.so";
-const ALLOCATOR: &str = "caching_allocator";
-/// The `name` of the rows that list the memory that exists when the profile begins.
-const LIVE: &str = "live";
 /// The maximum number of levels of a module's path.
 const DEEPEST_MODULE: usize = 32;
 /// The maximum number of open ranges of a thread. Ranges inside them are ignored.
@@ -226,13 +222,13 @@ impl RowMaker<'_> {
     fn add(&mut self, row: Row<'_>) -> io::Result<()> {
         self.seq += 1;
         let alloc_id = if row.alloc_id < 0 { self.seq } else { row.alloc_id };
-        self.writer.write(&Row { seq: self.seq, alloc_id, source: SOURCE, ..row })
+        self.writer.write(&Row { seq: self.seq, alloc_id, source: TORCH_ALLOCATOR, ..row })
     }
 
     /// Returns a row of the allocator with the totals of a device.
     fn totals(&self, state: &DeviceState) -> Row<'static> {
         Row {
-            api: ALLOCATOR,
+            api: Api::CachingAllocator.as_str(),
             allocated_bytes: state.allocated,
             active_bytes: state.allocated,
             reserved_bytes: state.reserved,

@@ -8,23 +8,17 @@ use memtrace_trace::end_row::{Anomalies, EndText, Ending};
 use memtrace_trace::memory::{Extent, MemoryKind, Totals};
 use memtrace_trace::rounding::Rounding;
 use memtrace_trace::text::NONE;
-use memtrace_trace::{Category, EventName, Row};
+use memtrace_trace::{Api, Category, EventName, Row};
 use rustc_hash::FxHashMap;
 
+use super::super::{LIVE, TORCH_ALLOCATOR};
 use super::Snapshot;
 use super::history::{Beginning, Held, Life, Memory, Reserved};
 use super::model::{Action, Event, Model};
 use super::owners::{Phase, StackId, StackTable};
 
-/// The `source` of the rows, which is the library with PyTorch's allocator.
-const SOURCE: &str = "libc10_cuda.so";
 /// The CUDA error `cudaErrorMemoryAllocation`.
 const OUT_OF_MEMORY: i32 = 2;
-const ALLOCATOR: &str = "caching_allocator";
-/// The `name` of the rows that list the memory that exists when the history begins, and of segments that are
-/// added after the history because the file lists them.
-const LIVE: &str = "live";
-
 /// The reason in the `lost` row.
 const MISSING: &str = "the history of the snapshot has gaps: it contradicts itself or the blocks at its end";
 
@@ -43,7 +37,13 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
         anomalies: Anomalies::default(),
     };
     let meta = snapshot.meta.to_json().map_err(io::Error::other)?;
-    rows.add(Row { event: EventName::Meta, api: "memtrace", source: SOURCE, name: &meta, ..Row::default() })?;
+    rows.add(Row {
+        event: EventName::Meta,
+        api: "memtrace",
+        source: TORCH_ALLOCATOR,
+        name: &meta,
+        ..Row::default()
+    })?;
     let mut devices: Vec<Device<'_>> = Vec::new();
     for (device, beginning) in &snapshot.beginnings {
         let mut at = Device {
@@ -82,7 +82,7 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
         rows.add(Row {
             event: EventName::Lost,
             api: "memtrace",
-            source: SOURCE,
+            source: TORCH_ALLOCATOR,
             requested_bytes,
             name: MISSING,
             ..Row::default()
@@ -92,7 +92,13 @@ pub(super) fn write(snapshot: &Snapshot, sink: impl Write) -> io::Result<()> {
     let end =
         EndText { ending: Ending::Exit, more: &steps, lost: 0, anomalies: rows.anomalies, formulas: None };
     let end = snapshot.ending.get_or_init(|| end.to_string());
-    rows.add(Row { event: EventName::End, api: "memtrace", source: SOURCE, name: end, ..Row::default() })?;
+    rows.add(Row {
+        event: EventName::End,
+        api: "memtrace",
+        source: TORCH_ALLOCATOR,
+        name: end,
+        ..Row::default()
+    })?;
     rows.writer.flush()
 }
 
@@ -154,8 +160,8 @@ impl<W: Write> Rows<'_, W> {
         Row {
             device: at.ordinal,
             event,
-            api: ALLOCATOR,
-            source: SOURCE,
+            api: Api::CachingAllocator.as_str(),
+            source: TORCH_ALLOCATOR,
             allocated_bytes: at.totals.allocated,
             active_bytes: at.totals.active,
             reserved_bytes: at.totals.reserved,

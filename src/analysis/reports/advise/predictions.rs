@@ -15,10 +15,7 @@ const FEWEST_OF_PEAK: i64 = 20;
 
 /// A change that lowers the peak, for the report about an OOM.
 pub(in crate::reports) struct FirstAdvice {
-    /// The change in words.
-    pub(in crate::reports) phrase: String,
-    /// The option of `memtrace advise` that predicts the effect of this change.
-    pub(in crate::reports) option: String,
+    pub(in crate::reports) change: Change,
     /// The number of bytes that the change saves.
     pub(in crate::reports) saved: i64,
     /// True if the change saves at least `saved` bytes; false if `saved` is the expected value.
@@ -76,8 +73,7 @@ impl Advised {
     pub(in crate::reports) fn first(&self, count: usize) -> Vec<FirstAdvice> {
         let Some(prediction) = &self.prediction else { return Vec::new() };
         let one = |(index, outcome, saved): &(usize, &Outcome, i64)| FirstAdvice {
-            phrase: self.changes[*index].phrase(),
-            option: self.changes[*index].option(),
+            change: self.changes[*index].clone(),
             saved: *saved,
             costs: advice(&self.changes[*index], &outcome.again).costs,
             is_least: self.ended_in_oom(),

@@ -99,6 +99,11 @@ impl MeasuredGrowth {
         &self.levels[self.levels.len() - 1]
     }
 
+    /// Returns the number of steps (or slices of time) after the first level that counts.
+    pub(super) fn steps(&self) -> usize {
+        self.levels.len() - 1 - self.from
+    }
+
     /// Returns the bytes of a part at the last level.
     pub(super) fn now(&self, part: GrowthPart) -> i64 {
         self.parts[self.parts.len() - 1][part as usize]

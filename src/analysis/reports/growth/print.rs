@@ -14,21 +14,24 @@ impl LevelGrowth {
         let units = options.units;
         let show = |bytes: i64| units.show(bytes).to_string();
         let (first, last) = (self.measured.first(), self.measured.last());
+        let at_last = format!(
+            "{} {}",
+            if self.measured.is_cut() { "in" } else { "after" },
+            self.measured.name_of(last)
+        );
         let more = self.measured.bytes();
         let Some(cause) = self.measured.cause() else {
-            let over = self.measured.levels().len() - usize::from(self.measured.is_cut());
             let over = if self.measured.is_by_time() {
                 duration(last.ts_ns - first.ts_ns)
             } else {
-                counted(over as u64, "step")
+                counted(self.measured.steps() as u64, "step")
             };
             printer.plain(format!(
-                "GPU {}: no growth over {over}: {} in use after {}, {} after {}",
+                "GPU {}: no growth over {over}: {} in use after {}, {} {at_last}",
                 self.measured.ordinal(),
                 show(first.used()),
                 self.measured.name_of(first),
-                show(last.used()),
-                self.measured.name_of(last)
+                show(last.used())
             ));
             return;
         };
@@ -49,9 +52,7 @@ impl LevelGrowth {
                 Style::Alarm,
             ),
             format!(
-                " {} {} than after {}: {}, before {}",
-                if self.measured.is_cut() { "in" } else { "after" },
-                self.measured.name_of(last),
+                " {at_last} than after {}: {}, before {}",
                 self.measured.name_of(first),
                 show(last.used()),
                 show(first.used())

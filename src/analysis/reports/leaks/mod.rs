@@ -131,7 +131,7 @@ fn of_process(
                     counted(lost, "event")
                 ));
     }
-    let is_flat = !grown.iter().any(LevelGrowth::has_cause);
+    let is_flat = !grown.is_empty() && !grown.iter().any(LevelGrowth::has_cause);
     let is_replaced = grown.iter().any(LevelGrowth::is_replaced);
     // The objects that hold the memory are printed before the owners that allocated it.
     print_retained(printer, searches.to_report(), options);
@@ -320,7 +320,7 @@ impl HeldAtEnd {
 /// What the answer says above the findings: how the memory in use grew.
 #[derive(Clone, Copy)]
 struct Shown {
-    /// True if no part of the memory in use grows.
+    /// True if the answer already says of each GPU that nothing grows.
     is_flat: bool,
     /// True if each step replaces kept memory with more.
     is_replaced: bool,
@@ -458,16 +458,14 @@ impl Findings {
                  such as step:12",
                 self.steps
             ));
-        } else if self.leaks.is_empty() {
+        } else if self.leaks.is_empty() && !shown.is_flat {
             let over = counted(self.steps as u64, "step");
-            printer.plain(if shown.is_flat {
-                format!("No growth over {over}.")
-            } else if shown.is_replaced {
+            printer.plain(if shown.is_replaced {
                 format!("No memory of earlier steps piles up over {over}.")
             } else {
                 format!("Nothing that is kept grows over {over}.")
             });
-        } else {
+        } else if !self.leaks.is_empty() {
             let sum: f64 = self.leaks.iter().map(|leak| leak.fit.slope).sum();
             printer.line([
                 Cell::new(format!("{} per step", units.show(sum as i64)), Style::Alarm),

@@ -1,5 +1,7 @@
 //! Advice for each owner of memory, and the common names of libraries.
 
+use memtrace_trace::Category;
+
 pub(super) const ROUNDING: &str = "sizes are rounded up: pad shapes, or unset roundup_power2_divisions";
 pub(super) const PENDING: &str = "held by record_stream: use fewer side streams, or wait for them sooner";
 pub(super) const HOLES: &str = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; memtrace frag names the blocks that keep segments alive";
@@ -29,11 +31,15 @@ pub(super) fn unexplained(device: &str) -> &'static str {
     if COHERENT.iter().any(|card| device.contains(card)) { UNEXPLAINED_COHERENT } else { UNEXPLAINED }
 }
 
+/// The common names of the libraries that have a group of their own in `memtrace serving`.
+pub(in crate::reports) const CUBLAS: &str = "cuBLAS";
+pub(in crate::reports) const NCCL: &str = "NCCL";
+
 /// For each prefix of a library's file: its common name, and the advice.
 const LIBRARIES: &[(&str, &str, &str)] = &[
-    ("libcublas", "cuBLAS", "CUBLAS_WORKSPACE_CONFIG=:4096:2 makes its workspaces smaller"),
+    ("libcublas", CUBLAS, "CUBLAS_WORKSPACE_CONFIG=:4096:2 makes its workspaces smaller"),
     ("libcudnn", "cuDNN", "torch.backends.cudnn.benchmark = False; fewer shapes"),
-    ("libnccl", "NCCL", "fewer communicators, or lower NCCL_BUFFSIZE and NCCL_MAX_NCHANNELS"),
+    ("libnccl", NCCL, "fewer communicators, or lower NCCL_BUFFSIZE and NCCL_MAX_NCHANNELS"),
     ("libcufft", "cuFFT", "torch.backends.cuda.cufft_plan_cache.max_size"),
     ("libcusolver", "cuSOLVER", "torch.backends.cuda.preferred_linalg_library"),
     ("libcusparse", "cuSPARSE", ""),
@@ -65,21 +71,21 @@ pub(super) fn for_library(name: &str) -> &'static str {
 }
 
 /// Returns advice about torch's blocks of a category.
-pub(super) fn for_category(name: &str) -> &'static str {
-    match name.trim_end_matches('*').trim() {
-        "parameter" => "a smaller type (bf16), sharding (FSDP)",
-        "gradient" => "zero_grad(set_to_none=True), gradients in the backward's own type",
-        "unsharded_param" | "all_gather" => "smaller units of FSDP, a smaller param_dtype",
-        "unsharded_grad" | "reduce_scatter" => {
+pub(super) fn for_category(category: Category) -> &'static str {
+    match category {
+        Category::Parameter => "a smaller type (bf16), sharding (FSDP)",
+        Category::Gradient => "zero_grad(set_to_none=True), gradients in the backward's own type",
+        Category::UnshardedParameter | Category::AllGather => "smaller units of FSDP, a smaller param_dtype",
+        Category::UnshardedGradient | Category::ReduceScatter => {
             "smaller units of FSDP, a smaller param_dtype and reduce_dtype"
         }
-        "optimizer_state" => "8-bit or sharded optimizer state",
-        "activation" => "activation checkpointing, a smaller batch",
-        "temporary" => "smaller chunks of the largest op: memtrace peak --by op",
-        "kv_cache" => "a smaller or quantized cache: fewer or shorter sequences, fp8 keys and values",
-        "cuda_graph" => "fewer captured shapes, one pool for all graphs",
-        "workspace" => "CUBLAS_WORKSPACE_CONFIG=:4096:2, or the engine's own setting",
-        "input" => "a smaller batch, fewer prefetched batches",
+        Category::OptimizerState => "8-bit or sharded optimizer state",
+        Category::Activation => "activation checkpointing, a smaller batch",
+        Category::Temporary => "smaller chunks of the largest op: memtrace peak --by op",
+        Category::KvCache => "a smaller or quantized cache: fewer or shorter sequences, fp8 keys and values",
+        Category::CudaGraph => "fewer captured shapes, one pool for all graphs",
+        Category::Workspace => "CUBLAS_WORKSPACE_CONFIG=:4096:2, or the engine's own setting",
+        Category::Input => "a smaller batch, fewer prefetched batches",
         _ => "memtrace peak --by module names it",
     }
 }

@@ -1,5 +1,8 @@
 //! `memtrace ledger`: the memory in use on a device, by owner, with advice for each.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use memtrace_trace::units::Unit;
 use memtrace_trace::{Category, EventName, ledger};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -19,14 +22,14 @@ use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, duration, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::render::process_names::rank_or_name;
-use crate::state::group::{Group, Key, sorted};
+use crate::state::group::block_category;
 use crate::state::layout::{self, Layout};
 use crate::state::moment::{self, NamedMoment, replay_to_moment};
 use crate::state::replay::{Block, MemoryKind, Replay};
 use crate::state::replay_trace::Replayed;
 
 mod advice;
-pub(super) use advice::library;
+pub(super) use advice::{CUBLAS, NCCL, library};
 mod communicators;
 pub(super) mod host;
 mod samples;
@@ -39,9 +42,6 @@ pub(super) struct Ledger;
 /// The option that shows the memory of the host instead of a device.
 const HOST: Flag =
     Flag::switch("host", "Show the process's host memory by owner; peaks are of resident memory");
-
-/// The line of the other processes on a device, before they are named.
-const OTHER_PROCESSES: &str = "other processes";
 
 /// The note about a device that shares its memory with the host.
 const ONE_MEMORY: &str =
@@ -121,13 +121,13 @@ fn name_neighbours(
     options: &Options,
 ) -> Result<()> {
     let mut lines = held.iter().flat_map(|(_, states)| states).flat_map(|state| &state.lines);
-    if !lines.any(|line| line.what == OTHER_PROCESSES) {
+    if !lines.any(|line| line.kind == LedgerKind::OtherProcesses) {
         return Ok(());
     }
     let users = device_users::read_users(input, options)?;
     for (trace, states) in held.iter_mut() {
         for state in states.iter_mut() {
-            for line in state.lines.iter_mut().filter(|line| line.what == OTHER_PROCESSES) {
+            for line in state.lines.iter_mut().filter(|line| line.kind == LedgerKind::OtherProcesses) {
                 let here = OthersAt { device: state.ordinal, ts_ns: state.ts_ns, bytes: line.bytes };
                 if let Some(others) = device_users::neighbours(&users, trace, &here, options) {
                     line.what = format!("other processes: {}", others.text);
@@ -223,11 +223,52 @@ fn remember_caller(callers: &mut Callers, row: &Record, replay: &Replay) {
     }
 }
 
+/// What the memory of a line of the ledger is used for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum LedgerKind {
+    /// Torch's blocks of a category.
+    Blocks(Category),
+    /// The part of torch's blocks that no tensor uses, and freed blocks that a stream still uses.
+    BlockOverhead,
+    /// Free memory in the cache of torch's allocator or in a pool of the driver.
+    Cache,
+    /// The memory of a library, with the name that [`library`] gives it.
+    Library(String),
+    /// The own memory of CUDA graphs.
+    Graphs,
+    /// The CUDA context and the modules.
+    Context,
+    /// Other processes on the device.
+    OtherProcesses,
+    /// Memory that may belong to other processes.
+    PerhapsOthers,
+    /// The host memory of the process, on a device that shares its memory with the host.
+    Host,
+    /// The page cache, on a device that shares its memory with the host.
+    PageCache,
+    /// Memory without a known owner.
+    Unexplained,
+}
+
+impl LedgerKind {
+    /// Returns the group in the JSON.
+    fn group(&self) -> &'static str {
+        match self {
+            LedgerKind::Blocks(_) | LedgerKind::BlockOverhead => "torch",
+            LedgerKind::Cache => "cache",
+            LedgerKind::Library(_) | LedgerKind::Graphs => "library",
+            LedgerKind::Context => "context",
+            LedgerKind::OtherProcesses | LedgerKind::PerhapsOthers => "others",
+            LedgerKind::Host => "host",
+            LedgerKind::PageCache => "page_cache",
+            LedgerKind::Unexplained => "unexplained",
+        }
+    }
+}
+
 /// One line of the ledger.
 pub(super) struct LedgerLine {
-    /// The kind of owner: `torch`, `cache`, `library`, `context`, `others`, `host`, `page_cache` or
-    /// `unexplained`.
-    pub(super) group: &'static str,
+    pub(super) kind: LedgerKind,
     pub(super) what: String,
     pub(super) bytes: i64,
     /// The number of blocks; 0 if blocks are not counted.
@@ -238,13 +279,34 @@ pub(super) struct LedgerLine {
 impl LedgerLine {
     fn json(&self) -> Value {
         json!({
-            "group": self.group,
+            "group": self.kind.group(),
             "held_by": self.what,
             "bytes": self.bytes,
             "blocks": self.blocks,
             "advice": self.advice,
         })
     }
+}
+
+/// Returns a line for each category of torch's blocks, the largest first, with advice about each category.
+fn lines_by_category(blocks: &[Block], advice: impl Fn(Category) -> &'static str) -> Vec<LedgerLine> {
+    // Keyed by name, because one category has two names if some of its blocks are inferred.
+    let mut lines: BTreeMap<&'static str, LedgerLine> = BTreeMap::new();
+    for block in blocks {
+        let (name, category) = (block_category(block), block.owner.category);
+        let line = lines.entry(name).or_insert_with(|| LedgerLine {
+            kind: LedgerKind::Blocks(category),
+            what: format!("torch: {name}"),
+            bytes: 0,
+            blocks: 0,
+            advice: advice(category).to_owned(),
+        });
+        line.bytes += block.bytes;
+        line.blocks += 1;
+    }
+    let mut lines: Vec<LedgerLine> = lines.into_values().filter(|line| line.bytes > 0).collect();
+    lines.sort_by_key(|line| Reverse(line.bytes));
+    lines
 }
 
 /// Prints torch's memory that is asleep (unmapped), if there is any. `held` has the name and the bytes of
@@ -316,15 +378,9 @@ impl LedgerState {
         state
     }
 
-    fn line(&mut self, group: &'static str, what: impl Into<String>, bytes: i64, blocks: u64, advice: &str) {
+    fn line(&mut self, kind: LedgerKind, what: impl Into<String>, bytes: i64, blocks: u64, advice: &str) {
         if bytes > 0 {
-            self.lines.push(LedgerLine {
-                group,
-                what: what.into(),
-                bytes,
-                blocks,
-                advice: advice.to_owned(),
-            });
+            self.lines.push(LedgerLine { kind, what: what.into(), bytes, blocks, advice: advice.to_owned() });
         }
     }
 
@@ -349,30 +405,12 @@ impl LedgerState {
             })
             .collect();
         let asleep_bytes: i64 = asleep.iter().map(|block| block.bytes).sum();
-        let asleep =
-            sorted(Key::CATEGORY.groups(&asleep, &replayed.symbols)).into_iter().map(|(name, group)| {
-                let Group { bytes, blocks, .. } = group;
-                LedgerLine {
-                    group: "torch",
-                    what: format!("torch: {name}"),
-                    bytes,
-                    blocks,
-                    advice: String::new(),
-                }
-            });
-        self.asleep = asleep.collect();
-        for (name, group) in sorted(Key::CATEGORY.groups(&asked, &replayed.symbols)) {
-            self.line(
-                "torch",
-                format!("torch: {name}"),
-                group.bytes,
-                group.blocks,
-                advice::for_category(&name),
-            );
-        }
-        self.line("torch", "torch: rounding and splitting", rounding, 0, advice::ROUNDING);
+        self.asleep = lines_by_category(&asleep, |_| "");
+        self.lines.extend(lines_by_category(&asked, advice::for_category));
+        let overhead = LedgerKind::BlockOverhead;
+        self.line(overhead.clone(), "torch: rounding and splitting", rounding, 0, advice::ROUNDING);
         let pending = (totals.active - totals.allocated).max(0);
-        self.line("torch", "torch: freed, still in use by a stream", pending, 0, advice::PENDING);
+        self.line(overhead, "torch: freed, still in use by a stream", pending, 0, advice::PENDING);
         let (mut holes, mut empty, mut pinned) = (0, 0, 0);
         for segment in layout.segments(&replayed.replay, self.ordinal) {
             self.graphs_free += if later.graph_pools.contains(&segment.pool) { segment.free() } else { 0 };
@@ -386,9 +424,12 @@ impl LedgerState {
         let cached = (totals.reserved - (totals.allocated - asleep_bytes) - pending).max(0);
         let holes = holes.min(cached);
         let empty = empty.min(cached - holes);
-        self.line("cache", "torch: fragmentation, holes beside live blocks", holes, pinned, advice::HOLES);
-        self.line("cache", "torch: cached and free", empty, 0, advice::CACHED);
-        self.line("cache", "torch: cached, at an unknown address", cached - holes - empty, 0, advice::CACHED);
+        let cache = |state: &mut Self, what: &str, bytes, blocks, advice| {
+            state.line(LedgerKind::Cache, format!("torch: {what}"), bytes, blocks, advice);
+        };
+        cache(self, "fragmentation, holes beside live blocks", holes, pinned, advice::HOLES);
+        cache(self, "cached and free", empty, 0, advice::CACHED);
+        cache(self, "cached, at an unknown address", cached - holes - empty, 0, advice::CACHED);
         let backend = &trace.meta.allocator.backend;
         if backend != "native" {
             self.notes.push(format!(
@@ -420,7 +461,7 @@ impl LedgerState {
         holders.sort_by(|a, b| (b.1.1, &a.0).cmp(&(a.1.1, &b.0)));
         for (name, (library, bytes, blocks)) in holders {
             let advice = advice::for_library(&library);
-            self.line("library", name, bytes, blocks, advice);
+            self.line(LedgerKind::Library(library), name, bytes, blocks, advice);
         }
         if managed > 0 {
             self.notes.push(format!(
@@ -436,7 +477,7 @@ impl LedgerState {
     fn rest(&mut self, trace: &TraceFile) {
         let Some(sample) = self.sample else {
             let context = trace.meta.phantom["context_bytes"].as_i64().unwrap_or(0);
-            self.line("context", "context and modules (assumed)", context, 0, advice::CONTEXT);
+            self.line(LedgerKind::Context, "context and modules (assumed)", context, 0, advice::CONTEXT);
             self.notes.push(
                 "no sample of the device (MEMTRACE_SAMPLE_MS=0, or neither NVML nor a driver): the CUDA context \
                  and other processes are unknown"
@@ -447,27 +488,31 @@ impl LedgerState {
         let rest = sample.rest;
         let pool =
             if trace.meta.allocator.backend == "native" { "the driver's pool" } else { "torch's pool" };
-        self.line("cache", format!("{pool}: cached and free"), rest.pool, 0, advice::POOL);
-        self.line("library", "CUDA graphs' own memory", rest.graphs, 0, advice::GRAPHS);
-        self.line("context", "context and modules", rest.context.unwrap_or(0), 0, advice::CONTEXT);
-        self.line("others", OTHER_PROCESSES, rest.others.unwrap_or(0), 0, advice::OTHERS);
+        self.line(LedgerKind::Cache, format!("{pool}: cached and free"), rest.pool, 0, advice::POOL);
+        self.line(LedgerKind::Graphs, "CUDA graphs' own memory", rest.graphs, 0, advice::GRAPHS);
+        self.line(LedgerKind::Context, "context and modules", rest.context.unwrap_or(0), 0, advice::CONTEXT);
+        let others = rest.others.unwrap_or(0);
+        self.line(LedgerKind::OtherProcesses, "other processes", others, 0, advice::OTHERS);
         if let Some(cache) = sample.sample.cache {
-            self.line("host", ledger::HOST, rest.host.unwrap_or(0), 0, advice::HOST);
+            self.line(LedgerKind::Host, ledger::HOST, rest.host.unwrap_or(0), 0, advice::HOST);
             self.line(
-                "others",
+                LedgerKind::PerhapsOthers,
                 rest.unexplained_name(),
                 rest.unexplained.unwrap_or(0),
                 0,
                 advice::OTHER_PROGRAMS,
             );
-            self.line("page_cache", "page cache", cache, 0, advice::PAGE_CACHE);
+            self.line(LedgerKind::PageCache, "page cache", cache, 0, advice::PAGE_CACHE);
             self.notes.push(ONE_MEMORY.to_owned());
             return;
         }
-        let group = if rest.context.is_some() && rest.others.is_some() { "unexplained" } else { "others" };
-        let name = trace.meta.device(self.ordinal).map_or("", |device| &device.name);
-        let advice = if group == "others" { advice::UNKNOWN_PROCESS } else { advice::unexplained(name) };
-        self.line(group, rest.unexplained_name(), rest.unexplained.unwrap_or(0), 0, advice);
+        let (kind, advice) = if rest.context.is_some() && rest.others.is_some() {
+            let name = trace.meta.device(self.ordinal).map_or("", |device| &device.name);
+            (LedgerKind::Unexplained, advice::unexplained(name))
+        } else {
+            (LedgerKind::PerhapsOthers, advice::UNKNOWN_PROCESS)
+        };
+        self.line(kind, rest.unexplained_name(), rest.unexplained.unwrap_or(0), 0, advice);
         if rest.context.is_none() {
             self.notes.push(
                 "NVML does not identify this process (a PID namespace, or no NVML): the last row includes its \

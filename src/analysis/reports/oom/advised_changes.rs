@@ -9,6 +9,7 @@ use super::findings::running_forward;
 use super::limits::{
     LEAST_OF_SHORT, LEAST_SAVING, LEAST_SAVING_IN_LARGER_STEP, LEAST_SAVING_IN_OPTIMIZER, part_of,
 };
+use crate::whatif::{Change, NewOptimizer};
 
 impl OomCase<'_> {
     /// Returns true if the memory of the rest of this forward cannot be estimated, because no step has ended
@@ -50,7 +51,7 @@ impl OomCase<'_> {
     /// forward without a graph, which keeps no results. A checkpoint does not free what the forward gathers
     /// for its output.
     pub(super) fn suited(&self, mut advice: FirstAdvice) -> Option<FirstAdvice> {
-        if !advice.option.starts_with("--checkpoint") {
+        if !matches!(advice.change, Change::Checkpoint(_)) {
             return Some(advice);
         }
         let is_without_graph = self.oom_state.phase() == "forward" && !self.evidence.forwards.has_autograd;
@@ -60,13 +61,13 @@ impl OomCase<'_> {
 
     /// Returns the line for a change of `memtrace advise`, with the bytes that it saves here.
     pub(super) fn advised_line(&self, advice: &FirstAdvice, units: Unit) -> String {
-        let evidence = &self.evidence;
+        let (evidence, change) = (&self.evidence, &advice.change);
         let least = if advice.is_least { "at least " } else { "" };
         let saved = advice.saved.saturating_add(self.saved_of_rest(advice));
-        let is_of_batch = !advice.option.starts_with("--batch") || evidence.larger_step().is_none();
+        let is_of_batch = !matches!(change, Change::Batch(..)) || evidence.larger_step().is_none();
         // What such a step allocates outside of the model does not follow the model's types.
-        let is_of_types = ["--dtype", "--autocast"].iter().any(|one| advice.option.starts_with(one));
-        let is_outside = is_of_types && self.oom_state.is_in_script() && evidence.larger_step().is_some();
+        let is_outside =
+            change.is_type() && self.oom_state.is_in_script() && evidence.larger_step().is_some();
         let enough = match evidence.device.needed.filter(|needed| *needed > evidence.device.capacity) {
             Some(_) if saved < evidence.short() => ", not enough alone",
             None if !is_of_batch => {
@@ -78,9 +79,7 @@ impl OomCase<'_> {
             None if self.is_too_little_with(advice.saved, saved - self.to_come_with_checkpoints(advice)) => {
                 UNSURE
             }
-            None if evidence.needs_by_update() > evidence.device.capacity
-                && is_without_update(&advice.option) =>
-            {
+            None if evidence.needs_by_update() > evidence.device.capacity && is_without_update(change) => {
                 UNSURE
             }
             Some(_) => ", enough",
@@ -96,7 +95,7 @@ impl OomCase<'_> {
         } else {
             format!("{least}{}", units.show(advice.saved))
         };
-        let costs = if advice.option.starts_with("--batch")
+        let costs = if matches!(change, Change::Batch(..))
             && !evidence.forwards.has_autograd
             && !evidence.forwards.has_backward
         {
@@ -104,13 +103,15 @@ impl OomCase<'_> {
         } else {
             &advice.costs
         };
-        format!("{} ({}): saves {bytes}{enough}; costs: {costs}", advice.phrase, code_of(&advice.option))
+        let code = code_of(&change.option());
+        format!("{} ({code}): saves {bytes}{enough}; costs: {costs}", change.phrase())
     }
 
     /// Returns the bytes that the backward needs beside the second forward of a checkpointed module, if the trace
     /// has no backward: at least the gradient of the largest result.
     fn to_come_with_checkpoints(&self, advice: &FirstAdvice) -> i64 {
-        let is_unknown = advice.option.starts_with("--checkpoint") && !self.evidence.forwards.has_backward;
+        let is_unknown =
+            matches!(advice.change, Change::Checkpoint(_)) && !self.evidence.forwards.has_backward;
         if is_unknown { self.evidence.live.largest_result } else { 0 }
     }
 
@@ -120,22 +121,17 @@ impl OomCase<'_> {
         let evidence = &self.evidence;
         let ToCome { state, requested_state, of_optimizer, .. } = &evidence.to_come;
         let state = state + requested_state + of_optimizer.bytes;
-        let (of_state, of_temporaries) = match &*advice.option {
+        let (of_state, of_temporaries) = match &advice.change {
             // The optimizer has as much state as before, but steps one parameter at a time.
-            "--optimizer in-backward" => (0, evidence.to_come.temporaries),
-            "--optimizer 8bit" => (state / 4 * 3, evidence.to_come.temporaries),
-            option if option.starts_with("--optimizer") || option.starts_with("--offload") => {
-                (state, evidence.to_come.temporaries)
-            }
-            option if option.starts_with("--dtype") => {
-                ((state + evidence.to_come.parameters) / 2, evidence.to_come.temporaries / 2)
-            }
+            Change::StepInBackward => (0, evidence.to_come.temporaries),
+            Change::Optimizer(NewOptimizer::EightBit) => (state / 4 * 3, evidence.to_come.temporaries),
+            Change::Optimizer(_) | Change::OffloadOptimizer => (state, evidence.to_come.temporaries),
+            Change::Bfloat16 => ((state + evidence.to_come.parameters) / 2, evidence.to_come.temporaries / 2),
             _ => (0, 0),
         };
         // The layers that were not reached are assumed to shrink by the same factor as the activations so far.
-        let is_of_layers = ["--checkpoint", "--batch", "--dtype", "--autocast"]
-            .iter()
-            .any(|one| advice.option.starts_with(one));
+        let is_of_layers =
+            advice.change.is_type() || matches!(advice.change, Change::Checkpoint(_) | Change::Batch(..));
         let rest = evidence.to_come.bytes - evidence.to_come.state - evidence.to_come.parameters;
         let layers = if is_of_layers { rest } else { 0 };
         let now = evidence.live.activations.max(1);
@@ -145,6 +141,6 @@ impl OomCase<'_> {
 }
 
 /// Returns true for a change that leaves the memory of the optimizer's step as it is.
-fn is_without_update(option: &str) -> bool {
-    ["--checkpoint", "--batch", "--autocast", "--chunk-loss"].iter().any(|one| option.starts_with(one))
+fn is_without_update(change: &Change) -> bool {
+    matches!(change, Change::Checkpoint(_) | Change::Batch(..) | Change::Autocast | Change::ChunkLoss(_))
 }

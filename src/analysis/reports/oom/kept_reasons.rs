@@ -39,6 +39,11 @@ pub(super) struct Words {
     pub(super) tries: &'static [&'static str],
 }
 
+/// What to do about results on the GPU.
+const MOVE_TO_CPU: &[&str] = &[
+    "move each to the CPU: .cpu(), or eval_accumulation_steps=1 with a Trainer; keep only the numbers that you need",
+];
+
 /// Returns what is said about a reason.
 pub(super) fn words(why: Kept) -> Words {
     match why {
@@ -83,17 +88,10 @@ pub(super) fn words(why: Kept) -> Words {
                 "a state that goes into the next forward: .detach() it every few steps",
             ],
         },
-        Kept::Gathered => Words {
-            because: "results are gathered on the GPU",
-            tries: &[
-                "move each to the CPU: .cpu(), or eval_accumulation_steps=1 with a Trainer; keep only the numbers that you need",
-            ],
-        },
+        Kept::Gathered => Words { because: "results are gathered on the GPU", tries: MOVE_TO_CPU },
         Kept::Joined => Words {
             because: "each new result is concatenated with the earlier ones on the GPU, which needs room for two copies",
-            tries: &[
-                "move each to the CPU: .cpu(), or eval_accumulation_steps=1 with a Trainer; keep only the numbers that you need",
-            ],
+            tries: MOVE_TO_CPU,
         },
         Kept::FullState => Words {
             because: "the full state of a sharded model is gathered on this GPU",

@@ -10,7 +10,7 @@ use memtrace_trace::{Category, EventName};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::ledger::{Later, LedgerLine, LedgerState, print_asleep, states_at};
+use super::ledger::{CUBLAS, Later, LedgerKind, LedgerLine, LedgerState, NCCL, print_asleep, states_at};
 use super::report::{Answer, Report, next};
 use crate::error::Result;
 use crate::options::{Flag, Options};
@@ -22,7 +22,6 @@ use crate::render::heading::heading;
 use crate::render::numbers::{bar, count, counted, percent, share};
 use crate::render::printer::{Cell, Printer, Side, Style, Table};
 use crate::state::categories::KnownCategories;
-use crate::state::group::without_mark;
 use crate::state::moment::{self, NamedMoment};
 use crate::state::replay::{Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_trace};
@@ -46,29 +45,38 @@ const HELD_BY: [&str; 11] = [
 ];
 const KV_CACHE: usize = 1;
 const GRAPHS: usize = 3;
+const WORKSPACES: usize = 4;
 const CACHE: usize = 6;
 const OTHERS: usize = 10;
 
 /// Returns the index in [`HELD_BY`] of the group to which a line of the ledger belongs.
 fn place(line: &LedgerLine) -> usize {
-    let what = line.what.as_str();
-    match line.group {
-        "torch" => match without_mark(what.trim_start_matches("torch: ")).0 {
-            "parameter" | "buffer" | "unsharded_param" | "all_gather" => 0,
-            "kv_cache" => KV_CACHE,
-            "activation" | "temporary" | "input" | "gradient" | "autograd_detail" => 2,
-            "cuda_graph" => GRAPHS,
-            "workspace" => 4,
-            "rounding and splitting" | "freed, still in use by a stream" => CACHE,
+    match &line.kind {
+        LedgerKind::Blocks(category) => match category {
+            Category::Parameter | Category::Buffer | Category::UnshardedParameter | Category::AllGather => 0,
+            Category::KvCache => KV_CACHE,
+            Category::Activation
+            | Category::Temporary
+            | Category::Input
+            | Category::Gradient
+            | Category::AutogradDetail => 2,
+            Category::CudaGraph => GRAPHS,
+            Category::Workspace => WORKSPACES,
             _ => 5,
         },
-        "cache" => CACHE,
-        "library" if what.starts_with("CUDA graphs") => GRAPHS,
-        "library" if what == "cuBLAS" => 4,
-        "library" if what == "NCCL" || what.starts_with("NCCL ") => 7,
-        "library" => 8,
-        "context" => 9,
-        _ => OTHERS,
+        LedgerKind::BlockOverhead | LedgerKind::Cache => CACHE,
+        LedgerKind::Graphs => GRAPHS,
+        LedgerKind::Library(name) => match name.as_str() {
+            CUBLAS => WORKSPACES,
+            NCCL => 7,
+            _ => 8,
+        },
+        LedgerKind::Context => 9,
+        LedgerKind::OtherProcesses
+        | LedgerKind::PerhapsOthers
+        | LedgerKind::Host
+        | LedgerKind::PageCache
+        | LedgerKind::Unexplained => OTHERS,
     }
 }
 
