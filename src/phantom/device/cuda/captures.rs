@@ -1,9 +1,7 @@
 //! Stream capture: the calls that begin, end and query a capture, and the effects that wait
 //! for the launch of the graph.
 
-use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::{LazyLock, Mutex};
 
 use crate::core::call_table::answers;
 use crate::core::capture::{
@@ -14,16 +12,8 @@ use crate::core::ffi::{Handle, INVALID_VALUE, InOut, OK, Out, Status, Word};
 use crate::core::host_state::fail;
 use crate::core::lock::lock;
 use crate::core::stream::Stream;
-use crate::cuda::graphs::Graph;
+use crate::cuda::graphs::{CAPTURED, Graph, graph_of};
 use crate::cuda::streams::StreamHandle;
-
-/// The graph that each capture in progress fills, by the capture's number.
-static GRAPHS: LazyLock<Mutex<HashMap<u64, Handle<Graph>>>> = LazyLock::new(Mutex::default);
-
-/// Returns the graph that a capture fills, or null if the capture is not in progress.
-pub(crate) fn graph_of(capture: u64) -> Handle<Graph> {
-    lock(&GRAPHS).get(&capture).copied().unwrap_or(Handle::null())
-}
 
 /// Runs an operation that a program queues. The operation runs at once, or, if the stream is captured,
 /// when the graph is launched.
@@ -62,7 +52,7 @@ fn begin(handle: StreamHandle, graph: Option<&'static Graph>, mode: c_int) -> St
     }
     let graph = graph.unwrap_or_else(|| Box::leak(Box::default()));
     let capture = capture::begin(&graph.work, mode, stream.as_captured());
-    lock(&GRAPHS).insert(capture, Handle::to(graph));
+    lock(&CAPTURED).insert(capture, Handle::to(graph));
     stream.join(capture);
     OK
 }
@@ -87,7 +77,7 @@ fn end(handle: StreamHandle, out: Out<Handle<Graph>>) -> Status {
     if let End::Refused(status) = result {
         return fail(status);
     }
-    let graph = lock(&GRAPHS).remove(&capture).unwrap_or(Handle::null());
+    let graph = lock(&CAPTURED).remove(&capture).unwrap_or(Handle::null());
     match result {
         End::Whole => out.give(graph),
         End::Refused(status) | End::Failed(status) => {

@@ -3,8 +3,9 @@
 //! Of a graph's work, only the size ([`RecordedWork`]) and the steps of its memory nodes ([`GraphMemory`])
 //! are kept. The memory that the driver takes for an instantiated graph is estimated ([`GraphInstance`]).
 
+use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use cudarc::driver::sys::CUDA_MEM_ALLOC_NODE_PARAMS;
 use cudarc::runtime::sys::cudaMemAllocNodeParams;
@@ -19,7 +20,6 @@ use crate::core::ffi::{
 use crate::core::host_state::{current, device, fail};
 use crate::core::lock::lock;
 use crate::core::stream::Stream;
-use crate::cuda::captures;
 use crate::cuda::graph_instances::GraphInstance;
 use crate::cuda::graph_memory::{self, GraphMemory};
 use crate::cuda::reach::forget_everything;
@@ -49,6 +49,14 @@ pub(crate) struct Graph {
     /// The driver's memory for an executable graph. It is `None` for other graphs and
     /// after the graph is destroyed.
     instance: Mutex<Option<GraphInstance>>,
+}
+
+/// The graph that each capture in progress fills, by the capture's number.
+pub(crate) static CAPTURED: LazyLock<Mutex<HashMap<u64, Handle<Graph>>>> = LazyLock::new(Mutex::default);
+
+/// Returns the graph that a capture fills, or null if the capture is not in progress.
+pub(crate) fn graph_of(capture: u64) -> Handle<Graph> {
+    lock(&CAPTURED).get(&capture).copied().unwrap_or(Handle::null())
 }
 
 impl Graph {
@@ -180,7 +188,7 @@ fn launch(graph: Handle<Graph>, stream: StreamHandle) -> Status {
     if let Some(capture) = stream.capturing() {
         // A copy of the graph becomes a node. Its nodes run when the graph into which the stream is captured
         // is launched.
-        if let Some(parent) = captures::graph_of(capture).get() {
+        if let Some(parent) = graph_of(capture).get() {
             parent.add_effect(graph.effect());
         }
         stream.launch(cost_ns);

@@ -12,7 +12,7 @@ use crate::core::ffi::{
     INVALID_DEVICE, INVALID_VALUE, In, OK, OUT_OF_MEMORY, Out, Status, Word, codes, opaque_handle,
 };
 use crate::core::host_state::{current, device, fail};
-use crate::cuda::captures;
+use crate::cuda::graphs::graph_of;
 use crate::cuda::memory;
 use crate::cuda::streams::StreamHandle;
 
@@ -48,7 +48,7 @@ fn alloc_async(out: Out<usize>, size: usize, device: &'static Device, stream: St
         Err(status) => return status,
     };
     let address = match stream.capturing() {
-        Some(capture) => captures::graph_of(capture).get().and_then(|graph| graph.add_alloc(device, size)),
+        Some(capture) => graph_of(capture).get().and_then(|graph| graph.add_alloc(device, size)),
         None => device.alloc_from_pool(size),
     };
     address.map_or_else(|| fail(OUT_OF_MEMORY), |address| out.give(address))
@@ -60,7 +60,7 @@ fn free_async(address: usize, stream: StreamHandle) -> Status {
         Err(status) => return status,
     };
     match stream.capturing() {
-        Some(capture) if address != 0 => match captures::graph_of(capture).get() {
+        Some(capture) if address != 0 => match graph_of(capture).get() {
             Some(graph) => graph.add_free(address),
             None => fail(INVALID_VALUE),
         },

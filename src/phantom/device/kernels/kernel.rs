@@ -18,9 +18,10 @@ use crate::core::past_oom::{self, Caller};
 use crate::core::stream::Stream;
 use crate::core::vram::BlockPurpose;
 use crate::cuda::device_attributes::capability_limits;
+use crate::cuda::graphs::graph_of;
 use crate::cuda::reach::{Launch, forget_everything};
 use crate::cuda::streams::StreamHandle;
-use crate::cuda::{captures, torch_reports};
+use crate::cuda::torch_reports;
 use crate::kernels::fatbin::{self, FatBinary};
 use crate::kernels::{elementwise, kernel_effects, signature};
 
@@ -72,7 +73,7 @@ fn queue(
             effect(stream);
         }
         Some(capture) => {
-            if let Some(graph) = captures::graph_of(capture).get() {
+            if let Some(graph) = graph_of(capture).get() {
                 let launch = describe();
                 graph.add_effect(Box::new(move |_| {
                     apply(launch.as_ref());
