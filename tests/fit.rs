@@ -74,10 +74,18 @@ fn fit_finds_the_largest_number_and_keeps_both_traces() {
     assert_eq!(json["phantom"], true);
     assert_eq!(json["trials"][2]["peak_used_bytes"], 32 << 20);
     assert_eq!(json["values_between"], false);
-    assert!(json["trials"].as_array().unwrap().len() <= 12, "{json}");
+    let trials = json["trials"].as_array().unwrap();
+    assert!(trials.len() <= 12, "{json}");
+    // The answer names the folders that are still there, and no others.
+    let named: Vec<&str> = trials.iter().filter_map(|trial| trial["folder"].as_str()).collect();
+    assert_eq!(
+        (named.len(), named.contains(&"out/1024"), named.contains(&"out/1025")),
+        (2, true, true),
+        "{json}"
+    );
     // There must be one line for each run, on stderr and in trials.txt.
     let lines = fit.stderr();
-    assert_eq!(lines.lines().count(), json["trials"].as_array().unwrap().len(), "{lines}");
+    assert_eq!(lines.lines().count(), trials.len(), "{lines}");
     assert!(lines.starts_with("1: fits, peak ") && lines.contains("\n1025: out of memory, "), "{lines}");
     assert_eq!(std::fs::read_to_string(fit.folder.path().join("out/trials.txt")).unwrap(), lines);
     // The command that the answer suggests must work unchanged.
@@ -192,6 +200,7 @@ fn fit_shows_a_failure_that_is_no_oom_and_gives_no_answer() {
     assert!(fit.text().contains("the program seems to ignore {}"), "{}", fit.text());
     let fit = Fit::run(&["-o", "out", "--", "python3", &calls, "{}", "nothing"]);
     assert!(fit.text().contains("allocated no GPU memory"), "{}", fit.text());
+    assert!(fit.text().contains("next: less out/1/stderr.txt") && fit.left() == ["1"], "{}", fit.text());
     let fit = Fit::run(&["-o", "out", "--", "python3", &calls, "12"]);
     assert_eq!((fit.status(), fit.left().len()), (2, 0));
     assert!(fit.stderr().contains("write {} in its place"), "{}", fit.stderr());
@@ -331,6 +340,7 @@ fn fit_finds_the_fewest_gpus() {
     let fit = Fit::on(cards, &["--gpus", "32", "--", "python3", &calls, "{}", "100", "fails-at-32"]);
     assert_eq!(fit.status(), 1);
     assert!(fit.text().contains("on 32 GPUs the program failed"), "{}", fit.text());
+    assert!(fit.text().contains("\n32 GPUs: status 1; the last lines of its stderr"), "{}", fit.text());
 
     // With `--ranks 0`, only rank 0 of the job runs for each number of GPUs.
     let launcher = ["python3", "-m", "torch.distributed.run", "--nnodes", "{nodes}"];
@@ -641,6 +651,13 @@ fn fit_ask_prints_a_figure_of_the_program_for_each_card_and_value() {
     assert_eq!(told(runs[0]), ("l4".into(), "10".into(), "1,010".into()));
     assert_eq!(told(runs[3]), ("a100-40g".into(), "20".into(), "1,020".into()));
     assert!(runs[3]["capacity_bytes"].as_i64() > runs[0]["capacity_bytes"].as_i64());
+    // The folders were removed, because each trial printed the figure.
+    assert!(runs.iter().all(|run| run["folder"].is_null()), "{json:#}");
+    let without_figure = ["--phantom", "l4", "--json", "--", "python3", &calls, "5"];
+    let fit = ask(&without_figure);
+    let json = fit.json();
+    let kept = json["runs"][0]["folder"].as_str().unwrap();
+    assert!(fit.folder.path().join(kept).join("stdout.txt").exists(), "{json:#}");
 
     let fit = ask(&["--phantom", "l4", "-o", "out", "--", "python3", &calls, "5", "says"]);
     assert!(fit.text().contains("1,005") && fit.status() == 0, "{}{}", fit.text(), fit.stderr());

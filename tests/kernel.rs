@@ -116,10 +116,10 @@ fn kernel_that_cannot_run_is_not_installed_and_says_why() {
 }
 
 #[test]
-fn kernel_measures_a_cell_that_only_maps_memory_of_another_process() {
+fn kernel_measures_a_cell_that_maps_memory_of_another_process_or_uses_two_gpus() {
     let mut command = Command::new("python3");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     command.arg(root.join("tests/scripts/package/mapped_cell.py")).env("PYTHONPATH", root.join("python"));
     command.env("PYTHONDONTWRITEBYTECODE", "1");
-    succeeded("a cell that maps memory", &command.output().unwrap());
+    succeeded("the memory of a cell", &command.output().unwrap());
 }

@@ -253,6 +253,33 @@ def test_without_a_card():
     assert!(!said.contains("memtrace report") && !folder.path().join("memtrace-out").exists(), "{said}");
 }
 
+/// Whatever the value of an option is called, the inner pytest gets it.
+#[test]
+fn a_phantom_test_runs_if_a_value_of_an_option_is_called_like_the_folder_of_the_tests() {
+    let Some(installed) = installed() else { return };
+    let folder = TempDir::new().unwrap();
+    std::fs::create_dir(folder.path().join("gpu")).unwrap();
+    let code = "import os, pytest
+@pytest.mark.phantom('t4')
+def test_gpu(): assert os.environ['MEMTRACE_PHANTOM'] == 't4'
+def test_without_a_card(): pass
+";
+    std::fs::write(folder.path().join("gpu/test_it.py"), code).unwrap();
+    let file = "gpu/test_it.py";
+    for (settings, arguments) in [
+        ("testpaths = gpu", &["-k", "gpu"][..]),
+        ("", &["gpu", "-k", "gpu"]),
+        ("", &["-k", "gpu", "gpu"]),
+        ("addopts = gpu", &["--rootdir", "."]),
+        ("", &[file, "--junitxml", "gpu/report.xml"]),
+    ] {
+        std::fs::write(folder.path().join("pytest.ini"), format!("[pytest]\n{settings}\n")).unwrap();
+        let (status, said) = pytest(installed, folder.path(), &[arguments, &["-rA"]].concat());
+        assert_eq!(status, Some(0), "{settings} {arguments:?}: {said}");
+        has(&said, &["PASSED gpu/test_it.py::test_gpu"]);
+    }
+}
+
 #[test]
 fn limits_hold_on_classes_parameters_and_unittest_and_in_a_changed_environment() {
     let Some(installed) = installed() else { return };

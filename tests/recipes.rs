@@ -158,22 +158,25 @@ print('tokens:', transformers.AutoTokenizer.from_pretrained('trained')('w3 w4').
 }
 
 /// Buffers that no checkpoint has, such as the frequencies of rotary embeddings, must not stay unwritten.
+/// Two jobs of one rank can run at the same time, as trials do, because they share no port.
 #[test]
-fn fit_recipe_pretrain_writes_the_buffers_of_the_model() {
+fn fit_recipe_pretrain_writes_the_buffers_of_the_model_and_runs_twice_at_once() {
     Torch::run("2.11.0", |torch| {
         let folder = TempDir::new().unwrap();
         let arguments = "--recipe pretrain --model . --seq 32 --phantom t4 --max 1 -o out --write train.py";
         let output = fit(torch, folder.path(), &tiny(), arguments);
         assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
         let checks = "
-import transformers
+import subprocess, sys, transformers
+job = [sys.executable, 'train.py', *'--random --model . --seq 32 --steps 100'.split()]
+print('at once:', [job.wait() for job in [subprocess.Popen(job), subprocess.Popen(job)]])
 model = run('--random --model . --seq 32 --steps 1')['model']
 real = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained('.'))
 buffers = dict(model.named_buffers())
 print('buffers:', len(buffers), all(buffers[name].equal(buffer) for name, buffer in real.named_buffers()))
 ";
         let told = checked(torch, folder.path(), checks);
-        assert!(told.contains("buffers: 1 True"), "{told}");
+        assert!(told.contains("at once: [0, 0]") && told.contains("buffers: 1 True"), "{told}");
     });
 }
 

@@ -67,6 +67,8 @@ class Use:
     # The highest memory on each device.
     peaks: dict[int, int] = field(default_factory=dict)
     left: list[tuple[int, Owner]] = field(default_factory=list)
+    # The bytes of `left` on each device.
+    left_on: dict[int, int] = field(default_factory=dict)
 
     @property
     def left_bytes(self) -> int:
@@ -129,6 +131,66 @@ def _own_trace() -> Path | None:
     return None
 
 
+@dataclass
+class _Changes:
+    """The changes of the memory of the blocks that were allocated between two positions."""
+
+    # Blocks that were allocated between the positions of such a pair do not count.
+    others: list[tuple[Position, Position]]
+    # The blocks that are live at the end, by device and id, with their sizes in bytes.
+    live: dict[tuple[int, int], int] = field(default_factory=dict)
+    # The last owner of each block, by its id.
+    owners: dict[int, Owner] = field(default_factory=dict)
+    # The device, block and bytes of each allocation and free.
+    changes: list[tuple[int, int, int]] = field(default_factory=list)
+    # The bytes of all allocations of PyTorch, which may include blocks that do not count.
+    traced: int = 0
+
+    def add(self, place: int, row: dict[str, str]) -> None:
+        """Adds a row, which begins at the offset `place` of the trace."""
+        device, block, delta = int(row["device"]), int(row["alloc_id"]), int(row["delta_bytes"])
+        key = (device, block)
+        if row["event"] in _ALLOCATIONS:
+            self.traced += delta if row["event"] == "alloc" else 0
+            # Memory of another process that this one maps (CUDA IPC) counts there, and adds 0 bytes here.
+            if delta == 0 or any(low.offset <= place < high.offset for low, high in self.others):
+                return
+            self.live[key] = delta
+        elif key not in self.live:
+            # The block does not count, or was allocated before the first position.
+            return
+        if delta > 0 or row["event"] in _ALLOCATIONS:
+            # A tag moves a block in two rows. The second row has the new owner.
+            self.owners[block] = Owner(row["module"], row["op"], row["phase"], row["category"])
+        if row["event"] == "tag":
+            return
+        if row["event"] in _FREES:
+            del self.live[key]
+        self.changes.append((device, block, delta))
+
+    def peaks(self) -> dict[int, tuple[int, int]]:
+        """Returns the highest memory on each device, with the number of changes until then."""
+        totals: dict[int, int] = defaultdict(int)
+        peaks: dict[int, tuple[int, int]] = {}
+        for count, (device, _, delta) in enumerate(self.changes, 1):
+            totals[device] += delta
+            if totals[device] > peaks.get(device, (0, 0))[0]:
+                peaks[device] = (totals[device], count)
+        return peaks
+
+    def live_after(self, count: int, device: int) -> list[tuple[int, Owner]]:
+        """Returns the blocks that are live on a device after the first `count` changes."""
+        live: dict[int, int] = {}
+        for changed, block, delta in self.changes[:count]:
+            if changed != device:
+                continue
+            if delta > 0:
+                live[block] = delta
+            else:
+                live.pop(block, None)
+        return [(size, self.owners[block]) for block, size in live.items()]
+
+
 def use_between(start: Position, end: Position, others: list[tuple[Position, Position]]) -> Use:
     """Returns the memory of the blocks that were allocated between two positions, except the blocks that were
     allocated between the positions of a pair in `others`.
@@ -138,57 +200,24 @@ def use_between(start: Position, end: Position, others: list[tuple[Position, Pos
         return Use(is_traced=False)
     if start.path not in (None, end.path) or end.offset < start.offset:
         raise NotMeasured(f"the trace {start.path} was cut, or continued in another file")
-    sizes: dict[tuple[int, int], int] = {}
-    owners: dict[int, Owner] = {}
-    changes: list[tuple[int, int, int]] = []
-    totals: dict[int, int] = defaultdict(int)
-    peaks: dict[int, tuple[int, int]] = {}
-    traced = 0
+    found = _Changes(others)
     for place, row in rows(end.path, start.offset, end.offset):
-        device, block, delta = int(row["device"]), int(row["alloc_id"]), int(row["delta_bytes"])
-        key = (device, block)
-        if row["event"] in _ALLOCATIONS:
-            traced += delta if row["event"] == "alloc" else 0
-            # Memory of another process that this one maps (CUDA IPC) counts there, and adds 0 bytes here.
-            if delta == 0 or any(low.offset <= place < high.offset for low, high in others):
-                continue
-            sizes[key] = delta
-        elif key not in sizes:
-            # The block was allocated before `start`, or between the positions of `others`.
-            continue
-        if delta > 0 or row["event"] in _ALLOCATIONS:
-            # A tag moves a block in two rows. The second row has the new owner.
-            owners[block] = Owner(row["module"], row["op"], row["phase"], row["category"])
-        if row["event"] == "tag":
-            continue
-        if row["event"] in _FREES:
-            del sizes[key]
-        changes.append((device, block, delta))
-        totals[device] += delta
-        if totals[device] > peaks.get(device, (0, 0))[0]:
-            peaks[device] = (totals[device], len(changes))
+        found.add(place, row)
     allocated = end.allocated[0] - start.allocated[1]
-    if traced < allocated:
-        raise NotMeasured(
-            f"the trace has {_sizes.show(traced)} of the {_sizes.show(allocated)} that PyTorch allocated"
-        )
+    if found.traced < allocated:
+        traced, wanted = _sizes.show(found.traced), _sizes.show(allocated)
+        raise NotMeasured(f"the trace has {traced} of the {wanted} that PyTorch allocated")
     # The marks of the plugin are in the trace of a process without a GPU, too.
-    is_traced = bool(changes) or _uses_gpu()
-    use = Use(is_traced, left=[(size, owners[block]) for (_, block), size in sizes.items()])
+    use = Use(is_traced=bool(found.changes) or _uses_gpu())
+    for (device, block), size in found.live.items():
+        use.left.append((size, found.owners[block]))
+        use.left_on[device] = use.left_on.get(device, 0) + size
+    peaks = found.peaks()
     use.peaks = {device: peak for device, (peak, _) in peaks.items()}
-    if not peaks:
-        return use
-    use.device, (use.peak, count) = max(peaks.items(), key=lambda item: item[1][0])
-    live: dict[int, int] = {}
-    for device, block, delta in changes[:count]:
-        if device != use.device:
-            continue
-        if delta > 0:
-            live[block] = delta
-        else:
-            live.pop(block, None)
-    use.at_peak = [(size, owners[block]) for block, size in live.items()]
-    use.moment = owners[changes[count - 1][1]]
+    if peaks:
+        use.device, (use.peak, count) = max(peaks.items(), key=lambda item: item[1][0])
+        use.at_peak = found.live_after(count, use.device)
+        use.moment = found.owners[found.changes[count - 1][1]]
     return use
 
 

@@ -64,12 +64,12 @@ def estimate(
     batch: int | None = None,
     seq: int | None = None,
     settings: Mapping[str, object] | None = None,
-    arguments: Sequence[str] = (),
+    arguments: Sequence[object] = (),
     card: str = "h100-80g",
 ) -> Estimate:
     """Runs a program on a simulated card, and returns how much memory it needs and who holds it.
 
-    `program` is the path of a script, which `arguments` are passed to, or a function without arguments that
+    `program` is the path of a script, which gets `arguments` as text, or a function without arguments that
     trains. The function runs in a new process that imports its file, so a call of `estimate` in the same file
     belongs under `if __name__ == "__main__":`. `functools.partial` gives it arguments.
     Or name a `recipe` of `memtrace fit` and a `model`, with `batch` (1 by default), `seq` (tokens or pixels)
@@ -109,7 +109,7 @@ def estimate(
         words = [str(Path(__file__).with_name("_call.py"))]
     else:
         call = None
-        words = [os.fspath(program), *arguments]  # type: ignore[arg-type]
+        words = [os.fspath(program), *map(str, arguments)]  # type: ignore[arg-type]
     return Estimate(lambda card: _run(card, lambda folder: _program_request(words, call, folder)), card)
 
 

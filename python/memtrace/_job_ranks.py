@@ -102,11 +102,11 @@ def ranks(
 def write_page(path: Path, result: dict[str, Any], grid: _heat_map.Grid) -> None:
     """Writes the page of an answer of `compared`."""
     facts = [printable(line.strip()) for line in _job_ranks_text.facts(result)]
-    _ranks_page.write(path, grid, result["parted"], f"{result['peaks']['ranks']} ranks", facts)
+    _ranks_page.write(path, grid, result["differing"], f"{result['peaks']['ranks']} ranks", facts)
 
 
 def _short(result: dict[str, Any], top: int) -> dict[str, Any]:
-    return {**result, "parted": {**result["parted"], "list": result["parted"]["list"][:top]}}
+    return {**result, "differing": {**result["differing"], "list": result["differing"]["list"][:top]}}
 
 
 def compared(
@@ -136,7 +136,7 @@ def compared(
             try:
                 _heat_map.compare(database)
                 result = {**answer(database, top), "failed": failed}
-                result["parted"]["steps_compared_at_once"] = loaded.steps_per_group
+                result["differing"]["steps_compared_at_once"] = loaded.steps_per_group
                 return result, _heat_map.grid(database, loaded.steps_per_group)
             except duckdb.Error as error:
                 raise _command.TraceError(f"DuckDB cannot answer: {error}") from error
@@ -158,7 +158,7 @@ def answer(database: Any, top: int) -> dict[str, Any]:
         "peaks": rows(_PEAKS)[0],
         "processes": rows(_PROCESSES)[0],
         "highest": rows(_HIGHEST, top=top),
-        "parted": {"devices": devices, "list": differing},
+        "differing": {"devices": devices, "list": differing},
         "leaks": rows(_LEAKS, top=top),
         "missing_ranks": {"ranks": missing["ranks"], "list": missing["list"] or []},
     }

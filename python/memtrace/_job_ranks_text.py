@@ -26,8 +26,8 @@ def show(
     def length(default: int) -> int:
         return default if top is None else top
 
-    # In the answer, `parted` has the devices that differ from the others.
-    differing = result["parted"]
+    # In the answer, `differing` has the devices that differ from the others.
+    differing = result["differing"]
     lines = facts(result)
     if grid.lines:
         lines += ["", *_map(grid, differing, width or 100)]

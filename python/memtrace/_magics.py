@@ -111,13 +111,18 @@ def own_trace() -> str:
 
 
 def added(use: _blocks.Use) -> str:
-    """Describes the memory that a cell added, and its owners."""
+    """Describes the memory that a cell added, on each GPU, and its owners."""
+    devices = sorted(use.peaks)
+    has_several = len(devices) > 1
     lines = [
-        f"The cell added {_sizes.show(use.left_bytes)} that is still in use; at its peak it held "
-        f"{_sizes.show(use.peak)}."
+        f"The cell added {_sizes.show(use.left_on.get(device, 0))} that is still in use"
+        f"{f' on GPU {device}' if has_several else ''}; at its peak it held "
+        f"{_sizes.show(use.peaks.get(device, 0))}{' there' if has_several else ''}."
+        for device in devices or [0]
     ]
     if use.left:
         lines += ["", *_blocks.table(use.left, use.left_bytes)]
     elif use.at_peak:
-        lines += ["At the peak:", "", *_blocks.table(use.at_peak, use.peak)]
+        where = f" on GPU {use.device}" if has_several else ""
+        lines += [f"At the peak{where}:", "", *_blocks.table(use.at_peak, use.peak)]
     return "\n".join(lines)

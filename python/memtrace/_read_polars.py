@@ -30,7 +30,8 @@ def _read_file(file: Source, columns: list[dict[str, Any]]) -> polars.DataFrame:
     present = [column for column in columns if column["name"] in header]
     frame = polars.read_csv(
         content(),
-        columns=[column["name"] for column in present],
+        # Without any of the columns, another one gives the number of rows.
+        columns=[column["name"] for column in present] or header[:1],
         schema_overrides={column["name"]: TYPES[column["type"]] for column in present},
         skip_rows_after_header=file.repeated,
     )

@@ -3,16 +3,17 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use memtrace_trace::elf::{self, Loader};
 
+use crate::search_path::find_program;
+
 /// Returns the likely reason why `program` ran without the tracer, and a solution. Both are derived from the
 /// program's file.
 pub(crate) fn reason(program: &OsStr) -> String {
-    let Some(path) = find_program(program) else {
+    let Some(path) = resolved(program) else {
         return "the reason is unknown, because the program's file was not found; give its full path"
             .to_owned();
     };
@@ -39,19 +40,14 @@ pub(crate) fn reason(program: &OsStr) -> String {
     }
 }
 
-/// Returns the file that a shell would run for `program`, with links resolved, or `None` if there is no such
-/// file.
-fn find_program(program: &OsStr) -> Option<PathBuf> {
-    if program.as_bytes().contains(&b'/') {
-        return Path::new(program).canonicalize().ok();
-    }
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).find_map(|folder| folder.join(program).canonicalize().ok())
+/// Returns the file that a shell would run for `program`, with links resolved, or `None` if there is no such file.
+fn resolved(program: &OsStr) -> Option<PathBuf> {
+    find_program(program)?.canonicalize().ok()
 }
 
 /// Returns true if `program` cannot load the tracer; see [`elf::refuses_preload`].
 pub(crate) fn refuses_preload(program: &OsStr) -> bool {
-    find_program(program).and_then(|path| head_of(&path)).is_some_and(|head| elf::refuses_preload(&head))
+    resolved(program).and_then(|path| head_of(&path)).is_some_and(|head| elf::refuses_preload(&head))
 }
 
 /// Returns the start of a file, which has the headers of a program, or `None` if it cannot be read.

@@ -22,6 +22,7 @@ mod libraries;
 mod load_failure;
 mod out_folder;
 mod recovery;
+mod search_path;
 mod signals;
 mod terminal;
 mod trace_input;

@@ -21,6 +21,8 @@ from . import limits, restart
 MARK = "phantom"
 # The option that names the file to which the inner pytest writes its reports.
 CHILD_OPTION = "--memtrace-reports"
+# The file beside it with the tests that the inner pytest runs.
+TESTS = "tests.json"
 # The maximum number of lines of the inner pytest's output that a failure shows.
 LAST_LINES = 40
 
@@ -49,6 +51,9 @@ class PhantomTests:
         self._reports: dict[str, list[pytest.TestReport]] = {}
         self._items: list[pytest.Item] = []
         self._target = config.getoption(CHILD_OPTION)
+        if self._target:
+            # These tests replace the tests of the command line, of `testpaths` and of `addopts`.
+            config.args = json.loads(Path(self._target).with_name(TESTS).read_text(encoding="utf-8"))
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -96,6 +101,7 @@ class PhantomTests:
         """Runs the inner pytest. Returns the error message for a test without a report."""
         root = self._config.rootpath
         names = [str(root / path) + rest for path, rest in map(split_nodeid, batch)]
+        (folder / TESTS).write_text(json.dumps(names), encoding="utf-8")
         environment = _command.untraced_environment()
         for name in ("MEMTRACE_PHANTOM", "MEMTRACE_PHANTOM_DYNAMIC", "MEMTRACE_RUN_ID", "MEMTRACE_HELLO"):
             environment.pop(name, None)
@@ -110,8 +116,8 @@ class PhantomTests:
             command = [_command.find(), "run", "--quiet", "--phantom", card, "--out", str(out), "--"]
         except _command.TraceError as error:
             return f"The simulated GPU {card} cannot be started: {error}"
-        command += [sys.executable, "-m", "pytest", *self._options(), f"--rootdir={root}"]
-        command += [f"{CHILD_OPTION}={folder / 'reports'}", *names]
+        command += [sys.executable, "-m", "pytest", *self._arguments(), f"--rootdir={root}"]
+        command += [f"{CHILD_OPTION}={folder / 'reports'}"]
         inner = subprocess.run(
             command,
             cwd=self._config.invocation_params.dir,
@@ -129,12 +135,13 @@ class PhantomTests:
             f"and no report. The end of its output:\n\n{last}"
         )
 
-    def _options(self) -> list[str]:
-        """Returns the options of this pytest, without test names and without the outer pytest's own."""
+    def _arguments(self) -> list[str]:
+        """Returns the arguments of this pytest, without those that are for the outer pytest alone.
+
+        The names of tests among them stay, because a value of an option may be the same word."""
         worker = getattr(self._config, "workerinput", None)
         words = worker["mainargv"][1:] if worker else list(self._config.invocation_params.args)
-        given = set(self._config.args) if not worker else {word for word in words if is_test_name(word)}
-        words = [word for word in restart.without_option(words) if word not in given]
+        words = restart.without_option(words)
         if self._config.pluginmanager.hasplugin("xdist"):
             words += ["-n0", "--dist=no"]
         return [*words, "--junitxml="]
@@ -156,11 +163,6 @@ def split_nodeid(item: pytest.Item) -> tuple[str, str]:
     """Returns the file of a test, and the rest of its name."""
     path, separator, rest = item.nodeid.partition("::")
     return path, separator + rest
-
-
-def is_test_name(word: str) -> bool:
-    """Returns True if a word of the command line names a file or a test."""
-    return not word.startswith("-") and os.path.exists(word.split("::")[0])
 
 
 def failure(item: pytest.Item, why: str) -> pytest.TestReport:

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use memtrace_cards::Spec;
@@ -13,6 +13,7 @@ use memtrace_trace::counts::counted;
 use crate::cluster::launched_ranks::LaunchedRanks;
 use crate::cluster::launcher::{Launcher, LauncherKind, launcher};
 use crate::cluster::{accelerate, deepspeed, ranks, torchrun};
+use crate::search_path::find_program;
 
 /// The default number of cards in a node, as in common servers with NVLink.
 const CARDS_OF_A_NODE: u32 = 8;
@@ -267,14 +268,8 @@ fn way_of(launcher: &str) -> &'static str {
 
 /// Returns the interpreter of the script `torchrun` and its options, from the script's first line.
 fn interpreter(torchrun: &OsStr) -> Result<Vec<OsString>> {
-    let path = if torchrun.as_encoded_bytes().contains(&b'/') {
-        Some(PathBuf::from(torchrun))
-    } else {
-        let folders = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&folders).map(|folder| folder.join(torchrun)).find(|path| path.is_file())
-    };
     let shown = Path::new(torchrun).display();
-    let Some(path) = path else {
+    let Some(path) = find_program(torchrun) else {
         bail!(
             "{shown} is not in PATH; activate the environment of torch, or start it as a module, as in \
              python -m torch.distributed.run"

@@ -40,7 +40,7 @@ def main():
         with open(script, "w") as file:
             file.write("import sys, torch; torch.empty(int(sys.argv[1]), device='cuda', dtype=torch.uint8)\n")
             file.write("assert sys.argv[2] == '{} it\\'s {gpus}', sys.argv")
-        answer = memtrace.estimate(script, arguments=[str(8 * MIB), "{} it's {gpus}"], card="t4")
+        answer = memtrace.estimate(script, arguments=[8 * MIB, "{} it's {gpus}"], card="t4")
         assert answer.peak_allocated_bytes == 8 * MIB, answer
         with open(script, "w") as file:
             file.write("import memtrace; memtrace.estimate(__file__, card='t4')")

@@ -148,11 +148,12 @@ with tempfile.TemporaryDirectory() as folder:
             """
         ).write_parquet(str(long / f"{rank}{_digests.ENDING}"))
     found, grid = _job_ranks.compared([long], "local", False, 10, None)
-    assert "more than 0.1 % from the median: 1 device\n" in _job_ranks_text.show(found, grid), found["parted"]
-    [row] = found["parted"]["list"]
-    assert (row["rank"], row["since_step"], row["since_step_at_latest"]) == (1, 3, 5), found["parted"]
+    text = _job_ranks_text.show(found, grid)
+    assert "more than 0.1 % from the median: 1 device\n" in text, found["differing"]
+    [row] = found["differing"]["list"]
+    assert (row["rank"], row["since_step"], row["since_step_at_latest"]) == (1, 3, 5), found["differing"]
     assert grid.columns <= _digest_table.GROUPS and grid.to_steps[-1] == 1_000_899_999, grid.to_steps
-    assert found["parted"]["steps_compared_at_once"] > 1000, found["parted"]
+    assert found["differing"]["steps_compared_at_once"] > 1000, found["differing"]
 
     # With too little memory for DuckDB, the error must say so, and no file may be left in the user's folder.
     empty = Path(folder, "empty")

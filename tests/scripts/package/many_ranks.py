@@ -52,21 +52,21 @@ assert reported["peaks"]["ranks"] == RANKS - 1 and reported["missing_ranks"] == 
     "list": [4321],
 }, reported
 assert (grid.columns, grid.steps_per_column, grid.devices_per_line, grid.lines) == (300, 2, 1, RANKS - 1)
-parted = {row["rank"]: row for row in reported["parted"]["list"]}
-order = [row["rank"] for row in reported["parted"]["list"]]
-assert order in ([77, 5, 1234, 9999], [77, 1234, 5, 9999]), parted
+by_rank = {row["rank"]: row for row in reported["differing"]["list"]}
+order = [row["rank"] for row in reported["differing"]["list"]]
+assert order in ([77, 5, 1234, 9999], [77, 1234, 5, 9999]), by_rank
 since = {
-    rank: (row["since_step"] - FIRST, row["since_step_at_latest"] - FIRST) for rank, row in parted.items()
+    rank: (row["since_step"] - FIRST, row["since_step_at_latest"] - FIRST) for rank, row in by_rank.items()
 }
-assert (since[5], since[77], since[9999]) == ((400, 401), (300, 301), (100, 101)), parted
+assert (since[5], since[77], since[9999]) == ((400, 401), (300, 301), (100, 101)), by_rank
 # Steps are compared two at a time, so the 11 steps in which rank 9999 differs count as 12.
-assert (parted[9999]["steps"], reported["parted"]["steps_compared_at_once"]) == (12, 2), reported["parted"]
+assert (by_rank[9999]["steps"], reported["differing"]["steps_compared_at_once"]) == (12, 2), reported
 assert (grid.from_steps[:2], grid.to_steps[:2]) == ([FIRST, FIRST + 2], [FIRST + 1, FIRST + 3])
 # In the second half of the steps rank 77 has six times the median, which is the last level.
 levels = grid.cells[77 * grid.columns : 78 * grid.columns]
 assert levels[149:151] == bytes([0, _heat_map.LAST_LEVEL]) == bytes([0, 31]), levels
-assert abs(parted[5]["difference_bytes"] - GIB) < 10_000 and parted[1234]["difference_bytes"] < -0.99 * GIB
-assert parted[9999]["module"].startswith("GPT.h.") and parted[9999]["phase"] == "backward", parted
+assert abs(by_rank[5]["difference_bytes"] - GIB) < 10_000 and by_rank[1234]["difference_bytes"] < -0.99 * GIB
+assert by_rank[9999]["module"].startswith("GPT.h.") and by_rank[9999]["phase"] == "backward", by_rank
 for width in widths:
     text = _job_ranks_text.show(reported, grid, None, width)
     assert len(text.splitlines()) <= 40 and max(map(len, text.splitlines())) <= width, text

@@ -99,6 +99,13 @@ def wrong():
         "".join(f"{line},{'?,?,7' if n else 'dtype,shape,new'}\n" for n, line in enumerate(lines))
     )
     assert memtrace.read("later.csv").height == len(lines) - 1
+    # The file itself is older than these columns. Each backend keeps the number of its rows.
+    assert "dtype" not in lines[0]
+    for backend in ("polars", "pyarrow", "pandas"):
+        for columns in (["dtype", "shape"], ["dtype", "seq"]):
+            older = memtrace.read("-mixed/a.csv", columns=columns, backend=backend)
+            names = older.column_names if backend == "pyarrow" else list(older.columns)
+            assert (names, len(older)) == (columns, len(lines) - 1), (backend, columns, len(older))
     Path("future.csv").write_text("\n".join(lines).replace("memtrace/1", "memtrace/2") + "\n")
     refused(lambda: memtrace.read("future.csv"), "memtrace/2")
     # From a copy that was cut inside a row, all rows before that row must be read. Reports need `lenient`.

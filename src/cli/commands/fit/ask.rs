@@ -120,35 +120,13 @@ pub(super) fn run(
     if let Some(server) = &server {
         server.prepare("")?;
     }
-    let mut waiting: VecDeque<(usize, PlannedTrial)> = planned.into_iter().enumerate().collect();
     let mut trials = TrialRunner::new(matches, most_gpus)?;
-    let mut ended_runs: Vec<(usize, Answered)> = Vec::new();
-    let of_number = |number: usize| cards[number / values.len()].clone().unwrap_or_default();
-    loop {
-        while trials.room() > 0
-            && let Some((number, planned)) = waiting.pop_front()
-        {
-            trials.start(number, planned)?;
-        }
-        let Some((number, trial)) = trials.next_ended()? else { break };
-        let figure = figure(&pattern, &trial);
-        ended_runs.push((number, Answered { card: of_number(number), figure, trial }));
-    }
-    ended_runs.sort_by_key(|(number, _)| *number);
-    let answers: Vec<Answered> = ended_runs.into_iter().map(|(_, answered)| answered).collect();
+    let answers = make_trials(&mut trials, planned, &pattern)?;
     let ended = trials.stop();
     for answer in answers.iter().filter(|answer| answer.figure.is_some() && !matches.contains_id("out")) {
         fs::remove_dir_all(&answer.trial.files).ok();
     }
-    let mut stdout = std::io::stdout().lock();
-    if matches.get_flag("json") {
-        let rows: Vec<Value> = answers.iter().map(|answer| json_of(answer, server.as_ref())).collect();
-        let answer = json!({ "report": "fit", "asked": pattern.as_str(), "runs": rows });
-        stdout.write_all(terminal::json_text(&answer).as_bytes())?;
-    } else {
-        stdout.write_all(text_of(&answers, server.as_ref()).as_bytes())?;
-    }
-    stdout.flush()?;
+    print(matches.get_flag("json"), &pattern, &answers, server.as_ref())?;
     if let Some((server, file)) = server.as_ref().zip(matches.get_one::<PathBuf>("write")) {
         write_script(server, file, &answers)?;
     }
@@ -156,6 +134,48 @@ pub(super) fn run(
     // A signal ends the process in `status`, so remove the recipe's temporary files before.
     drop(server);
     Ok(ended.status(if all { ExitCode::SUCCESS } else { ExitCode::from(1) }))
+}
+
+/// Makes the trials, and returns those that ended, in the order of `planned`. A signal ends the others.
+fn make_trials(
+    trials: &mut TrialRunner<'_, usize>,
+    planned: Vec<PlannedTrial>,
+    pattern: &Regex,
+) -> Result<Vec<Answered>> {
+    let cards: Vec<String> = planned.iter().map(|planned| planned.card.clone().unwrap_or_default()).collect();
+    let mut waiting: VecDeque<(usize, PlannedTrial)> = planned.into_iter().enumerate().collect();
+    let mut ended: Vec<(usize, Answered)> = Vec::new();
+    loop {
+        while trials.room() > 0
+            && let Some((index, planned)) = waiting.pop_front()
+        {
+            trials.start(index, planned)?;
+        }
+        let Some((index, trial)) = trials.next_ended()? else { break };
+        let figure = figure(pattern, &trial);
+        ended.push((index, Answered { card: cards[index].clone(), figure, trial }));
+    }
+    ended.sort_by_key(|(index, _)| *index);
+    Ok(ended.into_iter().map(|(_, answered)| answered).collect())
+}
+
+/// Prints the figures as text or as JSON.
+fn print(
+    as_json: bool,
+    pattern: &Regex,
+    answers: &[Answered],
+    server: Option<&PreparedRecipe>,
+) -> Result<()> {
+    let text = if as_json {
+        let rows: Vec<Value> = answers.iter().map(|answer| json_of(answer, server)).collect();
+        terminal::json_text(&json!({ "report": "fit", "asked": pattern.as_str(), "runs": rows }))
+    } else {
+        text_of(answers, server)
+    };
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()?;
+    Ok(())
 }
 
 /// Writes the script of a server with the length of the first trial that printed its cache's tokens, and the
@@ -245,7 +265,7 @@ fn json_of(answer: &Answered, server: Option<&PreparedRecipe>) -> Value {
         "peak_used_bytes": peak.used,
         "processes": peak.processes,
         "seconds": trial.took.as_secs_f64(),
-        "folder": trial.folder.display().to_string(),
+        "folder": trial.existing_folder(),
     });
     if let Some((fields, server)) = row.as_object_mut().zip(server) {
         fields.insert("flags".to_owned(), flags(answer, server).into());

@@ -97,33 +97,36 @@ pub(super) fn parse(words: &[String]) -> Result<Request, Refusal> {
             let value = attached.or_else(|| words.next()).filter(|value| !value.is_empty());
             value.ok_or_else(|| combination(format!("Missing value for option {name}.")))
         };
-        match name {
-            "-h" | "--help" => return alone(Mode::Help),
-            "--version" => return alone(Mode::Version),
-            "--help-query-gpu" => return alone(Mode::HelpGpu),
-            "--help-query-compute-apps" => return alone(Mode::HelpApps),
-            "-L" | "--list-gpus" => list = true,
-            "-q" | "--query" => log = true,
-            "-x" | "--xml-format" | "dmon" | "pmon" | "topo" | "nvlink" | "mig" | "daemon" | "replay" => {
+        match (name, attached) {
+            ("-h" | "--help", None) => return alone(Mode::Help),
+            ("--version", None) => return alone(Mode::Version),
+            ("--help-query-gpu", None) => return alone(Mode::HelpGpu),
+            ("--help-query-compute-apps", None) => return alone(Mode::HelpApps),
+            ("-L" | "--list-gpus", None) => list = true,
+            ("-q" | "--query", None) => log = true,
+            (
+                "-x" | "--xml-format" | "dmon" | "pmon" | "topo" | "nvlink" | "mig" | "daemon" | "replay",
+                _,
+            ) => {
                 let text = format!(
                     "memtrace: the simulated nvidia-smi has no {word}; nvidia-smi -h lists its options"
                 );
                 return Err(Refusal::new(text, INVALID));
             }
-            "-d" | "--display" => sections = self::sections(value()?)?,
-            "-i" | "--id" => ids = Some(value()?.split(',').map(|id| id.trim().to_owned()).collect()),
-            "-l" | "--loop" => {
+            ("-d" | "--display", _) => sections = self::sections(value()?)?,
+            ("-i" | "--id", _) => ids = Some(value()?.split(',').map(|id| id.trim().to_owned()).collect()),
+            ("-l" | "--loop", _) => {
                 let number = attached.or_else(|| words.next_if(|next| !next.starts_with('-')));
                 loop_ms = Some(whole(name, number.unwrap_or("5"), 1)?.saturating_mul(1000));
             }
-            "-lms" | "--loop-ms" => {
+            ("-lms" | "--loop-ms", _) => {
                 let number = value()?;
                 loop_ms = Some(whole(name, number, 1)?);
             }
-            "--query-gpu" => gpus = Some(value()?),
-            "--query-compute-apps" => apps = Some(value()?),
-            "-f" | "--filename" => file = Some(PathBuf::from(value()?)),
-            "--format" => format = Some(self::format(value()?)?),
+            ("--query-gpu", _) => gpus = Some(value()?),
+            ("--query-compute-apps", _) => apps = Some(value()?),
+            ("-f" | "--filename", _) => file = Some(PathBuf::from(value()?)),
+            ("--format", _) => format = Some(self::format(value()?)?),
             _ => {
                 let text = format!("Option {word} is not recognized. Please run 'nvidia-smi -h'.");
                 return Err(combination(text));
@@ -233,6 +236,8 @@ mod tests {
             ("-lms x", "Invalid value"),
             ("-q -d CLOCK", "Invalid display"),
             ("--frobnicate", "is not recognized"),
+            ("-L=3", "Option -L=3 is not recognized"),
+            ("--version=1", "is not recognized"),
             ("-i", "Missing value"),
             ("-f", "Missing value"),
             ("pmon -c 1", "has no pmon"),

@@ -144,3 +144,27 @@ pub(super) fn of_app(measured: &Measured, app: &App, field: &str, now: &Zoned) -
         _ => Value::Missing,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use memtrace_cards::Spec;
+    use memtrace_machine::files::Machine;
+
+    use super::super::fields::{APPS, Field, GPU};
+    use super::*;
+
+    /// `fields` says which fields have a value. The functions here must agree, on a card with ECC.
+    #[test]
+    fn a_field_has_a_value_if_and_only_if_the_list_of_fields_says_so() {
+        let machine = Machine::empty("test", Spec::parse("h100-80g").unwrap());
+        let measured = Measured { machine, utilization: vec![0] };
+        let app = App { card: 0, pid: 1, name: "python".to_owned(), bytes: 0 };
+        let now = Zoned::now();
+        let differing = |fields: &[Field], value: &dyn Fn(&str) -> Value| -> Vec<&str> {
+            let differs = |field: &&Field| field.has_value == (value(field.names[0]) == Value::Missing);
+            fields.iter().filter(differs).map(|field| field.names[0]).collect()
+        };
+        assert_eq!(differing(GPU, &|field| of_card(&measured, 0, field, &now)), [""; 0]);
+        assert_eq!(differing(APPS, &|field| of_app(&measured, &app, field, &now)), [""; 0]);
+    }
+}

@@ -66,7 +66,7 @@ fn trial_json(trial: &Trial) -> Value {
         "processes": peak.processes,
         "at_peak_by_category_bytes": held,
         "seconds": trial.took.as_secs_f64(),
-        "folder": trial.folder.display().to_string(),
+        "folder": trial.existing_folder(),
     })
 }
 

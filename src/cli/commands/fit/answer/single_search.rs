@@ -73,14 +73,9 @@ impl<'a> Answer<'a> {
         self.search.trials.iter().map(|(_, trial)| trial)
     }
 
-    /// Returns the trials at the limit: the one that fits and the one that does not, as far as there are such trials.
-    fn limits(&self) -> Vec<&'a Trial> {
-        [self.search.fits(), self.search.too_big()].into_iter().flatten().collect()
-    }
-
     /// Returns those trials at the limit whose outcome may differ on a real card.
     pub(super) fn inside_range(&self) -> Vec<&'a Trial> {
-        self.limits().into_iter().filter(|trial| trial.peak.inside_range).collect()
+        self.search.at_limit().into_iter().filter(|trial| trial.peak.inside_range).collect()
     }
 
     /// Returns true if candidates remain between the last one that fits and the first one that does not. They were
@@ -234,7 +229,7 @@ impl<'a> Answer<'a> {
         if let Some(why) = &self.search.stopped {
             page.line([Cell::new("no answer: ", Style::Alarm), why.as_str().into()]);
             for trial in self.trials() {
-                print_failure(page, &format!("value {}: ", trial.label), trial);
+                print_failure(page, &format!("{}: ", self.plan.described(&trial.value)), trial);
             }
             return;
         }
@@ -354,7 +349,7 @@ impl<'a> Answer<'a> {
 
     /// Prints the memory by category at the peak, for the two values around the limit.
     fn categories(&self, page: &mut Printer) {
-        let sides = self.limits();
+        let sides = self.search.at_limit();
         let mut names: Vec<&str> = Vec::new();
         for (name, _) in sides.iter().rev().flat_map(|trial| &trial.peak.by_category) {
             if !names.contains(&name.as_str()) {
@@ -402,7 +397,7 @@ impl<'a> Answer<'a> {
             next.push(format!("memtrace peak --by module {}", word(&trial.folder)));
         }
         if next.is_empty()
-            && let Some(trial) = self.trials().next_back()
+            && let Some(trial) = self.search.named().last()
         {
             next.push(format!("less {}", word(&trial.folder.join(STDERR))));
         }

@@ -77,7 +77,8 @@ pub(super) fn check_settings(
             recipe.name
         );
     }
-    check_packing(changed, listed)
+    check_packing(changed, listed)?;
+    check_swapping(changed, listed)
 }
 
 /// Returns the batch of a search for a setting: the value of `--batch`, or else the batch in the script.
@@ -122,18 +123,24 @@ pub(super) fn check_new_file(file: &Path) -> Result<()> {
     rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).with_context(|| format!("--write {shown}"))
 }
 
-/// Checks that the documents of a packed row are kept apart, in the script with each value that is searched for.
-fn check_packing(changed: &ChangedScript, listed: &[String]) -> Result<()> {
+/// Returns the script with each value of the setting that is searched for, if that is one of `names`; otherwise the
+/// script itself.
+fn searched_scripts(changed: &ChangedScript, listed: &[String], names: [&str; 2]) -> Result<Vec<String>> {
     let script = &changed.script;
     // A search for the packing without a list of values tries more than one document.
     let default_values = ["2".to_owned()];
-    let scripts: Vec<String> = match changed.searched.as_deref() {
-        Some(name @ ("PACKING" | "ATTENTION")) => {
+    match changed.searched.as_deref().filter(|name| names.contains(name)) {
+        Some(name) => {
             let values = if listed.is_empty() { &default_values[..] } else { listed };
-            values.iter().map(|value| with_setting(script, name, value)).collect::<Result<_>>()?
+            values.iter().map(|value| with_setting(script, name, value)).collect()
         }
-        _ => vec![script.clone()],
-    };
+        None => Ok(vec![script.clone()]),
+    }
+}
+
+/// Checks that the documents of a packed row are kept apart, in the script with each value that is searched for.
+fn check_packing(changed: &ChangedScript, listed: &[String]) -> Result<()> {
+    let scripts = searched_scripts(changed, listed, ["PACKING", "ATTENTION"])?;
     let mixes_documents = |script: &String| {
         setting(script, "PACKING").parse().is_ok_and(|documents: u64| documents > 1)
             && setting(script, "ATTENTION").contains("flash")
@@ -142,6 +149,21 @@ fn check_packing(changed: &ChangedScript, listed: &[String]) -> Result<()> {
         bail!(
             "--set packing needs --set attention=sdpa or eager: with FlashAttention, the documents of \
              several rows are not kept apart"
+        );
+    }
+    Ok(())
+}
+
+/// Checks that swapped blocks run with checkpoints, in the script with each value that is searched for.
+fn check_swapping(changed: &ChangedScript, listed: &[String]) -> Result<()> {
+    let scripts = searched_scripts(changed, listed, ["BLOCKS_TO_SWAP", "CHECKPOINTING"])?;
+    let has_no_checkpoints = |script: &String| {
+        !setting(script, "BLOCKS_TO_SWAP").is_empty() && setting(script, "CHECKPOINTING") == "False"
+    };
+    if scripts.iter().any(has_no_checkpoints) {
+        bail!(
+            "--set blocks_to_swap needs --set checkpointing=on: a swapped block gets its weights back for the \
+             backward pass when its checkpoint runs it again"
         );
     }
     Ok(())
@@ -165,13 +187,18 @@ pub(super) fn lengths(list: &str, option: &str) -> Result<Vec<u64>> {
 mod tests {
     use super::*;
 
+    /// Returns the script of a recipe with these changes, and the list of `--values`.
+    fn changed(recipe: &str, changes: &[&str], listed: &[&str]) -> (ChangedScript, Vec<String>) {
+        let [changes, listed] =
+            [changes, listed].map(|list| list.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>());
+        let changes: Vec<&String> = changes.iter().collect();
+        (settings::changed(Recipe::named(recipe).unwrap(), &changes, &listed).unwrap(), listed)
+    }
+
     #[test]
     fn packing_and_flash_attention_are_refused_together_in_a_search_for_either() {
         let is_refused = |changes: &[&str], listed: &[&str]| {
-            let [changes, listed] =
-                [changes, listed].map(|list| list.iter().map(|one| (*one).to_owned()).collect::<Vec<_>>());
-            let changes: Vec<&String> = changes.iter().collect();
-            let changed = settings::changed(Recipe::named("lora").unwrap(), &changes, &listed).unwrap();
+            let (changed, listed) = changed("lora", changes, listed);
             check_packing(&changed, &listed).is_err()
         };
         assert!(is_refused(&["packing=4", "attention=flash_attention_2"], &[]));
@@ -182,6 +209,32 @@ mod tests {
         assert!(!is_refused(&["packing={}", "attention=flash_attention_2"], &["1"]));
         assert!(!is_refused(&["packing=4", "attention={}"], &["sdpa", "eager"]));
         assert!(!is_refused(&["rank={}", "attention=flash_attention_2"], &[]));
+    }
+
+    #[test]
+    fn swapped_blocks_without_checkpoints_are_refused_in_a_search_for_either() {
+        let refused = |changes: &[&str], listed: &[&str]| {
+            let (changed, listed) = changed("diffusion", changes, listed);
+            check_swapping(&changed, &listed).err().map(|error| error.to_string())
+        };
+        for (changes, listed) in [
+            (&["blocks_to_swap=20", "checkpointing=off"], &[][..]),
+            (&["blocks_to_swap={}", "checkpointing=off"], &[]),
+            (&["blocks_to_swap={}", "checkpointing=off"], &["0", "8"]),
+            (&["blocks_to_swap=20", "checkpointing={}"], &["on", "off"]),
+        ] {
+            let error = refused(changes, listed).unwrap_or_else(|| panic!("{changes:?} {listed:?}"));
+            assert!(error.starts_with("--set blocks_to_swap needs --set checkpointing=on"), "{error}");
+        }
+        for (changes, listed) in [
+            (&["checkpointing=off"][..], &[][..]),
+            (&["checkpointing={}"], &["on", "off"]),
+            (&["blocks_to_swap={}"], &[]),
+            (&["blocks_to_swap=20", "checkpointing=on"], &[]),
+            (&["blocks_to_swap=20", "checkpointing={}"], &["on"]),
+        ] {
+            assert_eq!(refused(changes, listed), None, "{changes:?} {listed:?}");
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::child_env::{Scratch, has_gpu, run_id};
 use crate::commands::fit::request::candidates::listed;
 use crate::commands::fit::request::largest_input::LargestInput;
 use crate::commands::fit::request::placeholders::{Filling, LENGTH, VALUE};
+use crate::search_path::find_program;
 
 /// A recipe for a model, ready to run.
 pub(crate) struct PreparedRecipe {
@@ -246,11 +247,7 @@ fn script_arguments(recipe: &Recipe, searched: Option<&SearchedSetting>) -> Vec<
 
 /// Returns the first `python` on the PATH, or else the first `python3`.
 fn python() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    let folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    let files =
-        ["python", "python3"].iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
-    files.into_iter().find(|file| file.is_file())
+    ["python", "python3"].iter().find_map(|name| find_program(name.as_ref()))
 }
 
 #[cfg(test)]

@@ -109,7 +109,7 @@ pub(crate) fn changed(recipe: &Recipe, changes: &[&String], listed: &[String]) -
         changes.iter().map(|change| find(recipe, &every, change)).collect::<Result<_>>()?;
     let script = recipe.script(|setting| found.iter().any(|(name, _)| shown(name) == setting));
     let mut all = ChangedScript { script, searched: None, texts: Map::new() };
-    for (place, (change, (name, value))) in changes.iter().zip(&found).enumerate() {
+    for (index, (change, (name, value))) in changes.iter().zip(&found).enumerate() {
         let (name, value) = ((*name).to_owned(), *value);
         let is_text = matches!(entry(&name), Some(Setting { takes: Kind::Text, .. }));
         if value == VALUE {
@@ -127,7 +127,7 @@ pub(crate) fn changed(recipe: &Recipe, changes: &[&String], listed: &[String]) -
                 bail!("--set {change}: `{wrong}` cannot be the name of a file; try it alone");
             }
         }
-        if found[..place].iter().any(|(earlier, _)| *earlier == name) {
+        if found[..index].iter().any(|(earlier, _)| *earlier == name) {
             bail!("--set {change}: {} is set twice", shown(&name));
         }
         if is_text {

@@ -8,10 +8,10 @@ use clap::ArgMatches;
 use super::placeholders::{self, GPUS, NODES, PER_NODE, VALUE, cards};
 
 /// Returns the placeholder for the number of GPUs at the start of a card, if there is one.
-pub(crate) fn gpus_place_of(card: &str) -> Option<&'static str> {
+pub(crate) fn gpus_placeholder_of(card: &str) -> Option<&'static str> {
     [VALUE, GPUS]
         .into_iter()
-        .find(|place| card.strip_prefix(place).is_some_and(|rest| rest.starts_with(['x', 'X'])))
+        .find(|placeholder| card.strip_prefix(placeholder).is_some_and(|rest| rest.starts_with(['x', 'X'])))
 }
 
 /// The program and the cards of a command line.
@@ -21,7 +21,7 @@ pub(crate) struct CommandLine {
     /// The cards of `--phantom`; empty for the machine's own GPU.
     pub(crate) cards: Vec<String>,
     /// The cards' placeholder for the number of GPUs, if they have one.
-    pub(crate) place: Option<&'static str>,
+    pub(crate) gpus_placeholder: Option<&'static str>,
 }
 
 impl CommandLine {
@@ -40,17 +40,17 @@ impl CommandLine {
             bail!("--phantom names no card; `memtrace run --phantom list` lists the cards");
         }
         let cards = list.unwrap_or_default();
-        let place = gpus_place(&cards)?;
-        check_places(&words, place)?;
-        Ok(CommandLine { words, cards, place })
+        let gpus_placeholder = common_gpus_placeholder(&cards)?;
+        check_placeholders(&words, gpus_placeholder)?;
+        Ok(CommandLine { words, cards, gpus_placeholder })
     }
 }
 
 /// Returns the placeholder for the number of GPUs that all cards have, or `None` if no card has one.
-fn gpus_place(cards: &[String]) -> Result<Option<&'static str>> {
+fn common_gpus_placeholder(cards: &[String]) -> Result<Option<&'static str>> {
     let wrong = |card: &String| {
-        let place = gpus_place_of(card);
-        let rest = &card[place.map_or(0, str::len)..];
+        let placeholder = gpus_placeholder_of(card);
+        let rest = &card[placeholder.map_or(0, str::len)..];
         rest.contains(VALUE) || rest.contains(GPUS)
     };
     if let Some(card) = cards.iter().find(|card| wrong(card)) {
@@ -58,20 +58,20 @@ fn gpus_place(cards: &[String]) -> Result<Option<&'static str>> {
             "--phantom {card}: the number of GPUs, {VALUE} or {GPUS}, goes before the card: {VALUE}xh100-80g"
         );
     }
-    let place = cards.first().and_then(|card| gpus_place_of(card));
-    if let Some(other) = cards.iter().find(|card| gpus_place_of(card) != place) {
+    let placeholder = cards.first().and_then(|card| gpus_placeholder_of(card));
+    if let Some(other) = cards.iter().find(|card| gpus_placeholder_of(card) != placeholder) {
         bail!(
             "--phantom {other}: write the number of GPUs the same way for each card: \
              {VALUE}xa100-80g,{VALUE}xh100-80g"
         );
     }
-    Ok(place)
+    Ok(placeholder)
 }
 
 /// Checks that the command's placeholders match the placeholder in `--phantom`.
-fn check_places(words: &[OsString], place: Option<&str>) -> Result<()> {
+fn check_placeholders(words: &[OsString], placeholder: Option<&str>) -> Result<()> {
     let own = [GPUS, NODES, PER_NODE].into_iter().find(|own| placeholders::has(words, own));
-    let Some(place) = place else {
+    let Some(placeholder) = placeholder else {
         let Some(lone) = own else { return Ok(()) };
         bail!(
             "the command has {lone}, so --phantom needs a number of GPUs to vary: --phantom {GPUS}xh100-80g"
@@ -83,10 +83,10 @@ fn check_places(words: &[OsString], place: Option<&str>) -> Result<()> {
     };
     // With `gpu` or `auto`, torchrun counts the cards itself, so the command needs no placeholder.
     let counts = |word: &OsString| ["gpu", "auto"].iter().any(|how| word.to_string_lossy().ends_with(how));
-    let has_placeholder = own.is_some() || placeholders::has(words, place);
+    let has_placeholder = own.is_some() || placeholders::has(words, placeholder);
     if !has_placeholder && words.iter().any(of_torchrun) && !words.iter().any(counts) {
         bail!(
-            "the command needs a placeholder for the number of GPUs, too: torchrun --nproc-per-node {place}"
+            "the command needs a placeholder for the number of GPUs, too: torchrun --nproc-per-node {placeholder}"
         );
     }
     Ok(())

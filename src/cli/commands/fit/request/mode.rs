@@ -58,8 +58,8 @@ impl Mode {
         let recipe = matches.get_one::<String>("recipe").and_then(|name| Recipe::named(name));
         let is_server = recipe.is_some_and(Recipe::is_server);
         let has_value =
-            recipe.is_some() || line.place != Some(VALUE) && placeholders::has(&line.words, VALUE);
-        Ok(match line.place {
+            recipe.is_some() || line.gpus_placeholder != Some(VALUE) && placeholders::has(&line.words, VALUE);
+        Ok(match line.gpus_placeholder {
             _ if matches.contains_id("ask") || is_server && !searches_setting(matches) => Mode::Figure,
             _ if has_value && matches.get_flag("smallest") => Mode::Search(Goal::Smallest),
             _ if has_value => Mode::Search(Goal::Largest),
@@ -76,7 +76,8 @@ impl Mode {
     fn rules(self, matches: &ArgMatches, line: &CommandLine) -> [Rule; 10] {
         let (is_recipe, is_figure) = (matches.contains_id("recipe"), self == Mode::Figure);
         let is_fewest = self == Mode::Search(Goal::FewestGpus);
-        let has_nodes = [NODES, PER_NODE].iter().any(|place| placeholders::has(&line.words, place));
+        let has_nodes =
+            [NODES, PER_NODE].iter().any(|placeholder| placeholders::has(&line.words, placeholder));
         let (one, it) = ("leave one of them out", "leave it out");
         [
             (is_recipe, &["ask"], "--recipe runs its own script and prints its own figures", one),
@@ -146,7 +147,7 @@ impl Mode {
         const CARDS: &str =
             "does not vary the number of GPUs; list the cards: --phantom 2xh100-80g,4xh100-80g";
         let has_gpus = matches.contains_id("gpus");
-        match (self, line.place) {
+        match (self, line.gpus_placeholder) {
             (_, None) if has_gpus => {
                 bail!("--gpus needs a placeholder for the GPUs in --phantom: --phantom {GPUS}xh100-80g")
             }
@@ -156,9 +157,11 @@ impl Mode {
             (Mode::Search(Goal::Largest), Some(GPUS)) if !has_gpus => {
                 bail!("list the numbers of GPUs for the table: --gpus 8,16,32")
             }
-            (Mode::Search(Goal::FewestGpus), Some(place)) if has_gpus && matches.contains_id("values") => {
+            (Mode::Search(Goal::FewestGpus), Some(placeholder))
+                if has_gpus && matches.contains_id("values") =>
+            {
                 bail!(
-                    "{place} is the number of GPUs: give only one of --gpus and --values; for a table by both, \
+                    "{placeholder} is the number of GPUs: give only one of --gpus and --values; for a table by both, \
                  write {GPUS} in --phantom and {VALUE} in the command"
                 )
             }

@@ -50,7 +50,7 @@ impl Filling {
             numbers.push((LENGTH, length.to_string()));
         }
         let numbers: Vec<(&str, &str)> =
-            numbers.iter().map(|(place, number)| (*place, number.as_str())).collect();
+            numbers.iter().map(|(placeholder, number)| (*placeholder, number.as_str())).collect();
         replace(word, &numbers)
     }
 }
@@ -60,10 +60,10 @@ pub(crate) fn replace(word: &OsStr, numbers: &[(&str, &str)]) -> OsString {
     let mut rest = word.as_bytes();
     let mut text = Vec::with_capacity(rest.len());
     while let Some((first, left)) = rest.split_first() {
-        match numbers.iter().find(|(place, _)| rest.starts_with(place.as_bytes())) {
-            Some((place, number)) => {
+        match numbers.iter().find(|(placeholder, _)| rest.starts_with(placeholder.as_bytes())) {
+            Some((placeholder, number)) => {
                 text.extend_from_slice(number.as_bytes());
-                rest = &rest[place.len()..];
+                rest = &rest[placeholder.len()..];
             }
             None => {
                 text.push(*first);
@@ -74,10 +74,12 @@ pub(crate) fn replace(word: &OsStr, numbers: &[(&str, &str)]) -> OsString {
     OsString::from_vec(text)
 }
 
-/// Returns true if one of `words` contains the placeholder `place`.
-pub(crate) fn has(words: &[impl AsRef<OsStr>], place: &str) -> bool {
-    let place = place.as_bytes();
-    words.iter().any(|word| word.as_ref().as_bytes().windows(place.len()).any(|part| part == place))
+/// Returns true if one of `words` contains `placeholder`.
+pub(crate) fn has(words: &[impl AsRef<OsStr>], placeholder: &str) -> bool {
+    let placeholder = placeholder.as_bytes();
+    words
+        .iter()
+        .any(|word| word.as_ref().as_bytes().windows(placeholder.len()).any(|part| part == placeholder))
 }
 
 /// Returns the cards in a list such as `a100-40g,h100-80g,mem=40g`, in which a property belongs to the card

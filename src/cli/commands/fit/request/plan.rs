@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::ArgMatches;
 
 use super::candidates::{Candidates, NODE, candidates, gpu_numbers, gpus_text, powers_of_two};
-use super::command_line::{CommandLine, gpus_place_of};
+use super::command_line::{CommandLine, gpus_placeholder_of};
 use super::mode::Goal;
 use super::placeholders::{self, Filling, NODES};
 use super::prices::Prices;
@@ -70,7 +70,7 @@ impl Plan {
         goal: Goal,
         recipe: Option<&PreparedRecipe>,
     ) -> Result<Plan> {
-        let CommandLine { words, cards, place } = line;
+        let CommandLine { words, cards, gpus_placeholder } = line;
         let mut plan = Plan {
             words,
             goal,
@@ -79,7 +79,7 @@ impl Plan {
             per_node: matches.get_one::<u64>("gpus-per-node").copied().unwrap_or(NODE),
             last_is_given: ["max", "values"].iter().any(|name| matches.contains_id(name))
                 || goal == Goal::FewestGpus && matches.contains_id("gpus"),
-            is_grid: goal == Goal::Largest && place.is_some() && matches.contains_id("values"),
+            is_grid: goal == Goal::Largest && gpus_placeholder.is_some() && matches.contains_id("values"),
             length_unit: recipe.map_or("tokens", PreparedRecipe::unit),
             value_name: match recipe {
                 Some(recipe) => recipe.searched().unwrap_or_else(|| "batch".to_owned()),
@@ -117,6 +117,11 @@ impl Plan {
         });
         check_names(names)?;
         Ok(plan)
+    }
+
+    /// Returns a value with what it is: `8 GPUs`, `batch 8`, or `value 8`.
+    pub(crate) fn described(&self, value: &str) -> String {
+        if self.searches_gpus { gpus_text(value).0 } else { format!("{} {value}", self.value_name) }
     }
 
     /// Returns the maximum number of GPUs in a trial.
@@ -285,8 +290,8 @@ impl Plan {
     /// empty for the machine's own GPU.
     pub(crate) fn card_of<'a>(&self, row: &'a Row) -> &'a str {
         let card = row.card.as_deref().unwrap_or_default();
-        gpus_place_of(card)
-            .and_then(|place| card.strip_prefix(place)?.strip_prefix(['x', 'X']))
+        gpus_placeholder_of(card)
+            .and_then(|placeholder| card.strip_prefix(placeholder)?.strip_prefix(['x', 'X']))
             .unwrap_or(card)
     }
 }

@@ -66,48 +66,22 @@ impl LimitSearch {
             return Vec::new();
         }
         let chosen = match (self.fits, self.too_big) {
-            (None, None) => match guess {
-                Some(guess) => around(guess, gap, room),
-                None => vec![self.start as i64],
-            },
+            (None, None) => guess.map_or_else(|| vec![self.start as i64], |guess| around(guess, gap, room)),
             (Some(0), None) if guess.is_none() => vec![1],
-            (Some(fits), None) => {
-                // The step must be at least `gap`. With `--min`, values can be much larger than their
-                // indices, and `gap` is a share of the value.
-                let is_known = fits + 1 >= GROWTH && guess.is_some_and(|guess| !guess.is_rough);
-                let growth = if is_known { GROWTH_BY_RUNS } else { GROWTH };
-                let most = ((growth * (fits + 1) - 1) as i64).max(low + gap);
-                match guess {
-                    Some(guess) if (guess.index as i64) < most => around(guess, gap, room)
-                        .into_iter()
-                        .map(|index| index.clamp((low + 1).max(most.min(low + gap / 2)), most))
-                        .collect(),
-                    _ => vec![most],
-                }
-            }
+            (Some(fits), None) => above(fits, guess, gap, room),
             _ => {
                 self.narrowed += 1;
-                match guess.filter(|_| !self.narrowed.is_multiple_of(2)) {
-                    Some(guess) if room == 1 => vec![one(guess.index as i64, low, high, gap)],
-                    Some(guess) if (guess.index as i64) < high => around(guess, gap, room),
-                    // The guess is slightly too large, so the limit is probably just below `high`.
-                    Some(guess) if (guess.index as i64) < high + 2 * gap => vec![high - gap, high - 4 * gap],
-                    // A guess far above `high` is wrong, so it does not help to choose a candidate between
-                    // the bounds.
-                    _ => parts(low, high, room),
-                }
+                let guess = guess.filter(|_| !self.narrowed.is_multiple_of(2));
+                between(low, high, guess, gap, room)
             }
         };
-        let mut chosen: Vec<i64> = chosen.iter().map(|index| *index.clamp(&(low + 1), &(high - 1))).collect();
-        let mut seen = Vec::new();
-        chosen.retain(|index| {
-            !seen.contains(index) && {
-                seen.push(*index);
-                true
+        let mut next: Vec<usize> = Vec::new();
+        for index in chosen.iter().map(|index| *index.clamp(&(low + 1), &(high - 1)) as usize) {
+            if next.len() < room && !next.contains(&index) {
+                next.push(index);
             }
-        });
-        chosen.truncate(room);
-        chosen.into_iter().map(|index| index as usize).collect()
+        }
+        next
     }
 
     /// Records whether the candidate `index` fits. All smaller candidates then fit, or all larger ones do
@@ -124,6 +98,36 @@ impl LimitSearch {
     /// fits.
     fn gap(&self, fits: usize) -> usize {
         ((self.within * (self.first + fits as f64)) as usize).max(1)
+    }
+}
+
+/// Returns candidates above `fits`, the last one known to fit, while none is known not to fit: around the guess, but not
+/// too far above `fits`.
+fn above(fits: usize, guess: Option<Guess>, gap: i64, room: usize) -> Vec<i64> {
+    let low = fits as i64;
+    let is_known = fits + 1 >= GROWTH && guess.is_some_and(|guess| !guess.is_rough);
+    let growth = if is_known { GROWTH_BY_RUNS } else { GROWTH };
+    // The step must be at least `gap`. With `--min`, values can be much larger than their indices, and `gap` is a
+    // share of the value.
+    let most = ((growth * (fits + 1) - 1) as i64).max(low + gap);
+    match guess {
+        Some(guess) if (guess.index as i64) < most => around(guess, gap, room)
+            .into_iter()
+            .map(|index| index.clamp((low + 1).max(most.min(low + gap / 2)), most))
+            .collect(),
+        _ => vec![most],
+    }
+}
+
+/// Returns candidates between the bounds: near the guess, or without a plausible guess in equal parts.
+fn between(low: i64, high: i64, guess: Option<Guess>, gap: i64, room: usize) -> Vec<i64> {
+    match guess {
+        Some(guess) if room == 1 => vec![one(guess.index as i64, low, high, gap)],
+        Some(guess) if (guess.index as i64) < high => around(guess, gap, room),
+        // The guess is slightly too large, so the limit is probably just below `high`.
+        Some(guess) if (guess.index as i64) < high + 2 * gap => vec![high - gap, high - 4 * gap],
+        // A guess far above `high` is wrong, so it does not help to choose a candidate between the bounds.
+        _ => parts(low, high, room),
     }
 }
 

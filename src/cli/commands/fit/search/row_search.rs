@@ -75,6 +75,21 @@ impl<'a> RowSearch<'a> {
         self.trial(self.limit.too_big?)
     }
 
+    /// Returns the trials at the limit: the one that fits and the one that does not, as far as there are such trials.
+    pub(crate) fn at_limit(&self) -> Vec<&Trial> {
+        [self.fits(), self.too_big()].into_iter().flatten().collect()
+    }
+
+    /// Returns the trials whose folders the answer names: those at the limit, or the last one if there are none.
+    pub(crate) fn named(&self) -> Vec<&Trial> {
+        let at_limit = self.at_limit();
+        if at_limit.is_empty() {
+            self.trials.last().map(|(_, trial)| trial).into_iter().collect()
+        } else {
+            at_limit
+        }
+    }
+
     /// Returns an explanation if a value fits although an earlier one does not. The search assumes the
     /// opposite: each value needs at least as much memory as the value before it.
     pub(crate) fn disorder(&self) -> Option<String> {
@@ -127,8 +142,8 @@ impl<'a> RowSearch<'a> {
         let text = trial.value.clone();
         let with = match (text.as_str(), plan.searches_gpus) {
             ("", _) => String::new(),
-            (value, true) => format!("on {} ", gpus_text(value).0),
-            (value, false) => format!("with value {value} "),
+            (value, true) => format!("on {} ", plan.described(value)),
+            (value, false) => format!("with {} ", plan.described(value)),
         };
         let no_gpu = self.row.capacity == 0 && trial.peak.used == 0;
         let hint = if no_gpu { "; without a GPU, add --phantom h100-80g" } else { "" };

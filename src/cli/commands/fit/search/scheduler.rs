@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::path::PathBuf;
 
 use anyhow::Result;
 
@@ -41,19 +42,19 @@ impl<'a> SearchScheduler<'a> {
     ) -> Result<()> {
         loop {
             while trials.room() > 0
-                && let Some((number, text)) = self.next(trials.room())
+                && let Some((search_index, text)) = self.next(trials.room())
             {
-                let search = &mut self.searches[number];
-                let Some(index) = search.index_of(&text) else { continue };
+                let search = &mut self.searches[search_index];
+                let Some(candidate) = search.index_of(&text) else { continue };
                 search.in_progress += 1;
                 prepare(&text)?;
-                trials.start(number, self.plan.planned(search.row, &search.values, index))?;
+                trials.start(search_index, self.plan.planned(search.row, &search.values, candidate))?;
             }
-            let Some((number, trial)) = trials.next_ended()? else { break };
-            self.record(number, trial);
-            if self.searches[number].stopped.is_some() {
-                trials.cancel(|other| other == number)?;
-                self.searches[number].in_progress = 0;
+            let Some((search_index, trial)) = trials.next_ended()? else { break };
+            self.record(search_index, trial);
+            if self.searches[search_index].stopped.is_some() {
+                trials.cancel(|other| other == search_index)?;
+                self.searches[search_index].in_progress = 0;
             }
         }
         for search in &mut self.searches {
@@ -75,26 +76,26 @@ impl<'a> SearchScheduler<'a> {
         Ok(())
     }
 
-    /// Returns the next trial, from the first search that has one: the number of the search and the text of the
+    /// Returns the next trial, from the first search that has one: the index of the search and the text of the
     /// candidate. Returns `None` if no search has a trial to start now.
     fn next(&mut self, room: usize) -> Option<(usize, String)> {
-        for number in 0..self.searches.len() {
-            let search = &self.searches[number];
+        for search_index in 0..self.searches.len() {
+            let search = &self.searches[search_index];
             if search.is_over || search.stopped.is_some() {
                 continue;
             }
             if search.queue.is_empty() && search.in_progress == 0 {
                 if self.plan.is_grid {
-                    self.record_implied(number);
+                    self.record_implied(search_index);
                 }
-                let guess = self.guess(number);
-                let search = &mut self.searches[number];
+                let guess = self.guess(search_index);
+                let search = &mut self.searches[search_index];
                 let batch = search.limit.next(guess, room.min(BATCH));
                 search.is_over = batch.is_empty();
                 search.queue = batch.into_iter().map(|index| search.values.text(index)).collect();
             }
-            if let Some(text) = self.searches[number].queue.pop_front() {
-                return Some((number, text));
+            if let Some(text) = self.searches[search_index].queue.pop_front() {
+                return Some((search_index, text));
             }
         }
         None
@@ -103,8 +104,8 @@ impl<'a> SearchScheduler<'a> {
     /// Records the results for this row that follow from rows with other numbers of GPUs, on the same card and with
     /// the same sequence length. A value that fits on fewer GPUs fits here, and a value that does not fit on more
     /// GPUs does not fit here.
-    fn record_implied(&mut self, number: usize) {
-        let (here, rest) = (&self.searches[number], &self.searches);
+    fn record_implied(&mut self, search_index: usize) {
+        let (here, rest) = (&self.searches[search_index], &self.searches);
         let card = self.plan.card_of(here.row);
         let others = rest
             .iter()
@@ -117,15 +118,15 @@ impl<'a> SearchScheduler<'a> {
                 too_big = search.limit.too_big.into_iter().chain(too_big).min();
             }
         }
-        let limit = &mut self.searches[number].limit;
+        let limit = &mut self.searches[search_index].limit;
         fits.into_iter().for_each(|index| limit.record(index, true));
         too_big.into_iter().for_each(|index| limit.record(index, false));
     }
 
     /// Estimates the last candidate that fits from the trials of this search. If none of them fitted, uses the
     /// trials of another search.
-    fn guess(&self, number: usize) -> Option<Guess> {
-        let search = &self.searches[number];
+    fn guess(&self, search_index: usize) -> Option<Guess> {
+        let search = &self.searches[search_index];
         let are_gpus = search.values.are_gpus();
         let own = search.points();
         let (position, points) = if own.is_empty() {
@@ -146,8 +147,8 @@ impl<'a> SearchScheduler<'a> {
     }
 
     /// Records a trial that has ended.
-    fn record(&mut self, number: usize, trial: Trial) {
-        let search = &mut self.searches[number];
+    fn record(&mut self, search_index: usize, trial: Trial) {
+        let search = &mut self.searches[search_index];
         search.record(trial, self.plan);
         if search.stopped.is_some() {
             search.queue.clear();
@@ -184,9 +185,9 @@ impl<'a> SearchScheduler<'a> {
     /// Removes the traces of the trials that the answer does not name. The traces of failed trials stay.
     pub(crate) fn remove_unnamed(&self) {
         for search in &self.searches {
-            let named = [search.fits(), search.too_big()].map(|trial| trial.map(|trial| &trial.files));
+            let named: Vec<&PathBuf> = search.named().into_iter().map(|trial| &trial.files).collect();
             for (_, trial) in &search.trials {
-                if !named.contains(&Some(&trial.files)) && !has_failed(trial) {
+                if !named.contains(&&trial.files) && !has_failed(trial) {
                     fs::remove_dir_all(&trial.files).ok();
                 }
             }
@@ -196,7 +197,6 @@ impl<'a> SearchScheduler<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
     use std::time::Duration;
 
     use super::*;
@@ -213,7 +213,7 @@ mod tests {
         ] {
             let plan = plan(words).unwrap();
             let mut searches = SearchScheduler::new(&plan);
-            for (number, is_over) in over.into_iter().enumerate() {
+            for (search_index, is_over) in over.into_iter().enumerate() {
                 let failed = Trial {
                     label: String::new(),
                     value: "1".to_owned(),
@@ -223,7 +223,7 @@ mod tests {
                     files: PathBuf::new(),
                     peak: PeakUse::default(),
                 };
-                searches.record(number, failed);
+                searches.record(search_index, failed);
                 assert_eq!(searches.searches[2].is_over, is_over, "{words:?}");
             }
         }

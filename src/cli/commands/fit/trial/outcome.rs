@@ -64,6 +64,13 @@ pub(crate) struct Trial {
     pub(crate) peak: PeakUse,
 }
 
+impl Trial {
+    /// Returns the folder of the trial's traces as the user would type it, or `None` if it was removed.
+    pub(crate) fn existing_folder(&self) -> Option<String> {
+        self.files.exists().then(|| self.folder.display().to_string())
+    }
+}
+
 /// Returns the end of a file with the output of a trial, at most [`MOST_OUTPUT`] bytes; empty if there is no such file.
 pub(crate) fn output(folder: &Path, name: &str) -> String {
     let read = || -> io::Result<Vec<u8>> {

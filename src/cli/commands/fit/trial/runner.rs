@@ -187,17 +187,17 @@ impl<'a, T: Copy> TrialRunner<'a, T> {
             }
             self.look_at_memory();
             let mut found = None;
-            for (place, active) in self.running.0.iter_mut().enumerate() {
+            for (index, active) in self.running.0.iter_mut().enumerate() {
                 if let Some(status) = active.running.tree.ended().context("cannot wait for the program")? {
-                    found = Some((place, status));
+                    found = Some((index, status));
                     break;
                 }
             }
-            let Some((place, status)) = found else {
+            let Some((index, status)) = found else {
                 std::thread::sleep(INTERVAL);
                 continue;
             };
-            let ActiveTrial { ticket, running, gpus, has_company } = self.running.0.remove(place);
+            let ActiveTrial { ticket, running, gpus, has_company } = self.running.0.remove(index);
             let planned = running.planned.clone();
             let trial = running.finish(status)?;
             self.progress.clear();

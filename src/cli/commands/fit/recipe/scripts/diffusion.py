@@ -54,8 +54,7 @@ if CHECKPOINTING:
     model.enable_gradient_checkpointing()
 # [blocks_to_swap]
 # The frozen weights of the first blocks stay in host memory. A block has them on the card for its forward
-# pass and, because checkpoints run it again, for its backward pass.
-model.enable_gradient_checkpointing()
+# pass and, because CHECKPOINTING runs it again, for its backward pass.
 parts = model.named_modules()
 blocks = [part for name, part in parts if name.rpartition(".")[0].endswith("transformer_blocks")]
 swapped = {block: [] for block in blocks[:BLOCKS_TO_SWAP]}

@@ -45,7 +45,7 @@ args = parser.parse_args()
 if bool(args.data) == args.random:
     parser.error("give either --data FILE or --random")
 if "RANK" not in os.environ:
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="29511")
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) if device == "cuda" else -1)  # -1 does nothing.
 config = transformers.AutoConfig.from_pretrained(args.model, trust_remote_code=TRUST_REMOTE_CODE)

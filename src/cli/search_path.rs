@@ -1,0 +1,14 @@
+//! Looks programs up on the PATH.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+
+/// Returns the file that a shell would run for `program`: the path itself if it has a `/`, otherwise the first file of
+/// that name in the folders of the PATH. Returns `None` if there is no such file.
+pub(crate) fn find_program(program: &OsStr) -> Option<PathBuf> {
+    if program.as_encoded_bytes().contains(&b'/') {
+        return Some(PathBuf::from(program));
+    }
+    let folders = std::env::var_os("PATH")?;
+    std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
