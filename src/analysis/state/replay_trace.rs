@@ -164,6 +164,9 @@ pub fn replay_checked(trace: &TraceFile, options: &Options) -> Result<Replayed> 
     run(trace, Wanted::all_events(Columns::ALL), options, replay, symbols, None, &mut |_, _| {})
 }
 
+/// Returns true if a replay stops before this row.
+type Stop<'a> = &'a mut dyn FnMut(&Record, &Replay) -> bool;
+
 /// Not generic, so all reports share one compiled copy of the replay.
 fn run(
     trace: &TraceFile,
@@ -171,7 +174,7 @@ fn run(
     options: &Options,
     replay: Replay,
     symbols: SymbolTable,
-    mut stop: Option<&mut dyn FnMut(&Record, &Replay) -> bool>,
+    mut stop: Option<Stop<'_>>,
     visit: &mut dyn FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
     let mut replay = replay.of_snapshot(trace.meta.is_snapshot());
