@@ -1,4 +1,4 @@
-//! Tests `scripts/import-circles` on small generated crates.
+//! Tests `scripts/parts/import-circles` on small generated crates.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -16,7 +16,7 @@ fn import_circles(files: &[(&str, &str)], arguments: &[&str]) -> Output {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, code).unwrap();
     }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/import-circles");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/parts/import-circles");
     let mut command = Command::new("python3");
     command.arg(script).arg("--sources").arg(sources.path()).args(arguments).output().unwrap()
 }

@@ -447,7 +447,7 @@ fn training(path: &Path, rows: i64) {
 
 #[test]
 fn report_page_of_many_events_is_small_exact_and_smooth() {
-    // `scripts/page-bench` does the same with ten million rows.
+    // `scripts/reading-bench page` does the same with ten million rows.
     let folder = TempDir::new().unwrap();
     let trace = folder.path().join("host.r0.1.csv");
     training(&trace, 400_000);
