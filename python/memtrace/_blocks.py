@@ -146,14 +146,14 @@ class _Changes:
     # The bytes of all allocations of PyTorch, which may include blocks that do not count.
     traced: int = 0
 
-    def add(self, place: int, row: dict[str, str]) -> None:
-        """Adds a row, which begins at the offset `place` of the trace."""
+    def add(self, offset: int, row: dict[str, str]) -> None:
+        """Adds a row, which begins at this offset of the trace."""
         device, block, delta = int(row["device"]), int(row["alloc_id"]), int(row["delta_bytes"])
         key = (device, block)
         if row["event"] in _ALLOCATIONS:
             self.traced += delta if row["event"] == "alloc" else 0
             # Memory of another process that this one maps (CUDA IPC) counts there, and adds 0 bytes here.
-            if delta == 0 or any(low.offset <= place < high.offset for low, high in self.others):
+            if delta == 0 or any(low.offset <= offset < high.offset for low, high in self.others):
                 return
             self.live[key] = delta
         elif key not in self.live:
@@ -201,8 +201,8 @@ def use_between(start: Position, end: Position, others: list[tuple[Position, Pos
     if start.path not in (None, end.path) or end.offset < start.offset:
         raise NotMeasured(f"the trace {start.path} was cut, or continued in another file")
     found = _Changes(others)
-    for place, row in rows(end.path, start.offset, end.offset):
-        found.add(place, row)
+    for offset, row in rows(end.path, start.offset, end.offset):
+        found.add(offset, row)
     allocated = end.allocated[0] - start.allocated[1]
     if found.traced < allocated:
         traced, wanted = _sizes.show(found.traced), _sizes.show(allocated)

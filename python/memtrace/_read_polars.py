@@ -32,7 +32,8 @@ def _read_file(file: Source, columns: list[dict[str, Any]]) -> polars.DataFrame:
         content(),
         # Without any of the columns, another one gives the number of rows.
         columns=[column["name"] for column in present] or header[:1],
-        schema_overrides={column["name"]: TYPES[column["type"]] for column in present},
+        schema_overrides={column["name"]: TYPES[column["type"]] for column in present}
+        or dict.fromkeys(header[:1], polars.String),
         skip_rows_after_header=file.repeated,
     )
     missing = [column for column in columns if column not in present]

@@ -3,8 +3,8 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-/// Returns the file that a shell would run for `program`: the path itself if it has a `/`, otherwise the first file of
-/// that name in the folders of the PATH. Returns `None` if there is no such file.
+/// Returns the path of `program`: `program` itself if it has a `/`, without a check that the file exists; otherwise the
+/// first regular file of that name in the folders of the PATH.
 pub(crate) fn find_program(program: &OsStr) -> Option<PathBuf> {
     if program.as_encoded_bytes().contains(&b'/') {
         return Some(PathBuf::from(program));

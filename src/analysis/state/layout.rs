@@ -285,7 +285,7 @@ impl Layout {
     }
 }
 
-/// Returns true for the allocation or the free of a segment.
+/// Returns true for the allocation, free, map or unmap of a segment.
 pub(crate) fn is_segment(event: EventName) -> bool {
     use EventName::{SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
     matches!(event, SegmentAlloc | SegmentFree | SegmentMap | SegmentUnmap)

@@ -208,9 +208,10 @@ impl Spec {
     pub fn with_eager_loading(mut self) -> Self {
         if !self.has_own_context {
             let most = self.memory.saturating_sub(self.others) / 2;
-            self.context = (self.context + EAGER_MIB.0 * MIB).min(most);
-            self.context_range.0 = (self.context_range.0 + EAGER_MIB.0 * MIB).min(most);
-            self.context_range.1 = (self.context_range.1 + EAGER_MIB.1 * MIB).min(most);
+            let with_all = |context: u64, kernels: u64| (context + kernels * MIB).min(most).max(context);
+            self.context = with_all(self.context, EAGER_MIB.0);
+            self.context_range.0 = with_all(self.context_range.0, EAGER_MIB.0);
+            self.context_range.1 = with_all(self.context_range.1, EAGER_MIB.1);
         }
         self
     }
@@ -369,6 +370,8 @@ mod tests {
         assert!(eager.free_at_start()[1] < eager.free_at_start()[0]);
         let small = Spec::parse("h100-80g,mem=1g").unwrap().with_eager_loading();
         assert_eq!(small.free_at_start().map(|bytes| bytes >> 20), [1024 - 128 - 362, 512, 1024 - 128 - 362]);
+        let full = Spec::parse("h100-80g,mem=1g,others=800m").unwrap();
+        assert_eq!(full.clone().with_eager_loading().free_at_start(), full.free_at_start());
         for text in ["h100-80g,context=600m", "mem=1g,context=100m"] {
             let set = Spec::parse(text).unwrap();
             assert_eq!(set.clone().with_eager_loading(), set);

@@ -320,7 +320,7 @@ impl HeldAtEnd {
 /// What the answer says above the findings: how the memory in use grew.
 #[derive(Clone, Copy)]
 struct Shown {
-    /// True if the answer already says of each GPU that nothing grows.
+    /// True if the answer already reports for each GPU that nothing grows.
     is_flat: bool,
     /// True if each step replaces kept memory with more.
     is_replaced: bool,

@@ -41,7 +41,7 @@ codes!(cudaStreamCaptureStatus {
     cudaStreamCaptureStatusInvalidated,
 });
 
-/// The work of a graph. Only the number of nodes and their device time are kept, because kernels do nothing.
+/// The size of a graph's work: the number of nodes, and their device time.
 #[derive(Debug, Default)]
 pub(crate) struct RecordedWork {
     nodes: AtomicU64,

@@ -110,29 +110,36 @@ fn check_request() {
 
 /// Returns the cards that `CUDA_VISIBLE_DEVICES` leaves visible, in its order. The list ends at the first
 /// invalid entry (CUDA Programming Guide, CUDA Environment Variables). NVIDIA documents neither a repeated
-/// entry nor text after a number. There this function follows PyTorch (`_parse_visible_devices` in
-/// `torch/cuda/__init__.py`): no card is visible if one is repeated, and `1gpu2` is 1.
+/// entry, nor text after a number, nor a list of numbers and UUIDs. There this function follows PyTorch
+/// (`_parse_visible_devices` in `torch/cuda/__init__.py`): no card is visible if an entry is repeated, `1gpu2` is
+/// 1, and the list ends at the first entry of the other kind.
 fn visible_cards(count: u32, variable: Option<&str>) -> Vec<usize> {
     let count = count as usize;
     let Some(list) = variable else { return (0..count).collect() };
-    let mut seen = Vec::new();
-    for entry in list.split(',') {
-        let entry = entry.trim();
-        let card = match entry.strip_prefix("GPU-") {
-            Some(_) => identity::index_of_uuid(entry, count),
-            None => {
-                let number = entry.strip_prefix('+').unwrap_or(entry);
-                let end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
-                number[..end].parse().ok()
-            }
+    let has_uuids = list.trim_start().starts_with("GPU-");
+    let number = |entry: &str| {
+        let digits = entry.strip_prefix('+').unwrap_or(entry);
+        let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+        digits[..end].parse::<usize>().ok()
+    };
+    // The numbers, or the UUIDs with 0 as their number.
+    let mut entries: Vec<(usize, &str)> = Vec::new();
+    for text in list.split(',').map(str::trim) {
+        let entry = match has_uuids {
+            true => text.starts_with("GPU-").then_some((0, text)),
+            false => number(text).map(|number| (number, "")),
         };
-        match card.filter(|&card| card < count) {
-            Some(card) if seen.contains(&card) => return Vec::new(),
-            Some(card) => seen.push(card),
+        match entry {
+            Some(entry) if entries.contains(&entry) => return Vec::new(),
+            Some(entry) => entries.push(entry),
             None => break,
         }
     }
-    seen
+    let card = |&(number, uuid): &(usize, &str)| match has_uuids {
+        true => identity::index_of_uuid(uuid, count),
+        false => Some(number).filter(|&number| number < count),
+    };
+    entries.iter().map_while(card).collect()
 }
 
 /// Returns the position of a visible device in the machine.
@@ -218,8 +225,11 @@ mod tests {
             (Some("1gpu2, 2ampere,+3"), vec![1, 2, 3]),
             (Some("1,gpu2"), vec![1]),
             (Some("0,99999999999999999999"), vec![0]),
-            (Some("5,GPU-5048414e-544f-4d2d-4445-564943452d05"), vec![]),
-            (Some("GPU-5048414e-544f-4d2d-4445-564943452d05,2"), vec![5, 2]),
+            (Some("0,9,0"), vec![]),
+            (Some("0,9,1"), vec![0]),
+            (Some("5,GPU-5048414e-544f-4d2d-4445-564943452d05"), vec![5]),
+            (Some("GPU-5048414e-544f-4d2d-4445-564943452d05,2"), vec![5]),
+            (Some("GPU-5048414e,GPU-5048414e"), vec![]),
         ] {
             assert_eq!(visible_cards(8, list), seen, "{list:?}");
         }

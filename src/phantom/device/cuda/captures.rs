@@ -12,7 +12,7 @@ use crate::core::ffi::{Handle, INVALID_VALUE, InOut, OK, Out, Status, Word};
 use crate::core::host_state::fail;
 use crate::core::lock::lock;
 use crate::core::stream::Stream;
-use crate::cuda::graphs::{CAPTURED, Graph, graph_of};
+use crate::cuda::graphs::{CAPTURING, Graph, graph_of};
 use crate::cuda::streams::StreamHandle;
 
 /// Runs an operation that a program queues. The operation runs at once, or, if the stream is captured,
@@ -52,7 +52,7 @@ fn begin(handle: StreamHandle, graph: Option<&'static Graph>, mode: c_int) -> St
     }
     let graph = graph.unwrap_or_else(|| Box::leak(Box::default()));
     let capture = capture::begin(&graph.work, mode, stream.as_captured());
-    lock(&CAPTURED).insert(capture, Handle::to(graph));
+    lock(&CAPTURING).insert(capture, Handle::to(graph));
     stream.join(capture);
     OK
 }
@@ -77,7 +77,7 @@ fn end(handle: StreamHandle, out: Out<Handle<Graph>>) -> Status {
     if let End::Refused(status) = result {
         return fail(status);
     }
-    let graph = lock(&CAPTURED).remove(&capture).unwrap_or(Handle::null());
+    let graph = lock(&CAPTURING).remove(&capture).unwrap_or(Handle::null());
     match result {
         End::Whole => out.give(graph),
         End::Refused(status) | End::Failed(status) => {

@@ -56,7 +56,9 @@ fn create_context(out: Out<usize>, index: c_int) -> Status {
 }
 
 /// Destroys a context. "If ctx is current to the calling thread then ctx will also be popped from the current
-/// thread's context stack (as though cuCtxPopCurrent() were called)" (`cuda.h`).
+/// thread's context stack (as though cuCtxPopCurrent() were called)" (`cuda.h`). A created context has the handle
+/// of the device's primary context. So if the program has popped the created context, and made the primary
+/// context of the same device current by a push, the destruction pops that one.
 fn destroy_context(context: usize) -> Status {
     if context == context_handle(current_index() as usize) { pop_current(Out::null()) } else { OK }
 }

@@ -296,7 +296,7 @@ pub(crate) fn trim(index: c_int) -> Status {
     let Some(device) = device(index) else { return fail(INVALID_DEVICE) };
     let tables = &mut *lock(&TABLES);
     // These graphs lose their reservation, so their next launch must reserve memory again.
-    tables.launched.retain(|&(_, of), _| of != device.index);
+    tables.launched.retain(|&(_, index), _| index != device.index);
     let usage = tables.usage(device.index);
     let kept = usage.used.next_multiple_of(PAGE as u64);
     let returned = usage.reserved.saturating_sub(kept);

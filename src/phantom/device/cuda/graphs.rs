@@ -1,7 +1,7 @@
 //! CUDA graphs: the amount of work that was captured, and the memory that its nodes allocate.
 //!
-//! Of a graph's work, only the size ([`RecordedWork`]) and the steps of its memory nodes ([`GraphMemory`])
-//! are kept. The memory that the driver takes for an instantiated graph is estimated ([`GraphInstance`]).
+//! Of a graph's work, the size ([`RecordedWork`]), the effects of its nodes and the steps of its memory nodes
+//! ([`GraphMemory`]) are kept. The memory that the driver takes for an instantiated graph is estimated ([`GraphInstance`]).
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -52,11 +52,11 @@ pub(crate) struct Graph {
 }
 
 /// The graph that each capture in progress fills, by the capture's number.
-pub(crate) static CAPTURED: LazyLock<Mutex<HashMap<u64, Handle<Graph>>>> = LazyLock::new(Mutex::default);
+pub(crate) static CAPTURING: LazyLock<Mutex<HashMap<u64, Handle<Graph>>>> = LazyLock::new(Mutex::default);
 
 /// Returns the graph that a capture fills, or null if the capture is not in progress.
 pub(crate) fn graph_of(capture: u64) -> Handle<Graph> {
-    lock(&CAPTURED).get(&capture).copied().unwrap_or(Handle::null())
+    lock(&CAPTURING).get(&capture).copied().unwrap_or(Handle::null())
 }
 
 impl Graph {

@@ -10,8 +10,8 @@
 use std::str::FromStr;
 
 /// In a ResNet-50 on the H200, the gradient of the filter was a product if this needed up to 1.01 times the
-/// workspace of the next plan, and no product from 1.43 times on. This bound is between.
-const MAX_OF_THE_NEXT: (usize, usize) = (6, 5);
+/// workspace of the next plan, and no product from 1.43 times on. The bound is between these: 6/5.
+const MAX_RATIO_TO_NEXT_PLAN: (usize, usize) = (6, 5);
 
 /// Returns the text after a mark.
 fn after<'text>(text: &'text str, mark: &str) -> Option<&'text str> {
@@ -55,8 +55,8 @@ pub(crate) fn workspace_of_product(plan: &str, workspace: usize) -> Option<usize
         return Some(0);
     }
     let gradients = images * outputs * channels * size_of::<f32>();
-    let (most, of) = MAX_OF_THE_NEXT;
-    (gradients * of <= workspace * most).then_some(gradients)
+    let (numerator, denominator) = MAX_RATIO_TO_NEXT_PLAN;
+    (gradients * denominator <= workspace * numerator).then_some(gradients)
 }
 
 #[cfg(test)]

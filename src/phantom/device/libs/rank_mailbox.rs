@@ -295,8 +295,10 @@ mod tests {
     #[test]
     fn a_mailbox_that_other_users_can_open_is_refused() {
         let path = files::path_of_mailbox(u64::MAX / 4 - u64::from(std::process::id()));
-        let file = File::create(&path).unwrap();
-        file.set_permissions(fs::Permissions::from_mode(0o666)).unwrap();
+        // Renamed when it has its mode, because other tests remove private files without a process.
+        let new = path.with_extension("new");
+        File::create(&new).unwrap().set_permissions(fs::Permissions::from_mode(0o666)).unwrap();
+        fs::rename(new, &path).unwrap();
         assert!(RankMailbox::attach(&path, 2, 0).is_none());
         fs::remove_file(path).unwrap();
     }

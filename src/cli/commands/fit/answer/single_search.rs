@@ -397,7 +397,7 @@ impl<'a> Answer<'a> {
             next.push(format!("memtrace peak --by module {}", word(&trial.folder)));
         }
         if next.is_empty()
-            && let Some(trial) = self.search.named().last()
+            && let Some(trial) = self.trials().rev().find(|trial| trial.existing_folder().is_some())
         {
             next.push(format!("less {}", word(&trial.folder.join(STDERR))));
         }

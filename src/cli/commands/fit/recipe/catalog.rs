@@ -211,8 +211,8 @@ mod tests {
                 "{}",
                 recipe.name
             );
-            // Only the scripts that change these settings have their lines: packing and liger of the recipes `full`,
-            // `lora` and `qlora`, and blocks_to_swap of `diffusion`.
+            // Some settings have lines of their own in the script, if they are set: packing and liger of the recipes
+            // `full`, `lora` and `qlora`, and blocks_to_swap of `diffusion`.
             let most_with_all = match recipe.name {
                 "lora" | "qlora" => 90,
                 "diffusion" => 110,

@@ -127,7 +127,7 @@ pub(super) fn check_new_file(file: &Path) -> Result<()> {
 /// script itself.
 fn searched_scripts(changed: &ChangedScript, listed: &[String], names: [&str; 2]) -> Result<Vec<String>> {
     let script = &changed.script;
-    // A search for the packing without a list of values tries more than one document.
+    // A search for a number without a list of values tries values above 1.
     let default_values = ["2".to_owned()];
     match changed.searched.as_deref().filter(|name| names.contains(name)) {
         Some(name) => {
@@ -158,7 +158,8 @@ fn check_packing(changed: &ChangedScript, listed: &[String]) -> Result<()> {
 fn check_swapping(changed: &ChangedScript, listed: &[String]) -> Result<()> {
     let scripts = searched_scripts(changed, listed, ["BLOCKS_TO_SWAP", "CHECKPOINTING"])?;
     let has_no_checkpoints = |script: &String| {
-        !setting(script, "BLOCKS_TO_SWAP").is_empty() && setting(script, "CHECKPOINTING") == "False"
+        setting(script, "BLOCKS_TO_SWAP").parse().is_ok_and(|blocks: u64| blocks > 0)
+            && setting(script, "CHECKPOINTING") == "False"
     };
     if scripts.iter().any(has_no_checkpoints) {
         bail!(
@@ -230,6 +231,7 @@ mod tests {
             (&["checkpointing=off"][..], &[][..]),
             (&["checkpointing={}"], &["on", "off"]),
             (&["blocks_to_swap={}"], &[]),
+            (&["blocks_to_swap=0", "checkpointing=off"], &[]),
             (&["blocks_to_swap=20", "checkpointing=on"], &[]),
             (&["blocks_to_swap=20", "checkpointing={}"], &["on"]),
         ] {

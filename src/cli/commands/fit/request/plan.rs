@@ -119,7 +119,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Returns a value with what it is: `8 GPUs`, `batch 8`, or `value 8`.
+    /// Returns a value with its name or unit: `8 GPUs`, `batch 8`, or `value 8`.
     pub(crate) fn described(&self, value: &str) -> String {
         if self.searches_gpus { gpus_text(value).0 } else { format!("{} {value}", self.value_name) }
     }

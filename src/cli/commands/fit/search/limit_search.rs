@@ -101,8 +101,8 @@ impl LimitSearch {
     }
 }
 
-/// Returns candidates above `fits`, the last one known to fit, while none is known not to fit: around the guess, but not
-/// too far above `fits`.
+/// Returns candidates above `fits`, the last one known to fit, before any candidate is known not to fit: around the
+/// guess, but not too far above `fits`.
 fn above(fits: usize, guess: Option<Guess>, gap: i64, room: usize) -> Vec<i64> {
     let low = fits as i64;
     let is_known = fits + 1 >= GROWTH && guess.is_some_and(|guess| !guess.is_rough);

@@ -53,6 +53,7 @@ diffusers.training_utils.cast_training_params(model)
 if CHECKPOINTING:
     model.enable_gradient_checkpointing()
 # [blocks_to_swap]
+assert CHECKPOINTING or not BLOCKS_TO_SWAP, "BLOCKS_TO_SWAP needs CHECKPOINTING"
 # The frozen weights of the first blocks stay in host memory. A block has them on the card for its forward
 # pass and, because CHECKPOINTING runs it again, for its backward pass.
 parts = model.named_modules()
