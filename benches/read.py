@@ -1,4 +1,4 @@
-"""Compares the speed of `memtrace.read` and `polars.read_csv`: read.py TRACE ROUNDS. For scripts/reading-bench.
+"""Compares `memtrace.read` and `polars.read_csv`: read.py TRACE ROUNDS. For scripts/reading-bench.
 
 Each read runs in its own process, because a second read in the same process would find warm memory. The two
 readers alternate, so both see the same machine."""
