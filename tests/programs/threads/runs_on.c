@@ -1,5 +1,5 @@
 /* A child with argv[1] threads, which make pairs of calls until the process is gone, long after its `main` has
- * returned. Prints the number of calls that had returned by then. */
+ * returned, which it does after a million calls. Prints the number of calls that had returned at the end. */
 #define _GNU_SOURCE
 #include "cuda.h"
 #include <pthread.h>
@@ -10,6 +10,12 @@
 #include <unistd.h>
 
 static long *calls;
+
+static long sum_of(int count) {
+    long sum = 0;
+    for (int i = 0; i < count; i++) sum += *(volatile long *)(calls + i * 8);
+    return sum;
+}
 
 static void *work(void *own_calls) {
     void *address;
@@ -30,12 +36,10 @@ int main(int argc, char **argv) {
     if (child == 0) {
         pthread_t thread;
         for (int i = 0; i < count; i++) pthread_create(&thread, NULL, work, calls + i * 8);
-        usleep(300 * 1000);
+        while (sum_of(count) < 1000000) usleep(10 * 1000);
         return 0;
     }
     waitpid(child, &status, 0);
-    long sum = 0;
-    for (int i = 0; i < count; i++) sum += calls[i * 8];
-    printf("%ld\n", sum);
+    printf("%ld\n", sum_of(count));
     return status;
 }
