@@ -223,7 +223,7 @@ fn remember_caller(callers: &mut Callers, row: &Record, replay: &Replay) {
     }
 }
 
-/// What the memory of a line of the ledger is used for.
+/// The use of the memory in a line of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LedgerKind {
     /// Torch's blocks of a category.

@@ -39,7 +39,7 @@ pub(super) struct Words {
     pub(super) tries: &'static [&'static str],
 }
 
-/// What to do about results on the GPU.
+/// The advice for results that stay on the GPU.
 const MOVE_TO_CPU: &[&str] = &[
     "move each to the CPU: .cpu(), or eval_accumulation_steps=1 with a Trainer; keep only the numbers that you need",
 ];

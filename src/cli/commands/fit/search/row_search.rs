@@ -80,7 +80,7 @@ impl<'a> RowSearch<'a> {
         [self.fits(), self.too_big()].into_iter().flatten().collect()
     }
 
-    /// Returns the trials whose folders the answer names: those at the limit, or the last one if there are none.
+    /// Returns the trials whose traces stay for the answer: those at the limit, or the last trial if there are none.
     pub(crate) fn named(&self) -> Vec<&Trial> {
         let at_limit = self.at_limit();
         if at_limit.is_empty() {
