@@ -9,7 +9,9 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -226,20 +228,23 @@ class Cell:
 
 
 def run(command: list, environment: dict | None) -> tuple[int, str]:
-    """Runs a command. Returns its status, and stdout followed by stderr."""
+    """Runs a command. Returns its status, and stdout and stderr. A timeout kills its children, too."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            check=False,
-            errors="replace",
-        )
+        stdout, stderr = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         return 124, f"ended after {LIMIT} s"
-    return done.returncode, done.stdout + (done.stderr if done.returncode else "")
+    return process.returncode, stdout + (stderr if process.returncode else "")
 
 
 def last_line(text: str) -> str:
