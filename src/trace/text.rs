@@ -22,6 +22,9 @@ pub const NO_STACK: &str = "(no stack)";
 /// The owner in reports of memory that has no op, no module and no phase.
 pub const NO_OWNER: &str = "(no owner)";
 
+/// The column `source` in the rows of PyTorch's caching allocator: the library that contains it.
+pub const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
+
 /// The module of an op that runs outside every module.
 pub const SCRIPT: &str = "(script)";
 

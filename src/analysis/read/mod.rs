@@ -8,10 +8,8 @@
 //! - [`record`], [`symbols`]: a parsed row, and its texts as numbers.
 //! - `removed_parts`, `tail`: rows for removed parts, and the end of a file that is still being written.
 
-/// The `source` of the rows that are made from PyTorch's files, which is the library with PyTorch's allocator.
-const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
-/// The `name` of the rows that list memory without an event of its own in such a file, which is mostly older than the
-/// first event.
+/// The `name` of the rows that list memory without an event of its own in a file of PyTorch, which is mostly older than
+/// the first event.
 const LIVE: &str = "live";
 
 mod blocks;

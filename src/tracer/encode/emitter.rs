@@ -5,8 +5,6 @@ use std::cell::Cell;
 use memtrace_trace::memory::Totals;
 use memtrace_trace::{Api, Row};
 
-/// The column `source` in rows of allocator reports.
-pub(crate) const TORCH_ALLOCATOR: &str = "libc10_cuda.so";
 /// The column `source` in rows that come from neither a call nor a report.
 pub(crate) const LIBRARY: &str = "libmemtrace.so";
 

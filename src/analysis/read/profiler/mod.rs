@@ -16,13 +16,13 @@ use memtrace_trace::columns::MAX_BYTES;
 use memtrace_trace::csv::RowWriter;
 use memtrace_trace::end_row::{Anomalies, EndText, Ending};
 use memtrace_trace::meta::{Device, Meta};
-use memtrace_trace::text::NONE;
+use memtrace_trace::text::{NONE, TORCH_ALLOCATOR};
 use memtrace_trace::units::Unit;
 use memtrace_trace::{Api, EventName, Row};
 use rustc_hash::FxHashMap;
 
+use super::LIVE;
 use super::packed_file::FileKey;
-use super::{LIVE, TORCH_ALLOCATOR};
 use events::{ChromeTrace, Events, MemoryEvent, Range, RangeKind};
 
 /// The maximum number of levels of a module's path.

@@ -7,11 +7,11 @@ use memtrace_trace::csv::RowWriter;
 use memtrace_trace::end_row::{Anomalies, EndText, Ending};
 use memtrace_trace::memory::{Extent, MemoryKind, Totals};
 use memtrace_trace::rounding::Rounding;
-use memtrace_trace::text::NONE;
+use memtrace_trace::text::{NONE, TORCH_ALLOCATOR};
 use memtrace_trace::{Api, Category, EventName, Row};
 use rustc_hash::FxHashMap;
 
-use super::super::{LIVE, TORCH_ALLOCATOR};
+use super::super::LIVE;
 use super::Snapshot;
 use super::history::{Beginning, Held, Life, Memory, Reserved};
 use super::model::{Action, Event, Model};

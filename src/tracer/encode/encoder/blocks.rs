@@ -2,9 +2,10 @@
 
 use memtrace_trace::event::{Block, OpEnd};
 use memtrace_trace::form::Form;
+use memtrace_trace::text::TORCH_ALLOCATOR;
 use memtrace_trace::{Api, EventName, Header, Row};
 
-use crate::emitter::{LIBRARY, RowSink, TORCH_ALLOCATOR};
+use crate::emitter::{LIBRARY, RowSink};
 use crate::encoder::Encoder;
 use crate::live::{BlockSize, FailedRequest, Live, OutOfMemory};
 use crate::memory::Key;

@@ -6,9 +6,10 @@
 //! rows are running sums; after the last opening row, they equal the totals of the device again.
 
 use memtrace_trace::memory::{DeviceTotals, MemoryKind, Totals};
+use memtrace_trace::text::TORCH_ALLOCATOR;
 use memtrace_trace::{Api, EventName, Header, Row};
 
-use crate::emitter::{RowSink, TORCH_ALLOCATOR};
+use crate::emitter::RowSink;
 use crate::encoder::Encoder;
 use crate::keys::address;
 use crate::live::Live;

@@ -8,12 +8,12 @@ use memtrace_trace::host::{self, HostValues};
 use memtrace_trace::memory::Totals;
 use memtrace_trace::ranges::STEP;
 use memtrace_trace::sample::Sample;
-use memtrace_trace::text::NONE;
+use memtrace_trace::text::{NONE, TORCH_ALLOCATOR};
 use memtrace_trace::{Api, Event, EventName, Header, Row};
 
 use super::calls::CallEvent;
 use crate::definitions::RangeName;
-use crate::emitter::{LIBRARY, RowSink, TORCH_ALLOCATOR};
+use crate::emitter::{LIBRARY, RowSink};
 use crate::encoder::Encoder;
 use crate::live::{Live, Owner};
 
