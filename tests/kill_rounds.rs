@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::common::library;
+use crate::common::torch::Torch;
 
 /// Runs `scripts/kill-rounds` with this build and these arguments. Every round must succeed.
 fn kill_rounds(arguments: &[&str]) {
@@ -25,4 +26,10 @@ fn sigkill_loses_no_event_that_is_not_counted() {
 #[test]
 fn sigkill_under_overload_loses_no_event_that_is_not_counted() {
     kill_rounds(&["--rounds", "8", "--overload", "1", "--seed", "2"]);
+}
+
+/// The oldest parts of the trace are removed, and the others are compressed.
+#[test]
+fn killed_loops_with_a_schedule_and_compression_replay_as_torch() {
+    Torch::run("2.11.0", |_| kill_rounds(&["--torch", "2.11.0", "--rounds", "4", "--seed", "3"]));
 }
