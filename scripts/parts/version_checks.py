@@ -69,8 +69,7 @@ class Cell:
         """Runs one check. Returns its result (yes, no, failed, impossible) and the reason."""
         try:
             if name == "observers":
-                self.check_observers()
-                return "yes", ""
+                return "yes", self.check_observers()
             case = self.cases().get(name) or self.alone(name)
             getattr(self, f"check_{name}")(case)
         except Failed as failure:
@@ -203,10 +202,17 @@ class Cell:
         if NOT_FREE_THREADED[name] not in meta:
             raise Failed(f"the trace does not say: {NOT_FREE_THREADED[name]}")
 
-    def check_observers(self) -> None:
-        """Compares what profilers and debuggers print with memtrace and without it."""
+    def check_observers(self) -> str:
+        """Compares what profilers and debuggers print with memtrace and without it. Returns which one was
+        left out, because it fails without memtrace, too."""
         tools = [*TOOLS, *(["monitoring"] if tuple(map(int, self.version.split(".")[:2])) >= (3, 12) else [])]
         status, expected = self.untraced("observers/observers.py", *tools)
+        left_out = ""
+        # The script ends at the first tool that fails, and names it.
+        if status and (broken := last_line(expected).removeprefix("AssertionError: ")) in tools[1:]:
+            left_out = f"without {broken.replace('_', '.')}, which fails without memtrace, too"
+            tools.remove(broken)
+            status, expected = self.untraced("observers/observers.py", *tools)
         if status:
             raise Failed(f"without memtrace: {last_line(expected)}")
         out = self.folder / "observers"
@@ -225,6 +231,7 @@ class Cell:
                 raise Failed(f"with memtrace {ours!r}, without {theirs!r}")
         if len(lines[0]) != len(lines[1]):
             raise Failed(f"with memtrace {len(lines[0])} lines, without {len(lines[1])}")
+        return left_out
 
 
 def run(command: list, environment: dict | None) -> tuple[int, str]:
