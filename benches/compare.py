@@ -1,4 +1,4 @@
-"""Times `memtrace summary` and `peak --by module` against pandas, polars and DuckDB on one trace.
+"""Times `memtrace summary` and `peak --by module --apart` against pandas, polars and DuckDB on one trace.
 
     "$(scripts/env torch 2.11.0)" benches/compare.py MEMTRACE TRACE [ROUNDS]
 
@@ -79,7 +79,7 @@ def main():
     memtrace, trace, *rest = sys.argv[1:]
     rounds = int(rest[0]) if rest else 3
     programs = Path(__file__).parent / "compare"
-    own = {"summary": ["summary"], "peak": ["peak", "--by", "module"]}
+    own = {"summary": ["summary"], "peak": ["peak", "--by", "module", "--apart"]}
     size = os.path.getsize(trace)
     print(f"{trace}: {size / 1e9:.2f} GB, {os.cpu_count()} cores, best of {rounds}\n")
     results = {}
