@@ -34,12 +34,34 @@ RECORDS = {
         f"{SHORT}/2025-01-26_BatchSize/0bdd5ee9-ac28-4202-bdf1-c906b102b0ec.txt",
         "79558a2c7058a1a04131c4d4683cad8f6792cf1b",
     ),
+    "RuleTweak": (
+        f"{SHORT}/2025-02-01_RuleTweak/eff63a8c-2f7e-4fc5-97ce-7f600dae0bc7.txt",
+        "23b2895a8820c655aac32cc0bed35061693955eb",
+    ),
+    "FasterReduce": (
+        f"{SHORT}/2025-05-24_FasterReduce/23f40b75-06fb-4c3f-87a8-743524769a35.txt",
+        "15129dbd3a686691dac60792a6b1848a0319211a",
+    ),
+    "StableTorch": (
+        f"{SHORT}/2025-05-24_StableTorch/89d9f224-3b01-4581-966e-358d692335e0.txt",
+        "7792ce1e9f41a2d7bb32453afb07d04bb1845730",
+    ),
+    "EvenFasterReduce": (
+        f"{SHORT}/2025-05-25_EvenFasterReduce/6ae86d05-5cb2-4e40-a512-63246fd08e45.txt",
+        "f84ec3f969b9dc4645a18c2c04b8acaa5bc6e6df",
+    ),
+    "MuonWithAuxAdamExample": (
+        f"{SHORT}/2025-05-25_MuonWithAuxAdamExample/b01550f9-03d8-4a9c-86fe-4ab434f1c5e0.txt",
+        "0ff5f23333f0019426bada845dd8e1f8721ac21f",
+    ),
     "medium-BlockMaskRedundantOp": (
         f"{MEDIUM}/2025-11-12_BlockMaskRedundantOp/000_3b22a9d4-b52e-4916-99bf-3d48b38747a7.txt",
         "b6bbf88f4b204d01af6c1c810baed07fc458d8f5",
     ),
 }
 STEPS = 4
+# The steps of the longest warmup and of the training, each with up to 2**19 tokens, and a reserve.
+TRAINING_TOKENS = (10 + STEPS + 2) * 2**19
 # Changes to the script: a pattern that it contains once, and the replacement.
 CHANGES = {
     r"(num_iterations(?: : int)? = )\d+": rf"\g<1>{STEPS}",
@@ -85,7 +107,7 @@ name = sys.argv[1]
 script = Path("train_gpt.py").resolve()
 script.write_text(script_of(name, read_log(name)))
 data = Path("data/fineweb10B")
-write_tokens(data / "fineweb_train_000001.bin", (STEPS + 2) * 2**19)
+write_tokens(data / "fineweb_train_000001.bin", TRAINING_TOKENS)
 write_tokens(data / "fineweb_val_000000.bin", 10485760 + 2**22)
 os.environ["TORCHINDUCTOR_SIZE_ASSERTS"] = "0"
 sys.argv = [str(script)]
