@@ -10,10 +10,17 @@ static __attribute__((destructor)) void tell(void) {
     if (getenv("INTERPOSER_TELLS")) fprintf(stderr, "interposer: %ld\n", passed);
 }
 
+/* The first version of glibc for this processor. */
+#ifdef __aarch64__
+#define FIRST_GLIBC "GLIBC_2.17"
+#else
+#define FIRST_GLIBC "GLIBC_2.2.5"
+#endif
+
 typedef void *(*Dlsym)(void *, const char *);
 void *dlsym(void *handle, const char *name) {
     static Dlsym real;
-    if (!real) real = (Dlsym)dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    if (!real) real = (Dlsym)dlvsym(RTLD_NEXT, "dlsym", FIRST_GLIBC);
     return real(handle, name);
 }
 int cuMemAlloc_v2(void **out, size_t size) {

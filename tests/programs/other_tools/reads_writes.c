@@ -7,5 +7,6 @@
 ssize_t write(int file, const void *bytes, size_t count) {
     static volatile unsigned char sum;
     for (size_t i = 0; i < count; i++) sum += ((const unsigned char *)bytes)[i];
+    (void)sum;
     return syscall(SYS_write, file, bytes, count);
 }
