@@ -34,15 +34,20 @@ def start(mode, checkpoints):
     sys.exit("the loop ended")
 
 
+def steps_of(checkpoints):
+    return checkpoints.read_bytes().count(b"\n") if checkpoints.exists() else 0
+
+
 rng = random.Random(int(sys.argv[2]))
 gc.freeze()
 for number in range(int(sys.argv[1])):
     mode, checkpoints = rng.choice(MODES), Path(f"{CHECKPOINTS}.{number}")
     child = start(mode, checkpoints)
-    until = time.monotonic() + 120
-    while not checkpoints.exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    time.sleep(3 * rng.random())
+    # A number of steps and not a time, so that a busy machine removes as many parts.
+    steps, until = rng.randint(1, 80), time.monotonic() + 300
+    while steps_of(checkpoints) < steps and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.1 * rng.random())
     os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
     if status != signal.SIGKILL:
