@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,17 @@ def installed(*name: str) -> str:
     if done.returncode:
         sys.exit(f"{Path(sys.argv[0]).name}: scripts/env {' '.join(name)} failed")
     return done.stdout.splitlines()[-1]
+
+
+def output_of(process: subprocess.Popen, seconds: float) -> tuple[str, str] | None:
+    """Waits for a process that leads a session of its own. Returns stdout and stderr, or None after the time
+    limit, which also ends its children."""
+    try:
+        return process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return None
 
 
 def answer(report: str, trace: Path, *options: str) -> dict:

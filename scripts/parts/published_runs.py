@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .built import ROOT, cache, clean_environment
+from .built import ROOT, cache, clean_environment, output_of
 from .published_figures import Run
 
 # Inherited settings with these prefixes would change the answer, so they are removed. A case sets its own.
@@ -141,13 +141,12 @@ class Runner:
         )
         self.live.add(process.pid)
         try:
-            output, errors = process.communicate(timeout=self.timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return Outcome(failure=f"not finished after {self.timeout:.0f} s; --timeout allows more")
+            both = output_of(process, self.timeout)
         finally:
             self.live.discard(process.pid)
+        if both is None:
+            return Outcome(failure=f"not finished after {self.timeout:.0f} s; --timeout allows more")
+        output, errors = both
         if process.returncode:
             last = "\n".join(errors.strip().splitlines()[-12:])
             return Outcome(failure=f"exit status {process.returncode}\n{last}")

@@ -9,15 +9,13 @@ from __future__ import annotations
 import csv
 import functools
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from parts.built import BUILT, ROOT, clean_environment
+from parts.built import BUILT, ROOT, clean_environment, output_of
 
 SCRIPTS = ROOT / "tests/scripts"
 CARD = "h100-80g"
@@ -235,7 +233,7 @@ class Cell:
 
 
 def run(command: list, environment: dict | None) -> tuple[int, str]:
-    """Runs a command. Returns its status, and stdout and stderr. A timeout kills its children, too."""
+    """Runs a command. Returns its status, and stdout followed by stderr."""
     process = subprocess.Popen(
         command,
         env=environment,
@@ -245,12 +243,10 @@ def run(command: list, environment: dict | None) -> tuple[int, str]:
         errors="replace",
         start_new_session=True,
     )
-    try:
-        stdout, stderr = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    output = output_of(process, LIMIT)
+    if output is None:
         return 124, f"ended after {LIMIT} s"
+    stdout, stderr = output
     return process.returncode, stdout + (stderr if process.returncode else "")
 
 
