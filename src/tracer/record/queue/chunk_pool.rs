@@ -11,6 +11,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -432,6 +433,16 @@ impl ChunkReader {
         // SAFETY: the slot is complete (its count was read with `Acquire`), and a complete slot does
         // not change until the chunk is recycled, which only the caller's thread does.
         unsafe { self.pool.chunk(self.chunk).slots[index].get().read() }
+    }
+
+    /// Returns the index of the first definition in these slots, which must be below an earlier result of `committed`.
+    #[must_use]
+    pub(crate) fn find_definition(self, slots: Range<usize>) -> Option<usize> {
+        debug_assert!(slots.end <= self.committed());
+        let first = slots.start;
+        let mut slots = self.pool.chunk(self.chunk).slots[slots].iter();
+        // SAFETY: as in `event`.
+        slots.position(|slot| unsafe { slot.get().read() }.is_definition()).map(|index| first + index)
     }
 
     /// Returns the id of the thread that fills or filled the chunk.

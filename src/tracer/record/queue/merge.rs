@@ -49,7 +49,9 @@ struct Source {
     slot: usize,
     /// Events from the overflow list, in the order of the lane.
     overflow: VecDeque<Event>,
-    head: Option<Event>,
+    /// The oldest event that was not emitted yet, if `has_head`.
+    head: Event,
+    has_head: bool,
     head_is_overflow: bool,
     /// The place of the first held event; see [`Merge::hold`].
     held: Option<LanePosition>,
@@ -197,14 +199,16 @@ impl Merge {
                 let heads = sources
                     .iter()
                     .enumerate()
-                    .filter_map(|(index, source)| Some((index, source.head.as_ref()?)));
+                    .filter(|(_, source)| source.has_head)
+                    .map(|(index, source)| (index, &source.head));
                 first_of_tied(heads.filter(|(_, head)| head.clock_ns == clock))
             };
             let index = if clock == second { tied().unwrap_or(index) } else { index };
             let source = &mut sources[index];
             let tid = source.tid;
-            while let Some(event) = source.peek() {
-                if emit(tid, event)? == Taken::No {
+            // The lane has a head: the one that was just found.
+            loop {
+                if emit(tid, &source.head)? == Taken::No {
                     return Ok(Drained::Stopped);
                 }
                 *overflow_emitted += u64::from(source.head_is_overflow);
@@ -300,7 +304,8 @@ impl Source {
             next_index: 0,
             slot: 0,
             overflow: VecDeque::new(),
-            head: None,
+            head: Event::default(),
+            has_head: false,
             head_is_overflow: false,
             held: None,
             last_ns: 0,
@@ -339,74 +344,86 @@ impl Source {
     fn read_definitions(&mut self, define: &mut impl FnMut(&Event, &[u8])) {
         for queued in &mut self.chunks {
             let committed = queued.chunk.committed();
-            while queued.seen < committed {
-                let event = queued.chunk.event(queued.seen);
-                queued.seen += 1;
-                if event.is_definition() {
-                    // Another process can write to the mapping, so the number of slots that the event claims
-                    // is limited.
-                    let slots = text_slots(&event).min(committed - queued.seen);
-                    let mut bytes = Vec::with_capacity(slots * size_of::<Event>());
-                    for slot in queued.seen..queued.seen + slots {
-                        bytes.extend(bytes_of(&queued.chunk.event(slot)));
-                    }
-                    queued.seen += slots;
-                    define(&event, &bytes);
+            while let Some(index) = queued.chunk.find_definition(queued.seen..committed) {
+                let event = queued.chunk.event(index);
+                queued.seen = index + 1;
+                // Another process can write to the mapping, so the number of slots that the event claims is limited.
+                let slots = text_slots(&event).min(committed - queued.seen);
+                let mut bytes = Vec::with_capacity(slots * size_of::<Event>());
+                for slot in queued.seen..queued.seen + slots {
+                    bytes.extend(bytes_of(&queued.chunk.event(slot)));
                 }
+                queued.seen += slots;
+                define(&event, &bytes);
             }
+            queued.seen = committed;
         }
     }
 
     /// Returns the oldest event of the lane that was not emitted yet, from a chunk or from the overflow list.
     #[inline]
     fn peek(&mut self) -> Option<&Event> {
-        if self.head.is_none() {
+        if !self.has_head {
             self.find_head();
         }
-        self.head.as_ref()
+        self.has_head.then_some(&self.head)
     }
 
+    #[inline(always)]
     fn find_head(&mut self) {
-        let placed = self.placed();
-        let is_older = |overflow: &&Event| placed.is_none_or(|placed| overflow.clock_ns < placed.clock_ns);
-        let overflow = self.overflow.front().filter(is_older).copied();
-        self.head_is_overflow = overflow.is_some();
-        self.head = overflow.or(placed);
-        if let Some(head) = &mut self.head {
+        self.has_head = self.read_placed();
+        self.head_is_overflow = false;
+        if !self.overflow.is_empty() {
+            self.prefer_older_overflow();
+        }
+        if self.has_head {
             // An announced event has the clock at which its call began, but events that the thread recorded
             // during the call precede it in the lane. So its clock is raised to the clock of the last of
             // these events.
-            head.clock_ns = head.clock_ns.max(self.last_ns);
-            self.last_ns = head.clock_ns;
+            self.head.clock_ns = self.head.clock_ns.max(self.last_ns);
+            self.last_ns = self.head.clock_ns;
         }
     }
 
-    /// Returns the oldest event in the chunks that was not emitted yet, and skips definitions. Moves chunks
-    /// that were read to the end to `done`.
-    fn placed(&mut self) -> Option<Event> {
+    #[cold]
+    fn prefer_older_overflow(&mut self) {
+        if let Some(overflow) = self.overflow.front()
+            && (!self.has_head || overflow.clock_ns < self.head.clock_ns)
+        {
+            self.head = *overflow;
+            self.has_head = true;
+            self.head_is_overflow = true;
+        }
+    }
+
+    /// Reads the oldest event in the chunks that was not emitted yet into `head`, and skips definitions. Moves
+    /// chunks that were read to the end to `done`. Returns false if the chunks have no such event.
+    #[inline(always)]
+    fn read_placed(&mut self) -> bool {
         loop {
-            let queued = self.chunks.front()?;
+            let Some(queued) = self.chunks.front() else { return false };
             if self.slot >= queued.seen {
                 if !queued.full {
-                    return None;
+                    return false;
                 }
                 self.done.extend(self.chunks.pop_front().map(|queued| queued.chunk));
                 self.slot = 0;
                 continue;
             }
-            let event = queued.chunk.event(self.slot);
-            if event.is_definition() {
-                self.slot += 1 + text_slots(&event);
-            } else if event.is_empty() {
+            let chunk = queued.chunk;
+            if chunk.event(self.slot).is_definition() {
+                self.slot += 1 + text_slots(&chunk.event(self.slot));
+            } else if chunk.event(self.slot).is_empty() {
                 self.slot += 1;
             } else {
-                return Some(event);
+                self.head = chunk.event(self.slot);
+                return true;
             }
         }
     }
 
     fn next(&mut self) {
-        self.head = None;
+        self.has_head = false;
         if self.head_is_overflow {
             self.overflow.pop_front();
         } else {
