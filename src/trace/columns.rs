@@ -46,26 +46,24 @@ pub const FIRST_COLUMNS: usize = 29;
 /// - The reading tells the scanner when to parse: `first`, in every row; `common`, for most reports; `rare`,
 ///   for few reports; `owner`, together with the neighboring `owner` columns.
 /// - The writing selects the writer's cache: `plain`; `counter`, usually the previous row's number plus 1;
-///   `shared_prefix`, usually all digits but the last eight equal the previous row's; `repeated`, usually the
-///   previous row's number; `repeats(COLUMN)`, usually, apart from the sign, the last number of that column
-///   or of another column that repeats it; `same_as(COLUMN)`, often that column's number in the same row;
-///   `mostly_none`.
+///   `near`, usually the previous row's number, or a number of which all digits but the last eight equal the
+///   previous row's; `near_recent`, the same with several recent rows; `same_as(COLUMN)`, often that column's
+///   number in the same row; `mostly_none`.
 ///
 /// Columns are grouped in blocks. `NAME` is the name of the block's cache.
 ///
 /// - `each()` writes each column separately.
-/// - `group(NAME)` contains `plain` numbers that usually all equal the previous row's; then one copy writes
-///   them all.
-/// - `varying(NAME)` uses one copy if all numbers equal the previous row's; otherwise it writes each column
-///   separately.
-/// - `owner(NAME)` contains texts. It uses one copy if [`columns::Row::owner`] is in the cache.
+/// - `group(NAME)` contains numbers that usually all equal the previous row's; then one copy writes them all.
+/// - `recurring(NAME)` contains numbers that usually all equal those of a recent row; then one copy writes them all.
+/// - `KEY(NAME)`, where `KEY` is a field of [`columns::TextKeys`], is written by one copy if a recent row had the same
+///   key.
 ///
 /// For a new column, `any, rare, plain` in an `each()` block is a correct choice. The other words affect only
 /// speed, never the output.
 ///
 /// [`columns::MAX_BYTES`]: crate::columns::MAX_BYTES
 /// [`columns::MAX_NUMBER`]: crate::columns::MAX_NUMBER
-/// [`columns::Row::owner`]: crate::columns::Row::owner
+/// [`columns::TextKeys`]: crate::columns::TextKeys
 #[macro_export]
 macro_rules! columns {
     ($callback:ident) => {
@@ -76,7 +74,7 @@ macro_rules! columns {
                 /// earlier rows
                 seq: i64 = 0, rising, common, counter;
                 /// monotonic ns since the start in the meta row; for `op` rows the end of the op
-                ts_ns: i64 = 0, rising, common, shared_prefix;
+                ts_ns: i64 = 0, rising, common, near;
             }
             group(process) {
                 /// the distributed rank, 0 when not distributed
@@ -88,7 +86,7 @@ macro_rules! columns {
                 /// the CUDA ordinal; -1 is pinned host memory and the process, -2 CPU tensors
                 device: i32 = -1, digit, common, plain;
             }
-            each() {
+            call(calls) {
                 /// the kind of event; see Events
                 event: EventName = EventName::Mark, any, first, plain;
                 /// the call's return code, 0 for success
@@ -99,28 +97,32 @@ macro_rules! columns {
                 /// the library that made the call: `libc10_cuda.so`, `libnccl.so.2`; for the `range_begin` of a
                 /// module's call the class of the module: `Linear`
                 source: text = NONE, any, rare, plain;
+            }
+            each() {
                 /// the `seq` of the row that allocated the block or segment, the same on all of its rows (`alloc`,
                 /// `tag`, `live`, `free`), and unique in its process; 0 without a block
                 alloc_id: i64 = 0, natural, common, same_as(seq);
                 /// the address, decimal
-                addr: i64 = 0, natural, rare, shared_prefix;
+                addr: i64 = 0, natural, rare, near_recent;
+            }
+            recurring(sizes) {
                 /// the requested size; -1 when unknown; repeated on the free
-                requested_bytes: request = -1, any, rare, repeated;
+                requested_bytes: request = -1, any, rare, plain;
                 /// the requested size, rounded by the allocator to a multiple of 512, unrounded when
                 /// caching is off; repeated on the free
-                rounded_bytes: request = 0, natural, rare, repeats(requested_bytes);
+                rounded_bytes: request = 0, natural, rare, plain;
                 /// the signed change: the size of the block, which can exceed `rounded_bytes`; negative on
                 /// the free
-                delta_bytes: bytes = 0, any, common, repeats(requested_bytes);
+                delta_bytes: bytes = 0, any, common, plain;
             }
-            varying(totals) {
+            each() {
                 /// the device's total after the event: blocks in use by the program
-                allocated_bytes: bytes = 0, natural, common, repeated;
+                allocated_bytes: bytes = 0, natural, common, near;
                 /// the device's total after the event: blocks in use by the program, and freed blocks still
                 /// in use by a stream
-                active_bytes: bytes = 0, natural, common, repeats(allocated_bytes);
+                active_bytes: bytes = 0, natural, common, same_as(allocated_bytes);
                 /// the device's total after the event: segments held by the allocator
-                reserved_bytes: bytes = 0, natural, common, repeated;
+                reserved_bytes: bytes = 0, natural, common, near;
                 /// free memory on the device; -1 unless sampled
                 device_free_bytes: bytes = -1, any, rare, plain;
             }
@@ -157,6 +159,8 @@ macro_rules! columns {
                 /// library works for, such as `communicator 2: rank 0 of 8`; `live` on the rows that open a part of a
                 /// rotated trace; for `op` rows the overload, with `MEMTRACE_OPS=io`
                 name: text = NONE, any, rare, mostly_none;
+            }
+            form(forms) {
                 /// the type of the tensor in the block: `bfloat16`; for packed values the stored type and the type
                 /// that it is decoded to: `nf4(bfloat16)`; `?` when unknown. It is known at the
                 /// allocation for tensors of 1 MiB or more that PyTorch makes in a detailed step, and from the `tag`
@@ -218,6 +222,18 @@ pub struct Column {
     pub reading: Reading,
     /// The documentation, one sentence, for docs/trace-format.md and `memtrace help columns`.
     pub doc: &'static str,
+}
+
+/// The keys of adjacent columns, most of them texts. Rows of one writer with the same nonzero key have the same values
+/// in these columns. 0 for values without a key. With a key, the writer formats the values once for many rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TextKeys {
+    /// The key of `event`, `status`, `api` and `source`.
+    pub call: u64,
+    /// The key of `op`, `module` and `phase`.
+    pub owner: u64,
+    /// The key of `dtype` and `shape`.
+    pub form: u64,
 }
 
 /// The type of a [`Row`] field.
@@ -292,10 +308,9 @@ macro_rules! schema {
         /// One data row. The documentation of each column names the unit of its number.
         #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
         pub struct Row<'a> {
-            /// Not a column. Identifies the op, module and phase: rows of one writer with the same nonzero
-            /// number have the same three texts. 0 if the three texts have no number.
+            /// Not a column.
             #[serde(skip)]
-            pub owner: u64,
+            pub keys: TextKeys,
             $($(
                 $(#[doc = $doc])+
                 #[serde(borrow)]
@@ -305,7 +320,7 @@ macro_rules! schema {
 
         impl Default for Row<'_> {
             fn default() -> Self {
-                Row { owner: 0, $($($name: $default,)+)+ }
+                Row { keys: TextKeys::default(), $($($name: $default,)+)+ }
             }
         }
     };
@@ -315,8 +330,11 @@ columns!(schema);
 
 const _: () = assert!(COLUMNS.len() >= FIRST_COLUMNS);
 
-/// Clamps a number to the bound of its column.
+/// Clamps a number to the bound of its column, and replaces an empty text.
 macro_rules! bounded {
+    ($row:ident text $name:ident) => {
+        if $row.$name.is_empty() { NONE } else { $row.$name }
+    };
     ($row:ident bytes $name:ident) => {
         $row.$name.clamp(-MAX_BYTES.cast_signed(), MAX_BYTES.cast_signed())
     };
@@ -337,10 +355,11 @@ macro_rules! bounds {
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ })+) => {
         impl Row<'_> {
-            /// Returns the row with each number clamped to the bound of its column.
+            /// Returns the row with each number clamped to the bound of its column, and with a placeholder in
+            /// place of each empty text.
             #[cold]
             pub(crate) fn bounded(&self) -> Self {
-                Row { owner: self.owner, $($($name: bounded!(self $type $name),)+)+ }
+                Row { keys: self.keys, $($($name: bounded!(self $type $name),)+)+ }
             }
         }
     };

@@ -50,6 +50,7 @@ impl Default for Rounding {
 
 impl Rounding {
     /// Returns the block size in bytes for a request of `size` bytes.
+    #[inline]
     #[must_use]
     pub fn round(self, size: u64) -> u64 {
         if !self.caching || size == 0 {

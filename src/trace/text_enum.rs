@@ -16,9 +16,11 @@ macro_rules! text_enum {
             pub const ALL: &'static [$name] = &[$($name::$variant),*];
 
             /// Returns the text of the value.
+            #[inline(always)]
             #[must_use]
             pub const fn as_str(self) -> &'static str {
-                match self { $($name::$variant => $text),* }
+                const TEXTS: &[&str] = &[$($text),*];
+                TEXTS[self as usize]
             }
 
             /// Returns the meaning of the value in one sentence.

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use memtrace_trace::columns::TextKeys;
 use memtrace_trace::csv::RowWriter;
 use memtrace_trace::text::{original_text, safe_text};
 use memtrace_trace::{EventName, Meta, Row};
@@ -122,7 +123,7 @@ macro_rules! row {
     )+ })+) => {
         /// Returns the row of a record whose texts are in `texts`.
         fn row<'a>(record: &Record, texts: &'a Texts) -> Row<'a> {
-            Row { owner: 0, $($($name: value!(record texts $name $type),)+)+ }
+            Row { keys: TextKeys::default(), $($($name: value!(record texts $name $type),)+)+ }
         }
     };
 }

@@ -31,10 +31,90 @@ impl<const N: usize, const TEXT: usize> Default for Numbers<N, TEXT> {
     }
 }
 
-impl<const N: usize, const TEXT: usize> Numbers<N, TEXT> {
-    /// Replaces the numbers and their text.
-    pub(super) fn keep(&mut self, numbers: [i64; N], text: [u8; TEXT], length: usize) {
-        *self = Numbers { numbers, text, length };
+/// The caches of a column whose numbers have the digits before the last eight in common with a recent number.
+pub(super) struct NearRecent([Near; NearRecent::MOST]);
+
+impl Default for NearRecent {
+    fn default() -> Self {
+        NearRecent([Near::default(); NearRecent::MOST])
+    }
+}
+
+impl NearRecent {
+    /// The number of caches. The index of a number's cache is the digits before the last eight, modulo this number.
+    const MOST: usize = 64;
+
+    #[inline(always)]
+    pub(super) fn of(&mut self, high: u64) -> &mut Near {
+        &mut self.0[high as usize % Self::MOST]
+    }
+}
+
+/// Caches the texts of `N` adjacent number columns in recent rows, by the numbers.
+pub(super) struct Recurring<const N: usize, const TEXT: usize>(Vec<Numbers<N, TEXT>>);
+
+impl<const N: usize, const TEXT: usize> Default for Recurring<N, TEXT> {
+    fn default() -> Self {
+        Recurring(vec![Numbers::default(); Self::MOST])
+    }
+}
+
+impl<const N: usize, const TEXT: usize> Recurring<N, TEXT> {
+    /// The number of texts, a power of two.
+    const MOST: usize = 256;
+
+    /// Returns the entry that has the text of these numbers if they are in the cache.
+    #[inline(always)]
+    pub(super) fn of(&mut self, numbers: [i64; N]) -> &mut Numbers<N, TEXT> {
+        // Multiplicative hashing; the highest bits depend on all bits of the numbers.
+        let mixed = numbers
+            .iter()
+            .fold(0_u64, |mixed, number| mixed.wrapping_mul(5).wrapping_add(number.cast_unsigned()));
+        let hash = mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - Self::MOST.ilog2());
+        &mut self.0[hash as usize]
+    }
+}
+
+/// The last value of a column whose numbers change mostly in the last eight digits, and its text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Near {
+    pub(super) number: i64,
+    /// The number that the digits before the last eight make; [`Near::NO_HIGH`] if there are none or more than eight.
+    pub(super) high: u64,
+    /// The number followed by a comma.
+    pub(super) text: [u8; 32],
+    pub(super) length: usize,
+}
+
+impl Default for Near {
+    fn default() -> Self {
+        let mut text = [b','; 32];
+        text[0] = b'0';
+        Near::new(0, text, 2)
+    }
+}
+
+impl Near {
+    /// No number has these digits before the last eight.
+    const NO_HIGH: u64 = u64::MAX;
+
+    /// Creates the cache of a number, whose text with its comma has `length` bytes.
+    pub(super) fn new(number: i64, text: [u8; 32], length: usize) -> Near {
+        let high = match number {
+            // From 9 to 16 digits.
+            100_000_000..10_000_000_000_000_000 => number.cast_unsigned() / 100_000_000,
+            _ => Near::NO_HIGH,
+        };
+        Near { number, high, text, length }
+    }
+
+    /// Replaces the last eight digits. `low` has their text and a comma.
+    #[inline(always)]
+    pub(super) fn set_low(&mut self, number: i64, low: u128) {
+        // The remainder is always the offset itself; see [`LineBuffer::length`].
+        let at = self.length.wrapping_sub(9) % 16;
+        self.text[at..at + 16].copy_from_slice(&low.to_le_bytes());
+        self.number = number;
     }
 }
 
@@ -46,8 +126,8 @@ impl One {
         let [last] = self.numbers;
         // The text ends in a comma, so the last digit is the byte before it.
         let digit = self.length.wrapping_sub(2);
-        if last >= 0
-            && last.checked_add(1) == Some(number)
+        if number > 0
+            && number - 1 == last
             && let Some(digit @ b'0'..=b'8') = self.text.get_mut(digit)
         {
             *digit += 1;
@@ -105,56 +185,57 @@ pub(super) fn category(category: Category) -> &'static CachedWord {
     &words_of!(Category)[category as usize]
 }
 
-/// The number of cached owners. The index in the cache is `Row::owner` modulo this number.
-const OWNERS: usize = 1024;
-/// The maximum length of the first piece of a cached owner text. Most texts fit in it.
-const FIRST: usize = 64;
-/// The maximum length of the second piece.
-const REST: usize = 48;
-
-/// The cached text of an owner's columns.
+/// The cached text of adjacent columns.
 #[derive(Clone, Copy)]
-struct CachedOwner {
-    /// `Row::owner`; 0 for an empty entry.
-    number: u64,
+struct CachedTexts {
+    /// The key ([`TextKeys`](crate::columns::TextKeys)); 0 for an empty entry.
+    key: u64,
     length: usize,
-    first: [u8; FIRST],
-    rest: [u8; REST],
+    text: [u8; KeyedTexts::LONGEST],
 }
 
-/// Caches the texts of owners, by `Row::owner`.
+/// Caches the texts of adjacent columns, by their key.
 #[derive(Default)]
-pub(super) struct Owners(Vec<CachedOwner>);
+pub(super) struct KeyedTexts(Vec<CachedTexts>);
 
-impl Owners {
-    /// Writes the columns of an owner. `number` is its `Row::owner`; 0 is never cached.
+impl KeyedTexts {
+    /// The maximum length of a text in bytes.
+    const LONGEST: usize = 112;
+    /// The maximum number of entries. The index of an entry is its key modulo this number.
+    const MOST: usize = 1024;
+
+    /// Writes the columns with this key, which `format` formats; 0 is never cached.
     #[inline(always)]
-    pub(super) fn write<const N: usize>(
+    pub(super) fn write(
         &mut self,
         line: &mut LineBuffer<'_>,
-        number: u64,
-        columns: [&str; N],
+        key: u64,
+        format: impl FnOnce(&mut LineBuffer<'_>),
     ) {
-        match self.0.get(number as usize % OWNERS) {
-            Some(owner) if owner.number == number && number != 0 => {
-                line.put(&owner.first, owner.length.min(FIRST));
-                if owner.length > FIRST {
-                    line.put(&owner.rest, owner.length - FIRST);
-                }
+        match self.0.get(key as usize % Self::MOST) {
+            Some(texts) if texts.key == key && key != 0 => {
+                line.put_cached(&texts.text, texts.length);
             }
-            _ => self.write_and_keep(line, number, columns),
+            _ => line.apart(|line| self.write_and_keep(line, key, format)),
         }
     }
 
-    #[inline(never)]
-    fn write_and_keep<const N: usize>(&mut self, line: &mut LineBuffer<'_>, number: u64, columns: [&str; N]) {
-        let from = line.at();
-        columns.into_iter().for_each(|text| line.text(text));
-        let length = line.at() - from;
-        if number != 0 && length <= FIRST + REST {
-            self.0.resize(OWNERS, CachedOwner { number: 0, length: 0, first: [0; FIRST], rest: [0; REST] });
-            self.0[number as usize % OWNERS] =
-                CachedOwner { number, length, first: line.written(from), rest: line.written(from + FIRST) };
+    #[inline(always)]
+    fn write_and_keep(
+        &mut self,
+        line: &mut LineBuffer<'_>,
+        key: u64,
+        format: impl FnOnce(&mut LineBuffer<'_>),
+    ) {
+        let from = line.length();
+        format(line);
+        let length = line.length() - from;
+        if key != 0 && length <= Self::LONGEST {
+            let index = key as usize % Self::MOST;
+            if self.0.len() <= index {
+                self.0.resize(index + 1, CachedTexts { key: 0, length: 0, text: [0; Self::LONGEST] });
+            }
+            self.0[index] = CachedTexts { key, length, text: line.written(from) };
         }
     }
 }
@@ -164,11 +245,11 @@ macro_rules! column_cache {
     (counter) => {
         One
     };
-    (shared_prefix) => {
-        One
+    (near) => {
+        Near
     };
-    (repeated) => {
-        One
+    (near_recent) => {
+        NearRecent
     };
     ($without:ident) => {
         ()
@@ -193,13 +274,19 @@ crate::columns!(column_caches);
 
 /// The type of a block's cache.
 macro_rules! block_cache {
-    (owner { $($columns:tt)+ }) => { Owners };
-    ($group:ident { $(
+    (group { $(
         $(#[$doc:meta])+
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ }) => {
         Numbers<{ [$(stringify!($name)),+].len() }, { group_text([$(stringify!($name)),+].len()) }>
     };
+    (recurring { $(
+        $(#[$doc:meta])+
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+    )+ }) => {
+        Recurring<{ [$(stringify!($name)),+].len() }, { group_text([$(stringify!($name)),+].len()) }>
+    };
+    ($key:ident { $($columns:tt)+ }) => { KeyedTexts };
 }
 
 macro_rules! block_caches {
@@ -219,16 +306,4 @@ crate::columns!(block_caches);
 pub(super) struct FieldCache {
     pub(super) columns: ColumnCaches,
     pub(super) blocks: BlockCaches,
-}
-
-impl FieldCache {
-    /// Resets the caches of numbers, but keeps the texts of owners. Called after a row with clamped numbers,
-    /// so that no huge number stays in a cache.
-    pub(super) fn forget_numbers(&mut self) {
-        let owners = std::mem::take(&mut self.blocks.owners);
-        *self = FieldCache {
-            columns: ColumnCaches::default(),
-            blocks: BlockCaches { owners, ..BlockCaches::default() },
-        };
-    }
 }

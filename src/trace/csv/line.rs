@@ -1,53 +1,87 @@
 //! One line of the CSV, whose fields are written in order.
 
-use super::field_cache::{CachedWord, Numbers, One};
-use crate::columns::{MAX_BYTES, MAX_NUMBER};
+use super::field_cache::{CachedWord, Near, NearRecent, Numbers, One};
+use crate::columns::{COLUMNS, MAX_BYTES, MAX_NUMBER};
 use crate::text::NONE;
 
 /// The number of bytes to reserve for a field in addition to its text. A number takes at most 20 bytes and a
 /// comma, and copies of a fixed size write a few more bytes. Events and categories need no more, because
 /// their texts are short.
-pub(super) const FIELD: usize = 32;
+const FIELD: usize = 32;
+
+/// The maximum length of a line, a power of two.
+const LINE: usize = 4096;
+
+/// The space for a line: a copy of a fixed size may exceed the line.
+pub(super) const SPACE: usize = LINE + 128;
 
 /// 10^8, the smallest number with nine digits.
 const NINE_DIGITS: u64 = 100_000_000;
+
+/// The maximum length of a line's texts, together. Each of their bytes may be a quote, which is doubled. Cached texts
+/// do not count: [`FIELD`] leaves space for them, because numbers and words take less.
+const TEXTS: usize = (LINE - COLUMNS.len() * FIELD) / 2;
 
 /// 10^16. A smaller number never exceeds the bound of its column. [`LineBuffer::long`] formats these huge
 /// numbers in a separate branch and sets a flag there, so usual numbers cost no additional check.
 const HUGE: u64 = NINE_DIGITS * NINE_DIGITS;
 const _: () = assert!(HUGE < MAX_BYTES && HUGE < MAX_NUMBER);
 
-/// A line under construction.
+/// A line under construction, with less than [`LINE`] bytes.
 pub(super) struct LineBuffer<'a> {
-    /// A buffer with space for the whole line.
-    bytes: &'a mut [u8],
-    at: usize,
-    huge: bool,
+    bytes: &'a mut [u8; SPACE],
+    at: Position,
+}
+
+/// A position in a line.
+#[derive(Clone, Copy)]
+struct Position {
+    /// The number of bytes so far.
+    length: usize,
+    /// The number of bytes of texts so far; `usize::MAX` after a number of at least [`HUGE`].
+    texts: usize,
 }
 
 impl<'a> LineBuffer<'a> {
-    /// Starts a line at offset `at` of `bytes`, which has space for it.
-    pub(super) fn new(bytes: &'a mut [u8], at: usize) -> Self {
-        LineBuffer { bytes, at, huge: false }
+    /// Starts a line at offset `from` of `bytes`, which has [`SPACE`] bytes from there on.
+    #[inline(always)]
+    pub(super) fn new(bytes: &'a mut [u8], from: usize) -> Self {
+        let bytes = bytes[from..].first_chunk_mut().expect("the buffer has space for a line");
+        LineBuffer { bytes, at: Position { length: 0, texts: 0 } }
     }
 
-    /// Returns true if a number of at least [`HUGE`] was formatted, which may exceed the bound of its column.
-    /// Cached numbers are not checked: [`FieldCache::forget_numbers`] keeps huge numbers out of the caches.
-    ///
-    /// [`FieldCache::forget_numbers`]: super::field_cache::FieldCache::forget_numbers
-    pub(super) fn has_huge(&self) -> bool {
-        self.huge
+    /// Runs `write` as a function of its own, for fields that are rarely needed. That function gets and returns the
+    /// position by value, so the position stays in registers while the other fields are written.
+    #[inline(always)]
+    pub(super) fn apart(&mut self, write: impl FnOnce(&mut LineBuffer<'_>)) {
+        #[inline(never)]
+        fn run(bytes: &mut [u8; SPACE], at: Position, write: impl FnOnce(&mut LineBuffer<'_>)) -> Position {
+            let mut line = LineBuffer { bytes, at };
+            write(&mut line);
+            line.at
+        }
+        self.at = run(self.bytes, self.at, write);
     }
 
-    /// Returns the offset of the next field.
-    pub(super) fn at(&self) -> usize {
-        self.at
+    /// Returns true if the line is not usable: it has too long texts, or a number of at least [`HUGE`], which may
+    /// exceed the bound of its column. Cached numbers are not checked, so the caches must be emptied after such a line.
+    #[inline(always)]
+    pub(super) fn is_rare(&self) -> bool {
+        self.at.texts > TEXTS
+    }
+
+    /// Returns the number of bytes so far. The remainder is always the number itself; with it, the compiler knows
+    /// that copies to this offset stay within the space, and does not check each.
+    #[inline(always)]
+    pub(super) fn length(&self) -> usize {
+        self.at.length % LINE
     }
 
     /// Returns the `N` bytes from offset `from` on, which may include bytes after the written part.
     #[inline(always)]
     pub(super) fn written<const N: usize>(&self, from: usize) -> [u8; N] {
         let mut bytes = [0; N];
+        let from = from % LINE;
         bytes.copy_from_slice(&self.bytes[from..from + N]);
         bytes
     }
@@ -56,8 +90,20 @@ impl<'a> LineBuffer<'a> {
     /// copy of fixed length by a few stores.
     #[inline(always)]
     pub(super) fn put<const N: usize>(&mut self, bytes: &[u8; N], count: usize) {
-        self.bytes[self.at..self.at + N].copy_from_slice(bytes);
-        self.at += count;
+        const { assert!(N <= SPACE - LINE) };
+        let at = self.length();
+        self.bytes[at..at + N].copy_from_slice(bytes);
+        self.at.length += count;
+    }
+
+    /// Same as [`LineBuffer::put`], but copies fewer bytes if `count` is small.
+    #[inline(always)]
+    pub(super) fn put_cached<const N: usize>(&mut self, bytes: &[u8; N], count: usize) {
+        match (bytes.first_chunk::<32>(), bytes.first_chunk::<64>()) {
+            (Some(first), _) if count <= 32 => self.put(first, count),
+            (_, Some(first)) if count <= 64 => self.put(first, count),
+            _ => self.put(bytes, count),
+        }
     }
 
     /// Writes a number.
@@ -67,7 +113,7 @@ impl<'a> LineBuffer<'a> {
             // Half of the numbers in a row are single digits.
             0..=9 => self.put(&[b'0' + number as u8, b','], 2),
             -1 => self.put(b"-1,", 3),
-            _ => self.long(number),
+            _ => self.apart(|line| line.long(number)),
         }
     }
 
@@ -78,42 +124,14 @@ impl<'a> LineBuffer<'a> {
         numbers: [i64; N],
         cache: &mut Numbers<N, TEXT>,
     ) {
-        if cache.numbers == numbers {
-            return self.put(&cache.text, cache.length);
+        if cache.numbers != numbers {
+            return self.apart(|line| {
+                let from = line.length();
+                numbers.into_iter().for_each(|number| line.int(number));
+                *cache = Numbers { numbers, text: line.written(from), length: line.length() - from };
+            });
         }
-        self.write_and_keep(numbers, cache);
-    }
-
-    fn write_and_keep<const N: usize, const TEXT: usize>(
-        &mut self,
-        numbers: [i64; N],
-        cache: &mut Numbers<N, TEXT>,
-    ) {
-        let from = self.at;
-        numbers.into_iter().for_each(|number| self.int(number));
-        cache.keep(numbers, self.written(from), self.at - from);
-    }
-
-    /// Writes a number that usually equals the number in `cache`. Formatting a small number is faster than
-    /// comparing it.
-    #[inline(always)]
-    pub(super) fn int_repeated(&mut self, number: i64, cache: &mut One) {
-        match number {
-            -1..=9 => self.int(number),
-            _ => self.numbers([number], cache),
-        }
-    }
-
-    /// Writes a number that usually has the magnitude of the number in `cache`. The signs may differ.
-    #[inline(always)]
-    pub(super) fn magnitude_repeated(&mut self, number: i64, cache: &mut One) {
-        match number.checked_neg() {
-            Some(magnitude @ 1..) => {
-                self.put(b"-", 1);
-                self.int_repeated(magnitude, cache);
-            }
-            _ => self.int_repeated(number, cache),
-        }
+        self.put_cached(&cache.text, cache.length);
     }
 
     /// Writes a number that usually is the number in `cache` plus 1.
@@ -123,56 +141,57 @@ impl<'a> LineBuffer<'a> {
         self.numbers([number], cache);
     }
 
-    /// Writes a number, usually a time or an address, whose digits before the last eight usually equal those
-    /// in `prefix`.
+    /// Writes a number, usually a time, an address or a total, that usually is the number in `cache`, or has the same
+    /// digits before the last eight.
     #[inline(always)]
-    pub(super) fn int_shared_prefix(&mut self, number: i64, prefix: &mut One) {
-        if number < NINE_DIGITS.cast_signed() {
-            return self.int(number);
+    pub(super) fn near(&mut self, number: i64, cache: &mut Near) {
+        if number != cache.number {
+            let (high, low) = (number.cast_unsigned() / NINE_DIGITS, number.cast_unsigned() % NINE_DIGITS);
+            if high != cache.high {
+                return self.apart(|line| {
+                    let from = line.length();
+                    line.int(number);
+                    *cache = Near::new(number, line.written(from), line.length() - from);
+                });
+            }
+            cache.set_low(number, with_comma(ascii(digits(low))));
         }
-        let number = number.cast_unsigned();
-        let high = [(number / NINE_DIGITS).cast_signed()];
-        if prefix.numbers == high {
-            self.put(&prefix.text, prefix.length);
-        } else {
-            self.huge |= number >= HUGE;
-            self.write_and_keep(high, prefix);
-        }
-        // Removes the comma after the number.
-        self.at -= 1;
-        let low = u128::from(ascii(digits(number % NINE_DIGITS))) | u128::from(b',') << 64;
-        self.put(&low.to_le_bytes(), 9);
+        self.put(&cache.text, cache.length);
+    }
+
+    /// Same as [`LineBuffer::near`], with several recent numbers.
+    #[inline(always)]
+    pub(super) fn near_recent(&mut self, number: i64, cache: &mut NearRecent) {
+        self.near(number, cache.of(number.cast_unsigned() / NINE_DIGITS));
     }
 
     /// Writes a nonzero number of any length.
+    #[inline(always)]
     fn long(&mut self, number: i64) {
         if number < 0 {
             self.put(b"-", 1);
         }
         let number = number.unsigned_abs();
-        if number < NINE_DIGITS {
-            let digits = digits(number);
-            let zeros = digits.trailing_zeros() / 8;
-            // Puts a comma after the digits. There are at most eight, so a comma fits into the same store.
-            let comma = u128::from(b',') << (64 - 8 * zeros);
-            let text = u128::from(ascii(digits) >> (8 * zeros)) | comma;
-            return self.put(&text.to_le_bytes(), 9 - zeros as usize);
-        }
         let (above, low) = (number / NINE_DIGITS, number % NINE_DIGITS);
+        if above == 0 {
+            let digits = digits(low);
+            let zeros = digits.trailing_zeros() / 8;
+            self.put(&(ascii(digits) >> (8 * zeros)).to_le_bytes(), 8 - zeros as usize);
+            return self.put(b",", 1);
+        }
+        let last = with_comma(ascii(digits(low))).to_le_bytes();
         if above < NINE_DIGITS {
             let digits = digits(above);
             let zeros = digits.trailing_zeros() / 8;
-            let text = u128::from(ascii(digits)) | u128::from(ascii(self::digits(low))) << 64;
-            self.put(&(text >> (8 * zeros)).to_le_bytes(), 16 - zeros as usize);
-            return self.put(b",", 1);
+            self.put(&(ascii(digits) >> (8 * zeros)).to_le_bytes(), 8 - zeros as usize);
+            return self.put(&last, 9);
         }
-        self.huge = true;
+        self.at.texts = usize::MAX;
         // Writes the digits before the last sixteen, without the comma after them.
         self.int((above / NINE_DIGITS).cast_signed());
-        self.at -= 1;
+        self.at.length -= 1;
         self.put(&ascii(digits(above % NINE_DIGITS)).to_le_bytes(), 8);
-        self.put(&ascii(digits(low)).to_le_bytes(), 8);
-        self.put(b",", 1);
+        self.put(&last, 9);
     }
 
     /// Writes a precomputed word.
@@ -184,7 +203,12 @@ impl<'a> LineBuffer<'a> {
     /// Writes a text, with quotes if it needs them.
     pub(super) fn text(&mut self, text: &str) {
         let from = text.as_bytes();
-        let to = &mut self.bytes[self.at..self.at + from.len()];
+        self.at.texts = self.at.texts.saturating_add(from.len());
+        if self.is_rare() {
+            return;
+        }
+        let at = self.length();
+        let to = &mut self.bytes[at..at + from.len()];
         let plain = match from.len() {
             0 => false,
             1..4 => copy::<1>(from, to),
@@ -193,7 +217,7 @@ impl<'a> LineBuffer<'a> {
             _ => copy::<16>(from, to),
         };
         if plain || !from.is_empty() && !from.iter().any(|byte| b",\"\n\r".contains(byte)) {
-            self.at += from.len();
+            self.at.length += from.len();
         } else if from.is_empty() {
             // A text field is never empty: an empty text is written as the placeholder.
             return self.word(&const { CachedWord::new(NONE) });
@@ -215,13 +239,12 @@ impl<'a> LineBuffer<'a> {
         self.put(b"\"", 1);
     }
 
-    /// Ends the line: replaces the comma after the last field by a newline. Returns the offset after the
-    /// line.
+    /// Ends the line: replaces the comma after the last field by a newline. Returns the length of the line.
+    #[inline(always)]
     pub(super) fn end(self) -> usize {
-        if let Some(last) = self.bytes[..self.at].last_mut() {
-            *last = b'\n';
-        }
-        self.at
+        let length = self.length();
+        self.bytes[length.saturating_sub(1)] = b'\n';
+        length
     }
 }
 
@@ -261,6 +284,12 @@ fn digits(number: u64) -> u64 {
     tens | (pairs - 10 * tens) << 8
 }
 
+/// Returns eight digits with a comma after them.
+#[inline(always)]
+fn with_comma(digits: u64) -> u128 {
+    u128::from(digits) | u128::from(b',') << 64
+}
+
 /// Converts digits to ASCII, the first digit in the lowest byte.
 #[inline(always)]
 fn ascii(digits: u64) -> u64 {
@@ -273,11 +302,17 @@ mod tests {
 
     /// Writes a line with these numbers.
     fn line_of(numbers: &[i64], write: impl Fn(&mut LineBuffer<'_>, i64)) -> String {
-        let mut bytes = vec![0; (numbers.len() + 4) * FIELD];
-        let mut line = LineBuffer::new(&mut bytes, 0);
-        numbers.iter().for_each(|number| write(&mut line, *number));
-        let end = line.end();
-        String::from_utf8(bytes[..end].to_vec()).unwrap()
+        let mut text = String::new();
+        for number in numbers {
+            let mut bytes = [0; SPACE];
+            let mut line = LineBuffer::new(&mut bytes, 0);
+            write(&mut line, *number);
+            let length = line.end();
+            text += str::from_utf8(&bytes[..length - 1]).unwrap();
+            text.push(',');
+        }
+        text.pop();
+        text + "\n"
     }
 
     /// Returns numbers of every length, including those around the powers of ten.
@@ -313,17 +348,9 @@ mod tests {
             numbers().into_iter().flat_map(|number| [number, number, number.saturating_add(1)]).collect();
         let expected: Vec<String> = some.iter().map(i64::to_string).collect();
         let expected = expected.join(",") + "\n";
-        let ways: [fn(&mut LineBuffer<'_>, i64, &mut One); 4] = [
-            |line, number, cache| line.int_repeated(number, cache),
-            |line, number, cache| line.magnitude_repeated(number, cache),
-            |line, number, cache| line.counter(number, cache),
-            |line, number, cache| line.int_shared_prefix(number, cache),
-        ];
-        for how in ways {
-            let cache = std::cell::RefCell::new(One::default());
-            let write = |line: &mut LineBuffer<'_>, number| how(line, number, &mut cache.borrow_mut());
-            assert_eq!(line_of(&some, write), expected);
-        }
+        let cache = std::cell::RefCell::new((One::default(), Near::default()));
+        assert_eq!(line_of(&some, |line, number| line.counter(number, &mut cache.borrow_mut().0)), expected);
+        assert_eq!(line_of(&some, |line, number| line.near(number, &mut cache.borrow_mut().1)), expected);
         for counted in [0..2_100, 99_999_000..100_001_000] {
             let cache = std::cell::RefCell::new(One::default());
             let numbers: Vec<i64> = counted.clone().collect();

@@ -1,13 +1,14 @@
 //! Writes rows as CSV.
 //!
 //! The writer thread must keep up with the fastest program, and most of a row is integers. `csv` with `serde`
-//! formats each field through three layers; these plain loops take a fraction of the time. Tests compare the
-//! output byte by byte with the output of `csv`, which also reads all traces.
+//! formats each field through three layers; these plain loops take a fraction of the time. Rare rows are left to
+//! `csv`: those with long texts or huge numbers. Tests compare the output byte by byte with the output of `csv`,
+//! which also reads all traces.
 
 use std::io::{self, Write};
 
 use super::field_cache::{self, CachedWord, FieldCache};
-use super::line::{FIELD, LineBuffer};
+use super::line::{LineBuffer, SPACE};
 use crate::columns::{COLUMNS, Row};
 use crate::text::NONE;
 use crate::{Category, EventName};
@@ -18,7 +19,7 @@ const BUFFER: usize = 256 << 10;
 /// Writes the header before the first row, then complete lines.
 pub struct RowWriter<W: Write> {
     sink: W,
-    /// Larger than its contents, because space is reserved per line, not per field.
+    /// [`BUFFER`] bytes and space for one line.
     buffer: Vec<u8>,
     filled: usize,
     header: bool,
@@ -28,7 +29,7 @@ pub struct RowWriter<W: Write> {
 impl<W: Write> RowWriter<W> {
     /// Creates a buffered writer to `sink`; see [`RowWriter::flush`].
     pub fn new(sink: W) -> Self {
-        let (buffer, cache) = (vec![0; BUFFER + 4096], FieldCache::default());
+        let (buffer, cache) = (vec![0; BUFFER + SPACE], FieldCache::default());
         RowWriter { sink, buffer, filled: 0, header: true, cache }
     }
 
@@ -43,25 +44,37 @@ impl<W: Write> RowWriter<W> {
     /// Returns the sink's error if the buffer had to be written.
     pub fn write(&mut self, row: &Row<'_>) -> io::Result<()> {
         if std::mem::take(&mut self.header) {
-            let (mut line, _) = self.line(COLUMNS.iter().map(|column| column.name.len()).sum());
+            let mut line = LineBuffer::new(&mut self.buffer, self.filled);
             COLUMNS.iter().for_each(|column| line.text(column.name));
-            self.filled = line.end();
+            self.filled += line.end();
         }
-        let (mut line, cache) = self.line(text_bytes(row));
-        write_row(&mut line, cache, row);
-        self.filled = if line.has_huge() { self.rewrite(row) } else { line.end() };
+        let mut line = LineBuffer::new(&mut self.buffer, self.filled);
+        write_row(&mut line, &mut self.cache, row);
+        if line.is_rare() {
+            return self.write_rare(row);
+        }
+        self.filled += line.end();
         if self.filled >= BUFFER { self.write_buffer() } else { Ok(()) }
     }
 
-    /// Writes the line of `row` again, with its numbers clamped to their bounds. Returns the offset after the
-    /// line.
+    /// Writes the line of `row` with `csv`, with its numbers clamped to their bounds.
     #[cold]
     #[inline(never)]
-    fn rewrite(&mut self, row: &Row<'_>) -> usize {
-        let (mut line, cache) = self.line(text_bytes(row));
-        write_row(&mut line, cache, &row.bounded());
-        cache.forget_numbers();
-        line.end()
+    fn write_rare(&mut self, row: &Row<'_>) -> io::Result<()> {
+        // So that no huge number stays in a cache.
+        self.cache = FieldCache::default();
+        let mut line = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
+        line.serialize(row.bounded()).map_err(io::Error::other)?;
+        let line = line.into_inner().map_err(|error| error.into_error())?;
+        if self.filled + line.len() > BUFFER {
+            self.write_buffer()?;
+        }
+        if line.len() > BUFFER {
+            return self.sink.write_all(&line);
+        }
+        self.buffer[self.filled..self.filled + line.len()].copy_from_slice(&line);
+        self.filled += line.len();
+        Ok(())
     }
 
     /// Writes all buffered rows to the sink.
@@ -87,17 +100,6 @@ impl<W: Write> RowWriter<W> {
         Ok(self.sink)
     }
 
-    /// Returns the next line, with space for `texts` bytes of text in addition to its other fields, and the
-    /// cache.
-    fn line(&mut self, texts: usize) -> (LineBuffer<'_>, &mut FieldCache) {
-        // Each byte may be a quote, which is doubled.
-        let most = self.filled + 2 * texts + COLUMNS.len() * FIELD;
-        if self.buffer.len() < most {
-            self.buffer.resize(most, 0);
-        }
-        (LineBuffer::new(&mut self.buffer, self.filled), &mut self.cache)
-    }
-
     fn write_buffer(&mut self) -> io::Result<()> {
         let result = self.sink.write_all(&self.buffer[..self.filled]);
         // After an error, the buffered rows are dropped, because some of them may already be in the sink, and
@@ -111,12 +113,6 @@ impl<W: Write> RowWriter<W> {
 trait Field: Copy {
     /// Writes the value.
     fn write(self, line: &mut LineBuffer<'_>);
-
-    /// Returns the number of bytes that the value needs in addition to [`FIELD`].
-    #[inline(always)]
-    fn text_bytes(self) -> usize {
-        0
-    }
 }
 
 impl Field for i64 {
@@ -150,12 +146,7 @@ impl Field for Category {
 impl Field for &str {
     #[inline(always)]
     fn write(self, line: &mut LineBuffer<'_>) {
-        line.text(self);
-    }
-
-    #[inline(always)]
-    fn text_bytes(self) -> usize {
-        self.len()
+        line.apart(|line| line.text(self));
     }
 }
 
@@ -167,18 +158,15 @@ macro_rules! write_column {
     ($line:ident $cache:ident $row:ident $name:ident counter) => {
         $line.counter($row.$name, &mut $cache.columns.$name)
     };
-    ($line:ident $cache:ident $row:ident $name:ident shared_prefix) => {
-        $line.int_shared_prefix($row.$name, &mut $cache.columns.$name)
+    ($line:ident $cache:ident $row:ident $name:ident near) => {
+        $line.near($row.$name, &mut $cache.columns.$name)
     };
-    ($line:ident $cache:ident $row:ident $name:ident repeated) => {
-        $line.int_repeated($row.$name, &mut $cache.columns.$name)
-    };
-    ($line:ident $cache:ident $row:ident $name:ident repeats $of:ident) => {
-        $line.magnitude_repeated($row.$name, &mut $cache.columns.$of)
+    ($line:ident $cache:ident $row:ident $name:ident near_recent) => {
+        $line.near_recent($row.$name, &mut $cache.columns.$name)
     };
     ($line:ident $cache:ident $row:ident $name:ident same_as $of:ident) => {
         if $row.$name == $row.$of {
-            $line.numbers([$row.$of], &mut $cache.columns.$of);
+            $line.put(&$cache.columns.$of.text, $cache.columns.$of.length);
         } else {
             $row.$name.write($line);
         }
@@ -206,24 +194,20 @@ macro_rules! write_block {
     )+ }) => {
         $line.numbers([$(i64::from($row.$name)),+], &mut $cache.blocks.$group);
     };
-    ($line:ident $cache:ident $row:ident varying($group:ident) { $(
+    ($line:ident $cache:ident $row:ident recurring($group:ident) { $(
         $(#[$doc:meta])+
-        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, plain;
     )+ }) => {
         let numbers = [$(i64::from($row.$name)),+];
-        if $cache.blocks.$group.numbers == numbers {
-            $line.numbers(numbers, &mut $cache.blocks.$group);
-        } else {
-            let from = $line.at();
-            $(write_column!($line $cache $row $name $writing $($of)?);)+
-            $cache.blocks.$group.keep(numbers, $line.written(from), $line.at() - from);
-        }
+        $line.numbers(numbers, $cache.blocks.$group.of(numbers));
     };
-    ($line:ident $cache:ident $row:ident owner($owners:ident) { $(
+    ($line:ident $cache:ident $row:ident $key:ident($texts:ident) { $(
         $(#[$doc:meta])+
-        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
+        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, plain;
     )+ }) => {
-        $cache.blocks.$owners.write($line, $row.owner, [$($row.$name),+]);
+        $cache.blocks.$texts.write($line, $row.keys.$key, |line| {
+            $($row.$name.write(line);)+
+        });
     };
 }
 
@@ -239,24 +223,10 @@ macro_rules! write_row {
 
 crate::columns!(write_row);
 
-macro_rules! text_bytes {
-    ($($block:ident($($cache:ident)?) { $(
-        $(#[$doc:meta])+
-        $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
-    )+ })+) => {
-        /// Returns the number of bytes of all texts in a row.
-        #[inline(always)]
-        fn text_bytes(row: &Row<'_>) -> usize {
-            0 $($(+ row.$name.text_bytes())+)+
-        }
-    };
-}
-
-crate::columns!(text_bytes);
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::columns::TextKeys;
     use crate::{Category, EventName};
 
     #[test]
@@ -279,8 +249,7 @@ mod tests {
 
     #[test]
     fn every_byte_is_what_csv_and_serde_write() {
-        // `long` fits in two pieces of the owner cache, and `longer` does not fit at all. The other texts fit
-        // in one piece.
+        // `long` fits in a cache of texts, but not in one with two others, and `longer` never fits.
         let (long, longer) = ("h.".repeat(40), "h.".repeat(60));
         let texts = [
             "(none)",
@@ -303,10 +272,13 @@ mod tests {
             let index = seq as usize / 2;
             let text = |shift: usize| texts[(index * 7 + shift) % texts.len()];
             let number = |shift: usize| numbers[(index * 5 + shift) % numbers.len()];
+            let key = |shift: usize| {
+                ((index * 7 + shift) % texts.len() + 1 + (index & 1) * texts.len() + (index & 2) * 512) as u64
+            };
             let row = Row {
-                // Each text has four owner numbers. Numbers that differ by 1024 share a slot of the cache, so
-                // slots are also replaced.
-                owner: (index % texts.len() + 1 + (index & 1) * texts.len() + (index & 2) * 512) as u64,
+                // Each text has four keys. Keys that differ by 1024 share a slot of the cache, so slots are also
+                // replaced.
+                keys: TextKeys { owner: key(2), call: index as u64 + 1, form: key(6) },
                 seq,
                 ts_ns: number(0),
                 device: -1,
@@ -324,6 +296,8 @@ mod tests {
                 category: Category::ALL[index % Category::ALL.len()],
                 latency_ns: number(6),
                 name: text(5),
+                dtype: text(6),
+                shape: text(7),
                 ..Row::default()
             };
             ours.write(&row).unwrap();
@@ -335,6 +309,22 @@ mod tests {
         let theirs = theirs.into_inner().unwrap();
         assert_eq!(String::from_utf8(ours.get_ref().clone()).unwrap(), String::from_utf8(theirs).unwrap());
     }
+
+    #[test]
+    fn rows_with_long_texts_are_whole_and_in_order() {
+        let mut ours = RowWriter::new(Vec::new());
+        let mut theirs = csv::Writer::from_writer(Vec::new());
+        for (seq, length) in (1..).zip([1, 1_500, 1_600, 7, 5_000, 5_000, BUFFER, BUFFER + 1, 3 * BUFFER, 1]) {
+            let name = "\"".repeat(length);
+            // An empty text is written as the placeholder.
+            let row = Row { seq, ts_ns: 1 << 40, name: &name, op: "", ..Row::default() };
+            ours.write(&row).unwrap();
+            theirs.serialize(Row { op: NONE, ..row }).unwrap();
+        }
+        ours.flush().unwrap();
+        assert!(*ours.get_ref() == theirs.into_inner().unwrap());
+    }
+
     /// Writes numbers around the bounds, into one column at a time. Some numbers come twice in a row, and
     /// some share all digits but the last eight with the previous number -> clamped, as by the reference
     /// writer.

@@ -131,15 +131,19 @@ impl Event {
 
     /// Returns true if the event only pads the end of a chunk, or is of an unknown kind, as a damaged journal
     /// may contain.
+    #[inline(always)]
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        matches!(self.kind(), None | Some(Kind::Pad))
+        self.kind == Kind::Pad as u8 || usize::from(self.kind) >= KINDS.len()
     }
 
     /// Returns true if the event defines a text, a context or a stack.
+    #[inline(always)]
     #[must_use]
     pub fn is_definition(&self) -> bool {
-        matches!(self.kind(), Some(Kind::DefineText | Kind::DefineContext | Kind::DefineStack))
+        const DEFINITIONS: [u8; 3] =
+            [Kind::DefineText as u8, Kind::DefineContext as u8, Kind::DefineStack as u8];
+        DEFINITIONS.contains(&self.kind)
     }
 }
 

@@ -3,7 +3,7 @@
 use memtrace_trace::context::{Context, Frame, MAX_CONTEXTS, MAX_TEXTS, StackId};
 use memtrace_trace::form::Form;
 use memtrace_trace::stacks::Stack;
-use memtrace_trace::text::{NONE, original_text, safe_text};
+use memtrace_trace::text::{LOAD, NONE, original_text, safe_text};
 use memtrace_trace::{Event, Payload};
 
 use crate::live::Owner;
@@ -19,6 +19,46 @@ fn entry<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Opti
     table.get_mut(index)
 }
 
+/// The phases that decide the category of memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PhaseKind {
+    Forward,
+    Backward,
+    /// The surviving blocks of an optimizer step become optimizer state.
+    Optimizer,
+    Load,
+    Other,
+}
+
+impl PhaseKind {
+    fn of(phase: &str) -> PhaseKind {
+        match phase {
+            "forward" => PhaseKind::Forward,
+            "backward" => PhaseKind::Backward,
+            "optimizer" | "optimizer.step" => PhaseKind::Optimizer,
+            LOAD => PhaseKind::Load,
+            _ => PhaseKind::Other,
+        }
+    }
+}
+
+/// A text, and what rows need of it if it is the name of a phase or a [`Form`]. Both are found once, not per row.
+#[derive(Clone)]
+pub(crate) struct Text {
+    pub(crate) text: String,
+    phase: PhaseKind,
+    /// The type and the shape.
+    form: Option<[Box<str>; 2]>,
+}
+
+impl Text {
+    pub(crate) fn new(text: String) -> Text {
+        let form = Form::parse(&text);
+        let form = (form != Form::UNKNOWN).then(|| [form.dtype.into(), form.shape.into()]);
+        Text { phase: PhaseKind::of(&text), text, form }
+    }
+}
+
 /// The name of a range.
 #[derive(Clone, Copy)]
 pub(crate) struct RangeName {
@@ -30,12 +70,12 @@ pub(crate) struct RangeName {
 
 /// The text, context or stack of each id. An id without a definition has an unknown text.
 pub struct Definitions {
-    texts: Vec<String>,
+    texts: Vec<Text>,
     /// The number of texts that look like spreadsheet formulas. `None` in a resumed trace, because the texts
     /// of the first encoder were not counted.
     formulas: Option<u64>,
     contexts: Vec<Context>,
-    /// The number of definitions of texts and contexts so far; it wraps; see [`Definitions::owner_number`].
+    /// One more than the number of definitions of texts and contexts so far; it wraps; see [`Definitions::key`].
     learned: u32,
     stacks: Vec<Frame>,
     /// The number of entries of `stacks` that are already in the file.
@@ -49,7 +89,7 @@ impl Default for Definitions {
             texts: Vec::new(),
             formulas: Some(0),
             contexts: Vec::new(),
-            learned: 0,
+            learned: 1,
             stacks: Vec::new(),
             stacks_written: 0,
             own: OwnNames::default(),
@@ -73,9 +113,9 @@ impl Definitions {
 
     /// Stores the text of `id` in the form that is safe for a spreadsheet. Ignores an id beyond the limit.
     pub fn define_text(&mut self, id: u32, text: &str) {
-        if let Some(entry) = entry(&mut self.texts, id, MAX_TEXTS, NONE.to_owned()) {
-            *entry = safe_text(text);
-            let is_formula = original_text(entry).len() < entry.len();
+        if let Some(entry) = entry(&mut self.texts, id, MAX_TEXTS, Text::new(NONE.to_owned())) {
+            *entry = Text::new(safe_text(text));
+            let is_formula = original_text(&entry.text).len() < entry.text.len();
             self.formulas = self.formulas.map(|count| count + u64::from(is_formula));
             self.learned = self.learned.wrapping_add(1);
         }
@@ -127,15 +167,28 @@ impl Definitions {
         .collect()
     }
 
+    #[inline(always)]
     pub(crate) fn context(&self, id: u32) -> Context {
         let (contexts, id) =
             if id > OWN_IDS { (&self.own.contexts, id - OWN_IDS) } else { (&self.contexts, id) };
         (id as usize).checked_sub(1).and_then(|index| contexts.get(index)).copied().unwrap_or_default()
     }
 
+    #[inline(always)]
     pub(crate) fn text(&self, id: u32) -> &str {
+        self.defined(id).map_or(NONE, |text| text.text.as_str())
+    }
+
+    /// Returns the kind of the phase with this text id.
+    #[inline(always)]
+    pub(crate) fn phase(&self, id: u32) -> PhaseKind {
+        self.defined(id).map_or(PhaseKind::Other, |text| text.phase)
+    }
+
+    #[inline(always)]
+    fn defined(&self, id: u32) -> Option<&Text> {
         let (texts, id) = if id > OWN_IDS { (&self.own.texts, id - OWN_IDS) } else { (&self.texts, id) };
-        (id as usize).checked_sub(1).and_then(|index| texts.get(index)).map_or(NONE, String::as_str)
+        texts.get((id as usize).wrapping_sub(1))
     }
 
     /// Returns the id that the encoder assigns to a text.
@@ -161,14 +214,17 @@ impl Definitions {
     /// Returns the type and shape with a text id; unknown for 0.
     #[inline(always)]
     pub fn form(&self, id: u32) -> Form<'_> {
-        if id == 0 { Form::UNKNOWN } else { Form::parse(self.text(id)) }
+        match self.defined(id) {
+            Some(Text { form: Some([dtype, shape]), .. }) => Form { dtype, shape },
+            _ => Form::UNKNOWN,
+        }
     }
 
-    /// Returns the value of [`Row::owner`](memtrace_trace::Row::owner) for a context. This value changes with each
-    /// new definition, because a definition may change the texts of a context.
-    #[inline]
-    pub(crate) fn owner_number(&self, context: u32) -> u64 {
-        u64::from(self.learned) << 32 | u64::from(context)
+    /// Returns the [`TextKeys`](memtrace_trace::columns::TextKeys) of a context's or a form's texts. The key changes
+    /// with each new definition, because a definition may change the texts.
+    #[inline(always)]
+    pub(crate) fn key(&self, id: u32) -> u64 {
+        u64::from(self.learned) << 32 | u64::from(id)
     }
 
     /// Returns the texts of the context with this id.

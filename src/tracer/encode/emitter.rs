@@ -3,10 +3,18 @@
 use std::cell::Cell;
 
 use memtrace_trace::memory::Totals;
-use memtrace_trace::{Api, Row};
+use memtrace_trace::{Api, EventName, Row};
 
 /// The column `source` in rows that come from neither a call nor a report.
 pub(crate) const LIBRARY: &str = "libmemtrace.so";
+
+/// Returns the [`TextKeys::call`](memtrace_trace::columns::TextKeys::call) of a row of `event` with status 0, for a call
+/// that succeeded. `is_torchs` is true if the source is torch's allocator, and false if it is this library.
+#[inline(always)]
+pub(crate) fn call_key(event: EventName, api: Option<Api>, is_torchs: bool) -> u64 {
+    let api = api.map_or(0, |api| u64::from(api.id()) + 1);
+    1 + u64::from(is_torchs) + 2 * (u64::from(event.id()) + 64 * api)
+}
 
 /// A destination for rows.
 pub trait RowSink {

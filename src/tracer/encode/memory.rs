@@ -164,6 +164,7 @@ pub(crate) struct Devices {
 
 impl Devices {
     /// Returns the totals of a device; all zero if it was never used.
+    #[inline(always)]
     pub(crate) fn totals(&self, device: i8) -> Totals {
         match usize::try_from(device) {
             Ok(index) => self.gpus.get(index).copied().unwrap_or_default(),
@@ -176,15 +177,9 @@ impl Devices {
         &self.host
     }
 
-    /// Returns the totals of the GPUs, by CUDA ordinal.
-    pub(crate) fn gpus(&self) -> &[Totals] {
-        &self.gpus
-    }
-}
-
-impl DeviceTotals for Devices {
-    #[inline]
-    fn totals_mut(&mut self, device: i32) -> &mut Totals {
+    /// Returns the totals of the host, of the CPU tensors, or of a GPU that is new.
+    #[cold]
+    fn other_totals_mut(&mut self, device: i32) -> &mut Totals {
         if device == i32::from(Event::HOST) {
             return &mut self.host;
         }
@@ -197,5 +192,19 @@ impl DeviceTotals for Devices {
             self.gpus.resize(index + 1, Totals::default());
         }
         &mut self.gpus[index]
+    }
+
+    /// Returns the totals of the GPUs, by CUDA ordinal.
+    pub(crate) fn gpus(&self) -> &[Totals] {
+        &self.gpus
+    }
+}
+
+impl DeviceTotals for Devices {
+    #[inline(always)]
+    fn totals_mut(&mut self, device: i32) -> &mut Totals {
+        // A negative number makes no index.
+        let index = device as usize;
+        if index < self.gpus.len() { &mut self.gpus[index] } else { self.other_totals_mut(device) }
     }
 }

@@ -4,6 +4,8 @@ use memtrace_trace::context::Context;
 use memtrace_trace::text::NONE;
 use rustc_hash::FxHashMap;
 
+use crate::definitions::Text;
+
 /// Ids that the encoder assigns itself are greater than this number, so that they differ from the ids of the
 /// process.
 pub(crate) const OWN_IDS: u32 = 1 << 31;
@@ -12,7 +14,7 @@ pub(crate) const OWN_IDS: u32 = 1 << 31;
 #[derive(Default)]
 pub(crate) struct OwnNames {
     numbers: FxHashMap<String, u32>,
-    pub(crate) texts: Vec<String>,
+    pub(crate) texts: Vec<Text>,
     ids: FxHashMap<Context, u32>,
     pub(crate) contexts: Vec<Context>,
 }
@@ -22,7 +24,7 @@ impl OwnNames {
         if let Some(number) = self.numbers.get(text) {
             return *number;
         }
-        self.texts.push(text.to_owned());
+        self.texts.push(Text::new(text.to_owned()));
         let number = OWN_IDS + self.texts.len() as u32;
         self.numbers.insert(text.to_owned(), number);
         number

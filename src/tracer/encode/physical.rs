@@ -26,8 +26,11 @@ pub(crate) struct Asleep(BTreeMap<u64, Live>);
 
 impl Asleep {
     /// Returns the bytes of the sleeping segments on a device.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn bytes(&self, device: i8) -> i64 {
+        if self.0.is_empty() {
+            return 0;
+        }
         self.0.values().filter(|live| live.device == device).map(|live| live.bytes).sum()
     }
 

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 /// The counts, sizes and latencies of a process.
 pub struct Statistics {
-    blocks: Histogram<u64>,
+    blocks: Sizes,
     calls: FxHashMap<Option<Api>, Calls>,
     peaks: Vec<Peak>,
     /// The number of `oom` rows, including requests that `--past-oom` granted.
@@ -28,6 +28,47 @@ struct Peak {
     reserved: i64,
 }
 
+/// The sizes of blocks. Most programs use few sizes, so a size is first counted in a small table, which takes a fraction
+/// of the time.
+struct Sizes {
+    histogram: Histogram<u64>,
+    /// A size and its count, by [`Sizes::slot`].
+    counts: [(u64, u64); Sizes::SLOTS],
+}
+
+impl Sizes {
+    /// A power of two.
+    const SLOTS: usize = 64;
+
+    /// Returns the index of a size. Multiplicative hashing: the highest bits depend on all bits of the size.
+    #[inline(always)]
+    fn slot(bytes: u64) -> usize {
+        (bytes.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - Self::SLOTS.ilog2())) as usize
+    }
+
+    #[inline(always)]
+    fn add(&mut self, bytes: u64) {
+        let (size, count) = &mut self.counts[Self::slot(bytes)];
+        if *size == bytes {
+            *count += 1;
+        } else {
+            // `record_n` grows the histogram; `saturating_record_n` would clamp the value to the current range of the
+            // histogram.
+            let _ = self.histogram.record_n(*size, *count);
+            (*size, *count) = (bytes, 1);
+        }
+    }
+
+    /// Returns the histogram of all sizes.
+    fn all(&self) -> Histogram<u64> {
+        let mut all = self.histogram.clone();
+        for (size, count) in self.counts {
+            let _ = all.record_n(size, count);
+        }
+        all
+    }
+}
+
 /// Creates a histogram with two significant digits, enough for percentiles of latencies.
 ///
 /// This function is not inlined, so that it is the only copy into which the constructor is inlined. The
@@ -40,16 +81,16 @@ fn histogram() -> Histogram<u64> {
 
 impl Default for Statistics {
     fn default() -> Self {
-        Statistics { blocks: histogram(), calls: FxHashMap::default(), peaks: Vec::new(), ooms: 0 }
+        let blocks = Sizes { histogram: histogram(), counts: [(0, 0); Sizes::SLOTS] };
+        Statistics { blocks, calls: FxHashMap::default(), peaks: Vec::new(), ooms: 0 }
     }
 }
 
 impl Statistics {
     /// Counts an allocated block of `bytes` bytes, for the percentiles of block sizes.
+    #[inline]
     pub fn block(&mut self, bytes: i64) {
-        // `record` grows the histogram; `saturating_record` would clamp the value to the current range of the
-        // histogram.
-        let _ = self.blocks.record(bytes.max(0) as u64);
+        self.blocks.add(bytes.max(0) as u64);
     }
 
     /// Counts a call that returned after `latency_ns` nanoseconds.
@@ -60,14 +101,24 @@ impl Statistics {
     }
 
     /// Raises the peaks of a device to its new totals, if these are higher. Ignores the host.
+    #[inline(always)]
     pub fn peak(&mut self, device: i8, allocated: i64, reserved: i64) {
-        let Ok(index) = usize::try_from(device) else { return };
-        if self.peaks.len() <= index {
-            self.peaks.resize(index + 1, Peak::default());
+        // The host's number makes no index.
+        let index = device as usize;
+        if index >= self.peaks.len() {
+            return self.first_peak(device, Peak { allocated, reserved });
         }
         let peak = &mut self.peaks[index];
         peak.allocated = peak.allocated.max(allocated);
         peak.reserved = peak.reserved.max(reserved);
+    }
+
+    #[cold]
+    fn first_peak(&mut self, device: i8, peak: Peak) {
+        let Ok(index) = usize::try_from(device) else { return };
+        self.peaks.resize(index + 1, Peak::default());
+        let Peak { allocated, reserved } = peak;
+        self.peaks[index] = Peak { allocated: allocated.max(0), reserved: reserved.max(0) };
     }
 
     /// Returns the peak allocated and reserved bytes of each device so far, by ordinal.
@@ -84,9 +135,10 @@ impl Statistics {
             let (allocated, reserved) = (Unit::Auto.show(allocated), Unit::Auto.show(reserved));
             lines.push(format!("GPU {device}: peak allocated {allocated}, peak reserved {reserved}"));
         }
-        if !self.blocks.is_empty() {
-            let size = |quantile| Unit::Auto.show(self.blocks.value_at_quantile(quantile) as i64);
-            let blocks = counted(self.blocks.len(), "block");
+        let blocks = self.blocks.all();
+        if !blocks.is_empty() {
+            let size = |quantile| Unit::Auto.show(blocks.value_at_quantile(quantile) as i64);
+            let blocks = counted(blocks.len(), "block");
             let mut line = format!("{blocks}: p50 {}, p99 {}", size(0.5), size(0.99));
             if self.ooms > 0 {
                 let _ = write!(line, "; {}", counted(self.ooms, "OOM"));

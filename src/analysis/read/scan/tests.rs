@@ -3,7 +3,7 @@
 
 use super::*;
 use memtrace_trace::Row;
-use memtrace_trace::columns::index_of;
+use memtrace_trace::columns::{TextKeys, index_of};
 use memtrace_trace::csv::RowWriter;
 
 fn scan(block: &[u8], columns: Columns, lenient: bool) -> (Chunk, SymbolTable) {
@@ -90,13 +90,13 @@ macro_rules! rows {
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, $writing:ident $(($of:ident))?;
     )+ })+) => {
         const DISTINCT: Row<'_> = Row {
-            owner: 0,
+            keys: TextKeys { call: 0, owner: 0, form: 0 },
             $($($name: distinct!($name $type),)+)+
         };
 
         /// Returns a row with random values.
         fn any_row(random: &mut Random) -> Row<'static> {
-            let row = Row { owner: 0, $($($name: any!(random $type),)+)+ };
+            let row = Row { keys: TextKeys::default(), $($($name: any!(random $type),)+)+ };
             Row { device: row.device % (MAX_DEVICE as i32 + 1), ..row }
         }
 

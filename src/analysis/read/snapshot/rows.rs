@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use memtrace_trace::columns::TextKeys;
 use memtrace_trace::csv::RowWriter;
 use memtrace_trace::end_row::{Anomalies, EndText, Ending};
 use memtrace_trace::memory::{Extent, MemoryKind, Totals};
@@ -179,7 +180,8 @@ impl<W: Write> Rows<'_, W> {
         let phases = u64::from(owner.op) * 4 + phase.map_or(0, |phase| phase as u64 + 1);
         let number = 1 + (phases * modules + u64::from(owner.module)) * 32 + row.category as u64;
         let (op, phase) = (owners.op(owner).unwrap_or(NONE), phase.map_or(NONE, Phase::as_str));
-        self.add(Row { owner: number, op, phase, module: owners.module(owner).unwrap_or(NONE), ..row })
+        let keys = TextKeys { owner: number, ..TextKeys::default() };
+        self.add(Row { keys, op, phase, module: owners.module(owner).unwrap_or(NONE), ..row })
     }
 
     fn event(&mut self, at: &mut Device<'_>) -> io::Result<()> {

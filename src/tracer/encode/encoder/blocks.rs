@@ -1,16 +1,19 @@
 //! Encodes the caching allocator's reports of blocks and OOMs, and the rows of ops.
 
+use memtrace_trace::columns::TextKeys;
 use memtrace_trace::event::{Block, OpEnd};
 use memtrace_trace::form::Form;
+use memtrace_trace::memory::Effect;
 use memtrace_trace::text::TORCH_ALLOCATOR;
 use memtrace_trace::{Api, EventName, Header, Row};
 
-use crate::emitter::{LIBRARY, RowSink};
+use crate::emitter::{LIBRARY, RowSink, call_key};
 use crate::encoder::Encoder;
 use crate::live::{BlockSize, FailedRequest, Live, OutOfMemory};
 use crate::memory::Key;
 
 impl Encoder {
+    #[inline(always)]
     pub(crate) fn block<S: RowSink>(
         &mut self,
         tid: u32,
@@ -23,13 +26,12 @@ impl Encoder {
         self.reconcile(tid, header, reserved, pool, sink)?;
         let size = BlockSize { bytes, requested, rounded: self.rounded(requested, bytes) };
         let unknown = Live::reported(header, size, pool);
-        if bytes >= 0 {
+        let (live, effect) = if bytes >= 0 {
             let born = self.prepare_allocation(tid, header, address, &unknown, sink)?;
             let live = Live { alloc_id: self.next_seq(), form: form.into(), ..born };
             self.memory.alloc(&live.extent(), Key::Block(address), live);
             self.add_newborn(Key::Block(address), &live);
-            self.correct(header.device, allocated, reserved);
-            self.write_block_row(tid, header, address, &live, sink)
+            (live, Effect::Alloc)
         } else {
             // The size comes from the report, because the encoder may not know the block. The other values
             // come from the allocation, if it is known.
@@ -48,14 +50,15 @@ impl Encoder {
             if deferred {
                 self.memory.live.defer(address, live);
             }
-            self.correct(header.device, allocated, reserved);
-            self.write_block_free_row(tid, header, address, &live, sink)
-        }
+            (live, Effect::Free)
+        };
+        self.correct(header.device, allocated, reserved);
+        self.write_block_row(tid, header, address, &live, effect, sink)
     }
 
     /// Processes what the allocation of a block ends: an older block at its address, and the wait of the blocks
     /// that an optimizer step left. Returns the block with its category and private pool.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn prepare_allocation<S: RowSink>(
         &mut self,
         tid: u32,
@@ -64,7 +67,9 @@ impl Encoder {
         block: &Live,
         sink: &mut S,
     ) -> Result<Live, S::Error> {
-        self.free_missed(tid, header, address, sink)?;
+        if let Some(missed) = self.memory.live.block(address).copied() {
+            self.free_missed(tid, header, address, &missed, sink)?;
+        }
         self.statistics.block(block.bytes);
         self.keep_survivors(tid, header, sink)?;
         // An address is handed out again only after the last stream has finished with its old block. If the
@@ -77,6 +82,7 @@ impl Encoder {
     }
 
     /// Returns the requested bytes after rounding; the size of the block if the request is unknown.
+    #[inline(always)]
     pub(crate) fn rounded(&self, requested: i64, bytes: i64) -> i64 {
         match requested {
             requested @ 0.. => self.rounding.round(requested as u64) as i64,
@@ -86,22 +92,23 @@ impl Encoder {
 
     /// Frees the block at an address that the allocator has handed out again. The report of its free was
     /// lost.
-    pub(crate) fn free_missed<S: RowSink>(
+    #[cold]
+    fn free_missed<S: RowSink>(
         &mut self,
         tid: u32,
         header: &Header,
         address: u64,
+        missed: &Live,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let Some(missed) = self.memory.live.block(address).copied() else { return Ok(()) };
         self.anomalies.missed_frees += 1;
         self.memory.free(Key::Block(address), (), |_| missed.extent());
-        self.write_block_free_row(tid, header, address, &missed, sink)
+        self.write_block_row(tid, header, address, missed, Effect::Free, sink)
     }
 
     /// Sets the allocated bytes of a device to the total that torch's allocator reports, less the blocks
     /// that no row contains yet, and raises the device's peaks.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn correct(&mut self, device: i8, allocated: usize, reserved: usize) {
         // A difference means that other reports were lost.
         let written = (allocated as i64).wrapping_sub(self.unlisted.hidden(device));
@@ -152,6 +159,7 @@ impl Encoder {
         op: &OpEnd,
         sink: &mut S,
     ) -> Result<(), S::Error> {
+        let base = self.base(tid, header);
         self.emit(
             &Row {
                 event: EventName::Op,
@@ -159,7 +167,8 @@ impl Encoder {
                 delta_bytes: op.bytes,
                 latency_ns: op.duration_ns as i64,
                 name: self.definitions.text(op.overload),
-                ..self.base(tid, header)
+                keys: TextKeys { call: call_key(EventName::Op, header.api, false), ..base.keys },
+                ..base
             },
             sink,
         )
@@ -168,7 +177,7 @@ impl Encoder {
     /// Compares the encoder's total of segments with the allocator's own total, which each report contains
     /// and which includes sleeping segments. If the totals differ because calls were missed (expandable
     /// segments, a pool with its own allocator), a row adds the difference.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn reconcile<S: RowSink>(
         &mut self,
         tid: u32,

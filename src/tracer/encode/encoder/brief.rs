@@ -11,7 +11,7 @@ use std::fmt::Write;
 use memtrace_trace::context::Context;
 use memtrace_trace::detail::DetailMark;
 use memtrace_trace::event::Block;
-use memtrace_trace::memory::{Extent, MemoryKind};
+use memtrace_trace::memory::{Effect, Extent, MemoryKind};
 use memtrace_trace::{Api, Category, Event, EventName, Header, Payload, Row};
 
 use super::opening::LIVE;
@@ -236,7 +236,7 @@ impl Encoder {
             if deferred {
                 self.memory.free_deferred(Key::Block(address), (), &live.extent());
                 self.memory.live.defer(address, live);
-                self.write_block_free_row(tid, &header, address, &live, sink)?;
+                self.write_block_row(tid, &header, address, &live, Effect::Free, sink)?;
             }
         }
         // The deferred blocks are no longer allocated.

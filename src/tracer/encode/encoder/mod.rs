@@ -131,7 +131,6 @@ impl Encoder {
         let call = |call, on_host| CallEvent { tid, header, call, on_host };
         let header = &header;
         match payload {
-            Payload::Block(block) => self.block(tid, header, &block, sink),
             Payload::OutOfMemory { bytes, requested, reserved, pool, form, .. } => {
                 if reserved != UNREPORTED_TOTAL {
                     self.reconcile(tid, header, reserved, pool, sink)?;
@@ -151,7 +150,6 @@ impl Encoder {
                 self.named(EventName::RangeEnd, tid, header, RangeName { name, class: 0 }, sink)
             }
             Payload::Mark { name } => self.mark(tid, header, name, sink),
-            Payload::Op(op) => self.op(tid, header, &op, sink),
             Payload::Tag { address, category, module, name, form, claim } => {
                 self.tag(tid, header, address, Use { category, module, name, form, claim }, sink)
             }
@@ -164,6 +162,8 @@ impl Encoder {
             }
             Payload::HostSample { values, what } => self.host_sample(tid, header, values, what, sink),
             Payload::Lost { events } => self.lost(header.clock_ns, tid, events, sink),
+            // Encoded above.
+            Payload::Block(_) | Payload::Op(_) => Ok(()),
             Payload::Pad
             | Payload::DefineText { .. }
             | Payload::DefineContext { .. }
@@ -189,6 +189,7 @@ impl Encoder {
     }
 
     /// Returns the totals of a device; all zero if it was never used.
+    #[inline(always)]
     #[must_use]
     pub fn totals(&self, device: i8) -> Totals {
         self.memory.devices.totals(device)

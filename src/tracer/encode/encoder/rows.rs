@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 
+use memtrace_trace::columns::TextKeys;
 use memtrace_trace::context::{Context, TextId};
 use memtrace_trace::form::Form;
 use memtrace_trace::host::{self, HostValues};
-use memtrace_trace::memory::Totals;
+use memtrace_trace::memory::{Effect, Totals};
 use memtrace_trace::ranges::STEP;
 use memtrace_trace::sample::Sample;
 use memtrace_trace::text::{NONE, TORCH_ALLOCATOR};
@@ -13,7 +14,7 @@ use memtrace_trace::{Api, Event, EventName, Header, Row};
 
 use super::calls::CallEvent;
 use crate::definitions::RangeName;
-use crate::emitter::{LIBRARY, RowSink};
+use crate::emitter::{LIBRARY, RowSink, call_key};
 use crate::encoder::Encoder;
 use crate::live::{Live, Owner};
 
@@ -56,30 +57,24 @@ impl Encoder {
         self.emit(&Row { event: EventName::Meta, name: json, ..self.blank(self.emitter.start_ns()) }, sink)
     }
 
-    /// Writes the row of a block that torch's allocator allocated.
+    /// Writes the row of a block that torch's allocator allocated, or freed with any other effect.
+    #[inline(always)]
     pub(crate) fn write_block_row<S: RowSink>(
-        &mut self,
+        &self,
         tid: u32,
         header: &Header,
         address: u64,
         live: &Live,
+        effect: Effect,
         sink: &mut S,
     ) -> Result<(), S::Error> {
+        let (event, delta_bytes) = match effect {
+            Effect::Alloc => (live.kind.alloc_event(), live.bytes),
+            _ => (live.kind.free_event(), -live.bytes),
+        };
         let row = self.live_row(tid, header, address, live);
-        self.emit(&Row { event: live.kind.alloc_event(), delta_bytes: live.bytes, ..row }, sink)
-    }
-
-    /// Writes the row of a block that torch's allocator freed.
-    pub(crate) fn write_block_free_row<S: RowSink>(
-        &mut self,
-        tid: u32,
-        header: &Header,
-        address: u64,
-        live: &Live,
-        sink: &mut S,
-    ) -> Result<(), S::Error> {
-        let row = self.live_row(tid, header, address, live);
-        self.emit(&Row { event: live.kind.free_event(), delta_bytes: -live.bytes, ..row }, sink)
+        let keys = TextKeys { call: call_key(event, header.api, true), ..row.keys };
+        self.emit(&Row { event, delta_bytes, keys, ..row }, sink)
     }
 
     /// Writes the row of a call that allocated memory.
@@ -174,7 +169,9 @@ impl Encoder {
     pub(crate) fn live_row<'a>(&'a self, tid: u32, header: &Header, address: u64, live: &Live) -> Row<'a> {
         let Live { device, context, form, .. } = *live;
         let Form { dtype, shape } = self.definitions.form(form);
+        let base = self.base(tid, &Header { device, context, ..*header });
         Row {
+            keys: TextKeys { form: self.definitions.key(form), ..base.keys },
             dtype,
             shape,
             alloc_id: live.alloc_id,
@@ -185,7 +182,7 @@ impl Encoder {
             step: i64::from(live.step),
             pool: i64::from(live.pool),
             source: TORCH_ALLOCATOR,
-            ..self.base(tid, &Header { device, context, ..*header })
+            ..base
         }
     }
 
@@ -205,7 +202,7 @@ impl Encoder {
     #[inline(always)]
     pub(crate) fn base(&self, tid: u32, header: &Header) -> Row<'_> {
         let Header { clock_ns, api, device, context, step } = *header;
-        let (number, context) = (self.definitions.owner_number(context), self.definitions.context(context));
+        let (key, context) = (self.definitions.key(context), self.definitions.context(context));
         let Owner { op, module, phase } = self.definitions.owner_in(context);
         let Context { stack, stream, .. } = context;
         let Totals { allocated, active, reserved, .. } = self.totals(device);
@@ -218,7 +215,7 @@ impl Encoder {
             allocated_bytes: allocated,
             active_bytes: active,
             reserved_bytes: reserved,
-            owner: number,
+            keys: TextKeys { owner: key, ..TextKeys::default() },
             op,
             module,
             phase,

@@ -4,9 +4,10 @@
 use memtrace_trace::form::Form;
 use memtrace_trace::memory::LiveMemory;
 use memtrace_trace::rounding::MIN_BLOCK;
-use memtrace_trace::text::{LOAD, NONE, SCRIPT, UNKNOWN, WITHOUT_DETAIL};
+use memtrace_trace::text::{NONE, SCRIPT, UNKNOWN, WITHOUT_DETAIL};
 use memtrace_trace::{Category, Claim, EventName, Header, Row};
 
+use crate::definitions::PhaseKind;
 use crate::emitter::{LIBRARY, RowSink};
 use crate::encoder::Encoder;
 use crate::live::{Live, Owner};
@@ -29,11 +30,6 @@ impl Default for Newborn {
     fn default() -> Newborn {
         Newborn { blocks: Vec::new(), check_at: Newborn::LEAST_CHECKED }
     }
-}
-
-/// Returns true for the phases whose surviving blocks become optimizer state.
-fn is_optimizer(phase: &str) -> bool {
-    matches!(phase, "optimizer" | "optimizer.step")
 }
 
 /// A use that the program assigns to a block.
@@ -95,6 +91,7 @@ struct OwnerChange {
 impl Encoder {
     /// Returns the category of memory at its allocation, by its context; see "Categories" in the
     /// documentation. `pool` is the allocator's private pool.
+    #[inline(always)]
     pub(crate) fn category_at_allocation(&self, context: u32, pool: u16) -> Category {
         use memtrace_trace::context::Context;
         let context = self.definitions.context(context);
@@ -104,18 +101,22 @@ impl Encoder {
         if pool > 0 && context.flags & Context::CAPTURED != 0 {
             return Category::CudaGraph;
         }
-        match self.definitions.text(context.phase) {
-            phase if is_optimizer(phase) && self.tags => Category::Temporary,
-            phase if is_optimizer(phase) => Category::OptimizerState,
+        match self.definitions.phase(context.phase) {
+            PhaseKind::Optimizer if self.tags => Category::Temporary,
+            PhaseKind::Optimizer => Category::OptimizerState,
             // Without detail, a gradient, a recomputed activation and temporary memory cannot be
             // distinguished.
-            "backward" if context.flags & Context::WITHOUT_DETAIL != 0 => Category::None,
-            "backward" if context.flags & Context::RECOMPUTED == 0 => Category::Temporary,
-            "forward" | "backward" => Category::Activation,
-            LOAD if self.tags && context.flags & Context::INFERRED_PHASE != 0 => Category::Loaded,
+            PhaseKind::Backward if context.flags & Context::WITHOUT_DETAIL != 0 => Category::None,
+            PhaseKind::Backward if context.flags & Context::RECOMPUTED == 0 => Category::Temporary,
+            PhaseKind::Forward | PhaseKind::Backward => Category::Activation,
+            PhaseKind::Load if self.tags && context.flags & Context::INFERRED_PHASE != 0 => Category::Loaded,
             _ if self.tags && self.definitions.text(context.module) == SCRIPT => Category::Script,
             _ => Category::None,
         }
+    }
+
+    fn phase_of(&self, context: u32) -> PhaseKind {
+        self.definitions.phase(self.definitions.context(context).phase)
     }
 
     /// Moves the bytes of a block from one owner to another, in two rows. The totals stay the same.
@@ -200,7 +201,8 @@ impl Encoder {
     /// Adds a live block or CPU tensor to [`Newborn`], if an optimizer step allocated it.
     #[inline]
     pub(crate) fn add_newborn(&mut self, key: Key, live: &Live) {
-        if live.category == Category::Temporary && is_optimizer(self.definitions.owner(live.context).phase) {
+        let is_optimizers = || self.phase_of(live.context) == PhaseKind::Optimizer;
+        if live.category == Category::Temporary && is_optimizers() {
             let Newborn { blocks, check_at } = &mut self.newborn;
             blocks.push((key, live.alloc_id));
             if blocks.len() >= *check_at {
@@ -213,16 +215,21 @@ impl Encoder {
 
     /// Called before each allocation. If the allocation is in a forward or a backward, the remaining blocks
     /// of previous optimizer steps that have no other use become optimizer state.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn keep_survivors<S: RowSink>(
         &mut self,
         tid: u32,
         header: &Header,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        if self.newborn.blocks.is_empty()
-            || !matches!(self.definitions.owner(header.context).phase, "forward" | "backward")
-        {
+        if self.newborn.blocks.is_empty() {
+            return Ok(());
+        }
+        self.keep_newborn(tid, header, sink)
+    }
+
+    fn keep_newborn<S: RowSink>(&mut self, tid: u32, header: &Header, sink: &mut S) -> Result<(), S::Error> {
+        if !matches!(self.phase_of(header.context), PhaseKind::Forward | PhaseKind::Backward) {
             return Ok(());
         }
         for (key, alloc_id) in std::mem::take(&mut self.newborn).blocks {
