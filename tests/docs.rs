@@ -362,8 +362,8 @@ fn the_docs_agree_with_the_comparison_on_the_errors_of_reserved() {
     assert!(read("docs/trust.md").contains(&stated), "docs/trust.md lacks: {stated}");
     let rounded: f64 = largest.trim_end_matches('%').parse().unwrap();
     let stated = format!(
-        "half of {figures} published *reserved* figures differ by at most {median},   nine tenths by at most \
-         {ninety}; the largest difference is {rounded:.0}%"
+        "the median error of {figures} published *reserved* figures is {median},   nine tenths differ by at \
+         most {ninety}; the largest difference is {rounded:.0}%"
     );
     assert!(read("README.md").contains(&stated), "README.md lacks: {stated}");
 }
