@@ -314,7 +314,8 @@ mod tests {
     fn rows_with_long_texts_are_whole_and_in_order() {
         let mut ours = RowWriter::new(Vec::new());
         let mut theirs = csv::Writer::from_writer(Vec::new());
-        for (seq, length) in (1..).zip([1, 1_500, 1_600, 7, 5_000, 5_000, BUFFER, BUFFER + 1, 3 * BUFFER, 1]) {
+        for (seq, length) in (1..).zip([1, 1_500, 1_600, 7, 5_000, 5_000, BUFFER, BUFFER + 1, 3 * BUFFER, 1])
+        {
             let name = "\"".repeat(length);
             // An empty text is written as the placeholder.
             let row = Row { seq, ts_ns: 1 << 40, name: &name, op: "", ..Row::default() };

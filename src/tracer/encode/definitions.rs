@@ -3,11 +3,12 @@
 use memtrace_trace::context::{Context, Frame, MAX_CONTEXTS, MAX_TEXTS, StackId};
 use memtrace_trace::form::Form;
 use memtrace_trace::stacks::Stack;
-use memtrace_trace::text::{LOAD, NONE, original_text, safe_text};
+use memtrace_trace::text::{NONE, original_text, safe_text};
 use memtrace_trace::{Event, Payload};
 
 use crate::live::Owner;
 use crate::own_names::{OWN_IDS, OwnNames};
+use crate::text::{PhaseKind, Text};
 
 /// Returns the table entry for `id`, and fills missing entries before it with `unknown`. Returns `None` for
 /// an id that no process assigns, which a damaged journal may contain.
@@ -17,46 +18,6 @@ fn entry<T: Clone>(table: &mut Vec<T>, id: u32, most: usize, unknown: T) -> Opti
         table.resize(index + 1, unknown);
     }
     table.get_mut(index)
-}
-
-/// The phases that decide the category of memory.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PhaseKind {
-    Forward,
-    Backward,
-    /// The surviving blocks of an optimizer step become optimizer state.
-    Optimizer,
-    Load,
-    Other,
-}
-
-impl PhaseKind {
-    fn of(phase: &str) -> PhaseKind {
-        match phase {
-            "forward" => PhaseKind::Forward,
-            "backward" => PhaseKind::Backward,
-            "optimizer" | "optimizer.step" => PhaseKind::Optimizer,
-            LOAD => PhaseKind::Load,
-            _ => PhaseKind::Other,
-        }
-    }
-}
-
-/// A text, and what rows need of it if it is the name of a phase or a [`Form`]. Both are found once, not per row.
-#[derive(Clone)]
-pub(crate) struct Text {
-    pub(crate) text: String,
-    phase: PhaseKind,
-    /// The type and the shape.
-    form: Option<[Box<str>; 2]>,
-}
-
-impl Text {
-    pub(crate) fn new(text: String) -> Text {
-        let form = Form::parse(&text);
-        let form = (form != Form::UNKNOWN).then(|| [form.dtype.into(), form.shape.into()]);
-        Text { phase: PhaseKind::of(&text), text, form }
-    }
 }
 
 /// The name of a range.
@@ -182,7 +143,7 @@ impl Definitions {
     /// Returns the kind of the phase with this text id.
     #[inline(always)]
     pub(crate) fn phase(&self, id: u32) -> PhaseKind {
-        self.defined(id).map_or(PhaseKind::Other, |text| text.phase)
+        self.defined(id).map_or(PhaseKind::Other, Text::phase)
     }
 
     #[inline(always)]
@@ -215,8 +176,8 @@ impl Definitions {
     #[inline(always)]
     pub fn form(&self, id: u32) -> Form<'_> {
         match self.defined(id) {
-            Some(Text { form: Some([dtype, shape]), .. }) => Form { dtype, shape },
-            _ => Form::UNKNOWN,
+            Some(text) => text.form(),
+            None => Form::UNKNOWN,
         }
     }
 

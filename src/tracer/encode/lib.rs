@@ -16,6 +16,7 @@ mod physical;
 mod samples;
 pub mod stacks;
 pub mod statistics;
+mod text;
 mod unlisted;
 
 pub use emitter::RowSink;

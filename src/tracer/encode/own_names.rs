@@ -4,7 +4,7 @@ use memtrace_trace::context::Context;
 use memtrace_trace::text::NONE;
 use rustc_hash::FxHashMap;
 
-use crate::definitions::Text;
+use crate::text::Text;
 
 /// Ids that the encoder assigns itself are greater than this number, so that they differ from the ids of the
 /// process.

@@ -7,11 +7,11 @@ use memtrace_trace::rounding::MIN_BLOCK;
 use memtrace_trace::text::{NONE, SCRIPT, UNKNOWN, WITHOUT_DETAIL};
 use memtrace_trace::{Category, Claim, EventName, Header, Row};
 
-use crate::definitions::PhaseKind;
 use crate::emitter::{LIBRARY, RowSink};
 use crate::encoder::Encoder;
 use crate::live::{Live, Owner};
 use crate::memory::Key;
+use crate::text::PhaseKind;
 
 /// Blocks and CPU tensors that optimizer steps have allocated since the last forward or backward.
 pub(crate) struct Newborn {
