@@ -37,8 +37,9 @@ CHECKS = {
 }
 # Checks of what a free-threaded Python does not have. There the trace must say so.
 NOT_FREE_THREADED = {"lines": "no Python lines", "retained": "no search for holders"}
+# Checks that do not run under qemu, and why.
 NOT_UNDER_QEMU = {
-    "observers": "takes too long under qemu",
+    "observers": "not tried, because qemu makes debuggers and profilers slow",
     "compile": "the root folder has no C++ compiler for aarch64",
 }
 TOOLS = ["training", "profile", "trace", "cprofile", "coverage", "debugger", "torch_profiler"]
@@ -122,9 +123,8 @@ class Cell:
         out = self.folder / folder
         out.mkdir()
         environment = self.environment(out) | {"MEMTRACE_STACKS": "python", "MEMTRACE_RETAINED": "60"}
-        command = [self.built / "memtrace", "run", "--quiet", "--phantom", CARD, "-o", out / "trace", "--"]
         status, output = self.run(
-            [*command, self.interpreter, self.script("versions/capabilities.py"), *names], environment
+            [*self.memtrace_run(out / "trace"), self.script("versions/capabilities.py"), *names], environment
         )
         end = f"status {status}: {last_line(output)}"
         # A single case does not print its name, because it runs in the process itself.
@@ -144,6 +144,11 @@ class Cell:
         if status and found:
             found.popitem()
         return found, end
+
+    def memtrace_run(self, out: Path) -> list:
+        """Returns the command that traces a Python script into a folder."""
+        command = [self.built / "memtrace", "run", "--quiet", "--phantom", CARD]
+        return [*command, "-o", out, "--", self.interpreter]
 
     def environment(self, out: Path) -> dict[str, str]:
         return {
@@ -237,9 +242,9 @@ class Cell:
         if status:
             raise Failed(f"without memtrace: {last_line(expected)}")
         out = self.folder / "observers"
-        command = [self.built / "memtrace", "run", "--quiet", "--phantom", CARD, "-o", out, "--", self.interpreter]
         status, found = self.run(
-            [*command, self.script("observers/observers.py"), *tools], self.environment(self.folder)
+            [*self.memtrace_run(out), self.script("observers/observers.py"), *tools],
+            self.environment(self.folder),
         )
         if status:
             raise Failed(last_line(found))
