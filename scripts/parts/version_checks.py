@@ -15,10 +15,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from parts.built import BUILT, ROOT, clean_environment, output_of
+from parts.built import BUILT, ROOT, cache, clean_environment, output_of
 
 SCRIPTS = ROOT / "tests/scripts"
 CARD = "h100-80g"
+MACHINES = ["x86-64", "aarch64"]
+# The root folder of scripts/aarch64, whose files have the same path there, has the build for aarch64.
+QEMU_BUILT = cache() / "aarch64/target/aarch64-unknown-linux-gnu/release"
 # Seconds for all cases of a process, also on a busy machine.
 LIMIT = 1800
 # The checks in the order of the table, each with its heading there.
@@ -34,6 +37,11 @@ CHECKS = {
 }
 # Checks of what a free-threaded Python does not have. There the trace must say so.
 NOT_FREE_THREADED = {"lines": "no Python lines", "retained": "no search for holders"}
+# Checks that do not run under qemu, and why.
+NOT_UNDER_QEMU = {
+    "observers": "not tried, because qemu makes debuggers and profilers slow",
+    "compile": "the root folder has no C++ compiler for aarch64",
+}
 TOOLS = ["training", "profile", "trace", "cprofile", "coverage", "debugger", "torch_profiler"]
 
 
@@ -54,17 +62,34 @@ class Case:
 
 
 class Cell:
-    """A torch on a Python. `names` are the checks that will run. `folder` is empty, and gets the traces."""
+    """A torch on a Python, of this machine or under qemu. `names` are the checks that will run. `folder` is
+    empty, is in the tree, and gets the traces."""
 
-    def __init__(self, torch: str, python: str, interpreter: Path, names: list[str], folder: Path):
-        self.torch, self.interpreter, self.names, self.folder = torch, interpreter, names, folder
+    def __init__(
+        self, machine: str, torch: str, python: str, interpreter: Path, names: list[str], folder: Path
+    ):
+        self.torch, self.interpreter, self.folder = torch, interpreter, folder
+        self.is_qemu = machine == "aarch64"
+        self.names = [name for name in names if not self.is_qemu or name not in NOT_UNDER_QEMU]
+        self.built = QEMU_BUILT if self.is_qemu else BUILT
         self.is_free_threaded = python.endswith("t")
         query = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
-        done = subprocess.run([interpreter, "-c", query], capture_output=True, text=True, check=True)
-        self.version = done.stdout.strip()
+        status, output = self.run([interpreter, "-c", query], {})
+        if status:
+            sys.exit(f"test-matrix: {interpreter} does not start: {last_line(output)}")
+        self.version = output.strip()
+
+    def run(self, command: list, settings: dict[str, str]) -> tuple[int, str]:
+        """Runs a command of the cell's machine, as `run` does."""
+        if not self.is_qemu:
+            return run(command, clean_environment("PYTORCH_") | settings)
+        variables = [f"{name}={value}" for name, value in settings.items()]
+        return run([ROOT / "scripts/aarch64", "run", "env", *variables, *command], None)
 
     def check(self, name: str) -> tuple[str, str]:
-        """Runs one check. Returns its result (yes, no, failed, impossible) and the reason."""
+        """Runs one check. Returns its result (yes, no, failed, impossible, not run) and the reason."""
+        if name not in self.names:
+            return "not run", NOT_UNDER_QEMU[name]
         try:
             if name == "observers":
                 return "yes", self.check_observers()
@@ -98,9 +123,8 @@ class Cell:
         out = self.folder / folder
         out.mkdir()
         environment = self.environment(out) | {"MEMTRACE_STACKS": "python", "MEMTRACE_RETAINED": "60"}
-        command = [BUILT / "memtrace", "run", "--quiet", "--phantom", CARD, "-o", out / "trace", "--"]
-        status, output = run(
-            [*command, self.interpreter, self.script("versions/capabilities.py"), *names], environment
+        status, output = self.run(
+            [*self.memtrace_run(out / "trace"), self.script("versions/capabilities.py"), *names], environment
         )
         end = f"status {status}: {last_line(output)}"
         # A single case does not print its name, because it runs in the process itself.
@@ -121,8 +145,13 @@ class Cell:
             found.popitem()
         return found, end
 
+    def memtrace_run(self, out: Path) -> list:
+        """Returns the command that traces a Python script into a folder."""
+        command = [self.built / "memtrace", "run", "--quiet", "--phantom", CARD]
+        return [*command, "-o", out, "--", self.interpreter]
+
     def environment(self, out: Path) -> dict[str, str]:
-        return clean_environment("PYTORCH_") | {
+        return {
             "MEMTRACE_TEST_CHECKPOINTS": str(out / "checkpoints"),
             "OWNER_OUT": str(out),
             "PYTHONPATH": str(ROOT / "python"),
@@ -136,8 +165,8 @@ class Cell:
         return SCRIPTS / name
 
     def untraced(self, script: str, *arguments: str) -> tuple[int, str]:
-        preload = {"LD_PRELOAD": str(BUILT / "libmemtrace_phantom.so"), "MEMTRACE_PHANTOM": CARD}
-        return run(
+        preload = {"LD_PRELOAD": str(self.built / "libmemtrace_phantom.so"), "MEMTRACE_PHANTOM": CARD}
+        return self.run(
             [self.interpreter, self.script(script), *arguments], self.environment(self.folder) | preload
         )
 
@@ -151,11 +180,10 @@ class Cell:
 
     def check_totals(self, case: Case) -> None:
         verify = self.script("checkers/verify.py")
-        for command in (
-            [sys.executable, verify, case.trace, case.checkpoints],
-            [BUILT / "memtrace", "check", case.trace],
+        for status, output in (
+            run([sys.executable, verify, case.trace, case.checkpoints], None),
+            self.run([self.built / "memtrace", "check", case.trace], {}),
         ):
-            status, output = run(command, None)
             if status:
                 raise Failed(last_line(output))
 
@@ -214,9 +242,9 @@ class Cell:
         if status:
             raise Failed(f"without memtrace: {last_line(expected)}")
         out = self.folder / "observers"
-        command = [BUILT / "memtrace", "run", "--quiet", "--phantom", CARD, "-o", out, "--", self.interpreter]
-        status, found = run(
-            [*command, self.script("observers/observers.py"), *tools], self.environment(self.folder)
+        status, found = self.run(
+            [*self.memtrace_run(out), self.script("observers/observers.py"), *tools],
+            self.environment(self.folder),
         )
         if status:
             raise Failed(last_line(found))

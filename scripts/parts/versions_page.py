@@ -1,4 +1,4 @@
-"""The table of docs/versions.md, from the rows of docs/versions.csv."""
+"""The tables of docs/versions.md, from the rows of docs/versions.csv."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from pathlib import Path
 from parts.page_block import PageBlock
 from parts.version_checks import CHECKS
 
-MARKS = {"yes": "yes", "no": "no", "failed": "**failed**", "impossible": "—"}
+MARKS = {"yes": "yes", "no": "no", "failed": "**failed**", "impossible": "—", "not run": "not run"}
+HEADINGS = {"x86-64": "", "aarch64": "On aarch64, under qemu:\n\n"}
 
 
 def write_page(rows: list[dict], torches: list[str], pythons: list[str], page: Path) -> None:
-    """Writes the table between the two marks of a page."""
-    PageBlock.named(page, "cells").write("\n" + table(rows, torches, pythons))
+    """Writes a table for each machine between the two marks of a page."""
+    tables = [
+        heading + table([row for row in rows if row["machine"] == machine], torches, pythons)
+        for machine, heading in HEADINGS.items()
+    ]
+    PageBlock.named(page, "cells").write("\n" + "".join(tables))
 
 
 def table(rows: list[dict], torches: list[str], pythons: list[str]) -> str:
@@ -32,7 +37,8 @@ def table(rows: list[dict], torches: list[str], pythons: list[str]) -> str:
                 if row["detail"]:
                     reasons.setdefault(row["detail"], []).append(place(row))
             if cell[0]["check"] == "install":
-                lines.append(f"| {torch} | {python} |{' — |' * len(CHECKS)}")
+                mark = f" {MARKS[cell[0]['result']]} |"
+                lines.append(f"| {torch} | {python} |{mark * len(CHECKS)}")
                 continue
             results = {row["check"]: MARKS[row["result"]] for row in cell}
             marks = " | ".join(results.get(check, "not run") for check in CHECKS)
