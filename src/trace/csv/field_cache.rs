@@ -1,7 +1,7 @@
 //! Caches formatted fields that repeat across rows: copying a text is several times faster than formatting
 //! it.
 
-use super::line::LineBuffer;
+use super::line::{HUGE, LineBuffer, NINE_DIGITS};
 use crate::{Category, EventName};
 
 /// The last values of `N` adjacent number columns, and their text. `TEXT` is at least 21 bytes per number
@@ -79,7 +79,7 @@ impl<const N: usize, const TEXT: usize> Recurring<N, TEXT> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Near {
     pub(super) number: i64,
-    /// The number that the digits before the last eight make; [`Near::NO_HIGH`] if there are none or more than eight.
+    /// The digits before the last eight, as a number; [`Near::NO_HIGH`] if there are none, or more than eight.
     pub(super) high: u64,
     /// The number followed by a comma.
     pub(super) text: [u8; 32],
@@ -100,9 +100,8 @@ impl Near {
 
     /// Creates the cache of a number, whose text with its comma has `length` bytes.
     pub(super) fn new(number: i64, text: [u8; 32], length: usize) -> Near {
-        let high = match number {
-            // From 9 to 16 digits.
-            100_000_000..10_000_000_000_000_000 => number.cast_unsigned() / 100_000_000,
+        let high = match number.cast_unsigned() {
+            number @ NINE_DIGITS..HUGE => number / NINE_DIGITS,
             _ => Near::NO_HIGH,
         };
         Near { number, high, text, length }

@@ -16,7 +16,7 @@ const LINE: usize = 4096;
 pub(super) const SPACE: usize = LINE + 128;
 
 /// 10^8, the smallest number with nine digits.
-const NINE_DIGITS: u64 = 100_000_000;
+pub(super) const NINE_DIGITS: u64 = 100_000_000;
 
 /// The maximum length of a line's texts, together. Each of their bytes may be a quote, which is doubled. Cached texts
 /// do not count: [`FIELD`] leaves space for them, because numbers and words take less.
@@ -24,7 +24,7 @@ const TEXTS: usize = (LINE - COLUMNS.len() * FIELD) / 2;
 
 /// 10^16. A smaller number never exceeds the bound of its column. [`LineBuffer::long`] formats these huge
 /// numbers in a separate branch and sets a flag there, so usual numbers cost no additional check.
-const HUGE: u64 = NINE_DIGITS * NINE_DIGITS;
+pub(super) const HUGE: u64 = NINE_DIGITS * NINE_DIGITS;
 const _: () = assert!(HUGE < MAX_BYTES && HUGE < MAX_NUMBER);
 
 /// A line under construction, with less than [`LINE`] bytes.

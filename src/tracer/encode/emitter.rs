@@ -13,7 +13,8 @@ pub(crate) const LIBRARY: &str = "libmemtrace.so";
 #[inline(always)]
 pub(crate) fn call_key(event: EventName, api: Option<Api>, is_torchs: bool) -> u64 {
     let api = api.map_or(0, |api| u64::from(api.id()) + 1);
-    1 + u64::from(is_torchs) + 2 * (u64::from(event.id()) + 64 * api)
+    const EVENTS: u64 = EventName::ALL.len() as u64;
+    1 + u64::from(is_torchs) + 2 * (u64::from(event.id()) + EVENTS * api)
 }
 
 /// A destination for rows.

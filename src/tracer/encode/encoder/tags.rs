@@ -115,6 +115,7 @@ impl Encoder {
         }
     }
 
+    /// Returns the kind of the phase of a context.
     fn phase_of(&self, context: u32) -> PhaseKind {
         self.definitions.phase(self.definitions.context(context).phase)
     }
@@ -228,6 +229,7 @@ impl Encoder {
         self.keep_newborn(tid, header, sink)
     }
 
+    /// The part of [`Encoder::keep_survivors`] that few allocations need.
     fn keep_newborn<S: RowSink>(&mut self, tid: u32, header: &Header, sink: &mut S) -> Result<(), S::Error> {
         if !matches!(self.phase_of(header.context), PhaseKind::Forward | PhaseKind::Backward) {
             return Ok(());
