@@ -2,6 +2,7 @@
 //! it.
 
 use super::line::{HUGE, LineBuffer, NINE_DIGITS};
+use crate::columns::TextKeys;
 use crate::{Category, EventName};
 
 /// The last values of `N` adjacent number columns, and their text. `TEXT` is at least 21 bytes per number
@@ -187,7 +188,7 @@ pub(super) fn category(category: Category) -> &'static CachedWord {
 /// The cached text of adjacent columns.
 #[derive(Clone, Copy)]
 struct CachedTexts {
-    /// The key ([`TextKeys`](crate::columns::TextKeys)); 0 for an empty entry.
+    /// The key ([`TextKeys`]); [`KeyedTexts::NO_KEY`] for an empty entry.
     key: u64,
     length: usize,
     text: [u8; KeyedTexts::LONGEST],
@@ -202,6 +203,8 @@ impl KeyedTexts {
     const LONGEST: usize = 112;
     /// The maximum number of entries. The index of an entry is its key modulo this number.
     const MOST: usize = 1024;
+    /// No text is kept with this key.
+    const NO_KEY: u64 = u64::MAX;
 
     /// Writes the columns with this key, which `format` formats; 0 is never cached.
     #[inline(always)]
@@ -211,11 +214,24 @@ impl KeyedTexts {
         key: u64,
         format: impl FnOnce(&mut LineBuffer<'_>),
     ) {
-        match self.0.get(key as usize % Self::MOST) {
-            Some(texts) if texts.key == key && key != 0 => {
-                line.put_cached(&texts.text, texts.length);
-            }
-            _ => line.apart(|line| self.write_and_keep(line, key, format)),
+        if self.has(key) {
+            self.copy(line, key);
+        } else {
+            line.apart(|line| self.write_and_keep(line, key, format));
+        }
+    }
+
+    /// Returns true if the cache has the columns with this key.
+    #[inline(always)]
+    fn has(&self, key: u64) -> bool {
+        self.0.get(key as usize % Self::MOST).is_some_and(|texts| texts.key == key)
+    }
+
+    /// Writes the columns with this key, which the cache has.
+    #[inline(always)]
+    pub(super) fn copy(&self, line: &mut LineBuffer<'_>, key: u64) {
+        if let Some(texts) = self.0.get(key as usize % Self::MOST) {
+            line.put_cached(&texts.text, texts.length);
         }
     }
 
@@ -229,10 +245,11 @@ impl KeyedTexts {
         let from = line.length();
         format(line);
         let length = line.length() - from;
-        if key != 0 && length <= Self::LONGEST {
+        if key != 0 && key != Self::NO_KEY && length <= Self::LONGEST {
             let index = key as usize % Self::MOST;
             if self.0.len() <= index {
-                self.0.resize(index + 1, CachedTexts { key: 0, length: 0, text: [0; Self::LONGEST] });
+                let empty = CachedTexts { key: Self::NO_KEY, length: 0, text: [0; Self::LONGEST] };
+                self.0.resize(index + 1, empty);
             }
             self.0[index] = CachedTexts { key, length, text: line.written(from) };
         }
@@ -288,12 +305,36 @@ macro_rules! block_cache {
     ($key:ident { $($columns:tt)+ }) => { KeyedTexts };
 }
 
+/// True if the cache of a block has the texts of its key, or if the block has no key.
+macro_rules! has_key {
+    ($caches:ident $keys:ident each()) => {
+        true
+    };
+    ($caches:ident $keys:ident group($cache:ident)) => {
+        true
+    };
+    ($caches:ident $keys:ident recurring($cache:ident)) => {
+        true
+    };
+    ($caches:ident $keys:ident $key:ident($cache:ident)) => {
+        $caches.$cache.has($keys.$key)
+    };
+}
+
 macro_rules! block_caches {
     ($($block:ident($($cache:ident)?) $columns:tt)+) => {
         /// The caches of blocks, by name.
         #[derive(Default)]
         pub(super) struct BlockCaches {
             $($(pub(super) $cache: block_cache!($block $columns),)?)+
+        }
+
+        impl BlockCaches {
+            /// Returns true if the caches have the texts of all these keys.
+            #[inline(always)]
+            pub(super) fn have(&self, keys: &TextKeys) -> bool {
+                true $(&& has_key!(self keys $block($($cache)?)))+
+            }
         }
     };
 }

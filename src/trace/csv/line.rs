@@ -113,7 +113,7 @@ impl<'a> LineBuffer<'a> {
             // Half of the numbers in a row are single digits.
             0..=9 => self.put(&[b'0' + number as u8, b','], 2),
             -1 => self.put(b"-1,", 3),
-            _ => self.apart(|line| line.long(number)),
+            _ => self.apart(move |line| line.long(number)),
         }
     }
 
@@ -125,7 +125,7 @@ impl<'a> LineBuffer<'a> {
         cache: &mut Numbers<N, TEXT>,
     ) {
         if cache.numbers != numbers {
-            return self.apart(|line| {
+            return self.apart(move |line| {
                 let from = line.length();
                 numbers.into_iter().for_each(|number| line.int(number));
                 *cache = Numbers { numbers, text: line.written(from), length: line.length() - from };
@@ -148,7 +148,7 @@ impl<'a> LineBuffer<'a> {
         if number != cache.number {
             let (high, low) = (number.cast_unsigned() / NINE_DIGITS, number.cast_unsigned() % NINE_DIGITS);
             if high != cache.high {
-                return self.apart(|line| {
+                return self.apart(move |line| {
                     let from = line.length();
                     line.int(number);
                     *cache = Near::new(number, line.written(from), line.length() - from);

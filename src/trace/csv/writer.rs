@@ -42,6 +42,7 @@ impl<W: Write> RowWriter<W> {
     ///
     /// # Errors
     /// Returns the sink's error if the buffer had to be written.
+    #[inline(never)]
     pub fn write(&mut self, row: &Row<'_>) -> io::Result<()> {
         if std::mem::take(&mut self.header) {
             let mut line = LineBuffer::new(&mut self.buffer, self.filled);
@@ -49,9 +50,33 @@ impl<W: Write> RowWriter<W> {
             self.filled += line.end();
         }
         let mut line = LineBuffer::new(&mut self.buffer, self.filled);
-        write_row(&mut line, &mut self.cache, row);
+        write_row::<false>(&mut line, &mut self.cache, row);
         if line.is_rare() {
             return self.write_rare(row);
+        }
+        self.filled += line.end();
+        if self.filled >= BUFFER { self.write_buffer() } else { Ok(()) }
+    }
+
+    /// Same as [`RowWriter::write`]. `with_texts` fills in the columns of the row's keys
+    /// ([`TextKeys`](crate::columns::TextKeys)); it is called only if no recent row had these keys. This function is
+    /// compiled into its caller, so the numbers of the row need not be stored.
+    ///
+    /// # Errors
+    /// Returns the sink's error if the buffer had to be written.
+    #[inline(always)]
+    pub fn write_keyed<'a>(
+        &mut self,
+        row: Row<'a>,
+        with_texts: impl Fn(Row<'a>) -> Row<'a>,
+    ) -> io::Result<()> {
+        if self.header || !self.cache.blocks.have(&row.keys) {
+            return self.write(&with_texts(row));
+        }
+        let mut line = LineBuffer::new(&mut self.buffer, self.filled);
+        write_row::<true>(&mut line, &mut self.cache, &row);
+        if line.is_rare() {
+            return self.write_rare(&with_texts(row));
         }
         self.filled += line.end();
         if self.filled >= BUFFER { self.write_buffer() } else { Ok(()) }
@@ -100,6 +125,7 @@ impl<W: Write> RowWriter<W> {
         Ok(self.sink)
     }
 
+    #[inline(never)]
     fn write_buffer(&mut self) -> io::Result<()> {
         let result = self.sink.write_all(&self.buffer[..self.filled]);
         // After an error, the buffered rows are dropped, because some of them may already be in the sink, and
@@ -205,17 +231,25 @@ macro_rules! write_block {
         $(#[$doc:meta])+
         $name:ident: $type:ident = $default:expr, $shape:ident, $reading:ident, plain;
     )+ }) => {
-        $cache.blocks.$texts.write($line, $row.keys.$key, |line| {
-            $($row.$name.write(line);)+
-        });
+        if KEYS_ARE_CACHED {
+            $cache.blocks.$texts.copy($line, $row.keys.$key);
+        } else {
+            $cache.blocks.$texts.write($line, $row.keys.$key, |line| {
+                $($row.$name.write(line);)+
+            });
+        }
     };
 }
 
 macro_rules! write_row {
     ($($block:ident($($cache:ident)?) $columns:tt)+) => {
-        /// Writes the fields of a row.
+        /// Writes the fields of a row. With `KEYS_ARE_CACHED`, the cache has the texts of all its keys.
         #[inline(always)]
-        fn write_row(line: &mut LineBuffer<'_>, cache: &mut FieldCache, row: &Row<'_>) {
+        fn write_row<const KEYS_ARE_CACHED: bool>(
+            line: &mut LineBuffer<'_>,
+            cache: &mut FieldCache,
+            row: &Row<'_>,
+        ) {
             $(write_block!(line cache row $block($($cache)?) $columns);)+
         }
     };
@@ -268,7 +302,8 @@ mod tests {
         let mut ours = RowWriter::new(Vec::new());
         let mut theirs = csv::Writer::from_writer(Vec::new());
         for seq in 1..=1000 {
-            // Each row occurs twice in a row, so that the second one hits the caches.
+            // Each row occurs twice in a row, so that the second one hits the caches. Every third row is written
+            // without its texts if they are cached.
             let index = seq as usize / 2;
             let text = |shift: usize| texts[(index * 7 + shift) % texts.len()];
             let number = |shift: usize| numbers[(index * 5 + shift) % numbers.len()];
@@ -300,7 +335,18 @@ mod tests {
                 shape: text(7),
                 ..Row::default()
             };
-            ours.write(&row).unwrap();
+            if seq % 3 == 0 {
+                let keyed = Row { event: EventName::Mark, status: 9, ..row };
+                let keyed =
+                    Row { api: "", source: "", op: "", module: "", phase: "", dtype: "", shape: "", ..keyed };
+                let with_texts = |keyed: Row<'_>| {
+                    assert_eq!(keyed.seq, row.seq);
+                    row
+                };
+                ours.write_keyed(keyed, with_texts).unwrap();
+            } else {
+                ours.write(&row).unwrap();
+            }
             // memtrace's writer clamps numbers beyond the bound of their column, so the expected rows are
             // clamped, too.
             theirs.serialize(row.bounded()).unwrap();

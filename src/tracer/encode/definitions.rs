@@ -189,13 +189,10 @@ impl Definitions {
     }
 
     /// Returns the texts of the context with this id.
+    #[inline(always)]
     #[must_use]
     pub fn owner(&self, context: u32) -> Owner<'_> {
-        self.owner_in(self.context(context))
-    }
-
-    #[inline(always)]
-    pub(crate) fn owner_in(&self, Context { op, module, phase, .. }: Context) -> Owner<'_> {
+        let Context { op, module, phase, .. } = self.context(context);
         Owner { op: self.text(op), module: self.text(module), phase: self.text(phase) }
     }
 }

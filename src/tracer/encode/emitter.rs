@@ -26,6 +26,20 @@ pub trait RowSink {
     /// # Errors
     /// Returns the sink's error.
     fn row(&mut self, row: &Row<'_>) -> Result<(), Self::Error>;
+
+    /// Writes a row whose texts have keys ([`memtrace_trace::columns::TextKeys`]). `with_texts` fills in the texts. A sink
+    /// that has them already need not call it.
+    ///
+    /// # Errors
+    /// Returns the sink's error.
+    #[inline(always)]
+    fn keyed_row<'a>(
+        &mut self,
+        row: Row<'a>,
+        with_texts: impl Fn(Row<'a>) -> Row<'a>,
+    ) -> Result<(), Self::Error> {
+        self.row(&with_texts(row))
+    }
 }
 
 /// The process that the rows belong to, and the number of the last row.
@@ -47,6 +61,19 @@ impl Emitter {
     /// next row.
     pub(crate) fn emit<S: RowSink>(&self, row: &Row<'_>, sink: &mut S) -> Result<(), S::Error> {
         sink.row(row)?;
+        self.seq.set(row.seq);
+        Ok(())
+    }
+
+    /// Same as [`Emitter::emit`], for a row whose texts have keys; see [`RowSink::keyed_row`].
+    #[inline(always)]
+    pub(crate) fn emit_keyed<'a, S: RowSink>(
+        &self,
+        row: Row<'a>,
+        with_texts: impl Fn(Row<'a>) -> Row<'a>,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        sink.keyed_row(row, with_texts)?;
         self.seq.set(row.seq);
         Ok(())
     }

@@ -26,34 +26,34 @@ impl Encoder {
         self.reconcile(tid, header, reserved, pool, sink)?;
         let size = BlockSize { bytes, requested, rounded: self.rounded(requested, bytes) };
         let unknown = Live::reported(header, size, pool);
-        let (live, effect) = if bytes >= 0 {
+        // Each branch writes its row itself: the compiler then knows the event, and copies no block.
+        if bytes >= 0 {
             let born = self.prepare_allocation(tid, header, address, &unknown, sink)?;
             let live = Live { alloc_id: self.next_seq(), form: form.into(), ..born };
             self.memory.alloc(&live.extent(), Key::Block(address), live);
             self.add_newborn(Key::Block(address), &live);
-            (live, Effect::Alloc)
+            self.correct(header.device, allocated, reserved);
+            return self.write_block_row(tid, header, address, &live, Effect::Alloc, sink);
+        }
+        // The size comes from the report, because the encoder may not know the block. The other values
+        // come from the allocation, if it is known.
+        let extent = unknown.extent();
+        let live = if deferred {
+            self.memory.free_deferred(Key::Block(address), (), &extent)
         } else {
-            // The size comes from the report, because the encoder may not know the block. The other values
-            // come from the allocation, if it is known.
-            let extent = unknown.extent();
-            let live = if deferred {
-                self.memory.free_deferred(Key::Block(address), (), &extent)
-            } else {
-                self.memory.free(Key::Block(address), (), |_| extent)
-            };
-            if live.is_none() && !deferred && self.unlisted.take_restored(header.device, extent.bytes) {
-                self.memory.count(&extent);
-                return self.brief_row(header, -extent.bytes, "", sink);
-            }
-            self.anomalies.unmatched_frees += u64::from(live.is_none());
-            let live = Live { bytes: unknown.bytes, ..live.unwrap_or(unknown) };
-            if deferred {
-                self.memory.live.defer(address, live);
-            }
-            (live, Effect::Free)
+            self.memory.free(Key::Block(address), (), |_| extent)
         };
+        if live.is_none() && !deferred && self.unlisted.take_restored(header.device, extent.bytes) {
+            self.memory.count(&extent);
+            return self.brief_row(header, -extent.bytes, "", sink);
+        }
+        self.anomalies.unmatched_frees += u64::from(live.is_none());
+        let live = Live { bytes: unknown.bytes, ..live.unwrap_or(unknown) };
+        if deferred {
+            self.memory.live.defer(address, live);
+        }
         self.correct(header.device, allocated, reserved);
-        self.write_block_row(tid, header, address, &live, effect, sink)
+        self.write_block_row(tid, header, address, &live, Effect::Free, sink)
     }
 
     /// Processes what the allocation of a block ends: an older block at its address, and the wait of the blocks
@@ -159,19 +159,20 @@ impl Encoder {
         op: &OpEnd,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        let base = self.base(tid, header);
-        self.emit(
-            &Row {
-                event: EventName::Op,
-                source: LIBRARY,
-                delta_bytes: op.bytes,
-                latency_ns: op.duration_ns as i64,
-                name: self.definitions.text(op.overload),
-                keys: TextKeys { call: call_key(EventName::Op, header.api, false), ..base.keys },
-                ..base
-            },
-            sink,
-        )
+        let base = self.numbers(tid, header);
+        let call = call_key(EventName::Op, header.api, false);
+        // An op has no tensor, so the form is unknown.
+        let keys = TextKeys { call, form: self.definitions.key(0), ..base.keys };
+        let row = Row {
+            event: EventName::Op,
+            source: LIBRARY,
+            delta_bytes: op.bytes,
+            latency_ns: op.duration_ns as i64,
+            name: self.definitions.text(op.overload),
+            keys,
+            ..base
+        };
+        self.emitter.emit_keyed(row, |row| self.with_owner(row, header.api, header.context), sink)
     }
 
     /// Compares the encoder's total of segments with the allocator's own total, which each report contains

@@ -72,9 +72,10 @@ impl Encoder {
             Effect::Alloc => (live.kind.alloc_event(), live.bytes),
             _ => (live.kind.free_event(), -live.bytes),
         };
-        let row = self.live_row(tid, header, address, live);
+        let row = self.live_numbers(tid, header, address, live);
         let keys = TextKeys { call: call_key(event, header.api, true), ..row.keys };
-        self.emit(&Row { event, delta_bytes, keys, ..row }, sink)
+        let with_texts = |row| self.with_live_texts(row, header.api, live);
+        self.emitter.emit_keyed(Row { event, delta_bytes, keys, ..row }, with_texts, sink)
     }
 
     /// Writes the row of a call that allocated memory.
@@ -167,13 +168,16 @@ impl Encoder {
     /// Returns the fields of a row about live memory, whose owner comes from the allocation.
     #[inline(always)]
     pub(crate) fn live_row<'a>(&'a self, tid: u32, header: &Header, address: u64, live: &Live) -> Row<'a> {
+        self.with_live_texts(self.live_numbers(tid, header, address, live), header.api, live)
+    }
+
+    /// Returns [`Encoder::live_row`] without its texts.
+    #[inline(always)]
+    fn live_numbers<'a>(&self, tid: u32, header: &Header, address: u64, live: &Live) -> Row<'a> {
         let Live { device, context, form, .. } = *live;
-        let Form { dtype, shape } = self.definitions.form(form);
-        let base = self.base(tid, &Header { device, context, ..*header });
+        let base = self.numbers(tid, &Header { device, context, ..*header });
         Row {
             keys: TextKeys { form: self.definitions.key(form), ..base.keys },
-            dtype,
-            shape,
             alloc_id: live.alloc_id,
             addr: address as i64,
             requested_bytes: live.requested,
@@ -184,6 +188,13 @@ impl Encoder {
             source: TORCH_ALLOCATOR,
             ..base
         }
+    }
+
+    /// Adds the texts of [`Encoder::live_row`].
+    #[inline(always)]
+    fn with_live_texts<'a>(&'a self, row: Row<'a>, api: Option<Api>, live: &Live) -> Row<'a> {
+        let Form { dtype, shape } = self.definitions.form(live.form);
+        Row { dtype, shape, ..self.with_owner(row, api, live.context) }
     }
 
     /// Returns the fields of a row about live memory that a call allocated or freed.
@@ -201,24 +212,32 @@ impl Encoder {
     /// Returns the fields that the rows of all events have.
     #[inline(always)]
     pub(crate) fn base(&self, tid: u32, header: &Header) -> Row<'_> {
-        let Header { clock_ns, api, device, context, step } = *header;
-        let (key, context) = (self.definitions.key(context), self.definitions.context(context));
-        let Owner { op, module, phase } = self.definitions.owner_in(context);
-        let Context { stack, stream, .. } = context;
+        self.with_owner(self.numbers(tid, header), header.api, header.context)
+    }
+
+    /// Adds the texts of the call and of the context to a row.
+    #[inline(always)]
+    pub(super) fn with_owner<'a>(&'a self, row: Row<'a>, api: Option<Api>, context: u32) -> Row<'a> {
+        let Owner { op, module, phase } = self.definitions.owner(context);
+        Row { api: api.map_or(NONE, Api::as_str), op, module, phase, ..row }
+    }
+
+    /// Returns [`Encoder::base`] without its texts.
+    #[inline(always)]
+    pub(super) fn numbers<'a>(&self, tid: u32, header: &Header) -> Row<'a> {
+        let Header { clock_ns, device, context, step, .. } = *header;
+        let key = self.definitions.key(context);
+        let Context { stack, stream, .. } = self.definitions.context(context);
         let Totals { allocated, active, reserved, .. } = self.totals(device);
         Row {
             stack_id: i64::from(stack),
             stream,
             tid: tid as i32,
             device: i32::from(device),
-            api: api.map_or(NONE, Api::as_str),
             allocated_bytes: allocated,
             active_bytes: active,
             reserved_bytes: reserved,
             keys: TextKeys { owner: key, ..TextKeys::default() },
-            op,
-            module,
-            phase,
             step: i64::from(step),
             ..self.blank(clock_ns)
         }

@@ -25,6 +25,11 @@ impl RowSink for RowFile {
     fn row(&mut self, row: &Row<'_>) -> io::Result<()> {
         self.writer.write(row)
     }
+
+    #[inline(always)]
+    fn keyed_row<'a>(&mut self, row: Row<'a>, with_texts: impl Fn(Row<'a>) -> Row<'a>) -> io::Result<()> {
+        self.writer.write_keyed(row, with_texts)
+    }
 }
 
 impl RowFile {
