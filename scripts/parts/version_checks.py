@@ -173,7 +173,7 @@ class Cell:
     def check_totals(self, case: Case) -> None:
         verify = self.script("checkers/verify.py")
         for status, output in (
-            run([sys.executable, verify, case.trace, case.checkpoints], None),
+            run([sys.executable, verify, case.trace, case.checkpoints], None, self.limit),
             self.run([self.built / "memtrace", "check", case.trace], {}),
         ):
             if status:
