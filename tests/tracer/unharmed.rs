@@ -128,10 +128,11 @@ fn setuid_program_writes_no_file_that_its_user_names() {
     }
     let tracer = library("libmemtrace.so");
     // The loader ignores LD_PRELOAD for a setuid program, so the program is linked with the library, which
-    // loads it as /etc/ld.so.preload would.
-    let link = [tracer.to_str().unwrap(), "-Wl,--no-as-needed"];
+    // loads it as /etc/ld.so.preload would. zig gives the library a soname, which the loader seeks in this folder.
+    let search = format!("-Wl,-rpath,{}", tracer.parent().unwrap().display());
+    let link = ["-Wl,--no-as-needed", tracer.to_str().unwrap(), search.as_str()];
     let program = folder.path().join("privileged");
-    copy_program(&compiled("processes/empty.c", "privileged", &[link[1], link[0]]), &program);
+    copy_program(&compiled("processes/empty.c", "privileged", &link), &program);
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let files = ["log", "hello"].map(|name| folder.path().join(name));
     let run = |mode: u32| {
