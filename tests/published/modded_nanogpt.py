@@ -7,9 +7,9 @@ the script from the log, changes it as below, and runs it. It then reads the sam
 script wrote. With `nvidia-smi` the run ends after the script has called nvidia-smi, before the training.
 
 - Four training steps instead of thousands, on random tokens; the shapes of a step do not change.
-- No coordinate descent in Inductor, and one configuration of each kernel. Otherwise Inductor compiles each
-  kernel several times, to time the variants.
-- Compiled kernels are in the cache folder, so records with the same model share them.
+- No coordinate descent in Inductor, which compiles each kernel many times to time it. Inductor also times no
+  other variants of a kernel, and the kernels are empty (`harness/empty_kernels.py`).
+- Compiled graphs are in the cache folder, so records with the same model share them.
 - No checks of strides in compiled code. BatchSize describes a result of its own op with wrong strides, which
   PyTorch checks since 2.7.0.
 
@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy
 from harness import figure
+from harness.empty_kernels import compile_empty_kernels
 from harness.pinned import read_pinned
 
 REPOSITORY = "KellerJordan/modded-nanogpt"
@@ -257,7 +258,8 @@ data = Path("data/fineweb10B")
 write_tokens(data / "fineweb_train_000001.bin", TRAINING_TOKENS)
 write_tokens(data / "fineweb_val_000000.bin", 10485760 + 2**22)
 os.environ["TORCHINDUCTOR_SIZE_ASSERTS"] = "0"
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(os.environ["MEMTRACE_CACHE"]) / "inductor")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(os.environ["MEMTRACE_CACHE"]) / "inductor-empty")
+compile_empty_kernels()
 sys.argv = [str(script)]
 table = run_script(script, options == ["nvidia-smi"])
 
