@@ -36,10 +36,6 @@ MEDIUM = "records/track_2_medium"
 SHORT = "records/track_1_short"
 # Each record's log, and the hash of the Git blob.
 RECORDS = {
-    "SOAP": (
-        f"{SHORT}/2024-10-09_SOAP/5bdc3988-496c-4232-b4ef-53764cb81c92.txt",
-        "ffd4a50dee2b65ce0f866e7fc09f0ccd07138a87",
-    ),
     "Muon": (
         f"{SHORT}/2024-10-10_Muon/eb5659d0-fb6a-49e5-a311-f1f89412f726.txt",
         "64db780665c66aa04cc03d7e4ab75dee59ce6439",
@@ -52,17 +48,9 @@ RECORDS = {
         f"{SHORT}/2024-10-17_DistributedMuon/22d24867-eb5a-4fcc-ae2c-263d0277dfd1.txt",
         "d3c9ac6437760741481c1a5018992f5a921aeff1",
     ),
-    "ScaleUp1B": (
-        f"{SHORT}/2024-10-20_ScaleUp1B/87bd51fd-6203-4c88-b3aa-8a849a6a83ca.txt",
-        "de330d2247633b953e8b02f697d74290157c1c50",
-    ),
     "PyTorch25": (
         f"{SHORT}/2024-10-18_PyTorch25/d4bfb25f-688d-4da5-8743-33926fad4842.txt",
         "5580a40f20a774d20627b6ed49272e7ca760da4a",
-    ),
-    "Optimizers": (
-        f"{SHORT}/2024-10-29_Optimizers/8bfe4e35-c3fc-4b70-a984-3be937b71ff3.txt",
-        "17d34c11552881d00cc06ba8c32de5e0291e9f69",
     ),
     "Optimizers-2": (
         f"{SHORT}/2024-10-29_Optimizers/8d6193f4-27fc-4e68-899f-af70019a4d54.txt",
@@ -71,10 +59,6 @@ RECORDS = {
     "Optimizers-3": (
         f"{SHORT}/2024-10-29_Optimizers/95a9fd44-7c13-49c7-b324-3e7d9e23a499.txt",
         "3862910dd31b0ce30be609f20a75dc309ebd2e91",
-    ),
-    "Optimizers-4": (
-        f"{SHORT}/2024-10-29_Optimizers/e21a2838-a0f2-46f2-a247-db0021165682.txt",
-        "6e98650e51a2fdc02abfc2122650363e5b062972",
     ),
     "UntieEmbed": (
         f"{SHORT}/2024-11-03_UntieEmbed/d6b50d71-f419-4d26-bb39-a60d55ae7a04.txt",
@@ -115,6 +99,30 @@ RECORDS = {
     "Sub3Min": (
         f"{SHORT}/2025-01-16_Sub3Min/1d3bd93b-a69e-4118-aeb8-8184239d7566.txt",
         "3825e124d6ba91c639f031f059c96ffc1c9a9937",
+    ),
+    "BatchSize": (
+        f"{SHORT}/2025-01-26_BatchSize/0bdd5ee9-ac28-4202-bdf1-c906b102b0ec.txt",
+        "79558a2c7058a1a04131c4d4683cad8f6792cf1b",
+    ),
+    "RuleTweak": (
+        f"{SHORT}/2025-02-01_RuleTweak/eff63a8c-2f7e-4fc5-97ce-7f600dae0bc7.txt",
+        "23b2895a8820c655aac32cc0bed35061693955eb",
+    ),
+    "FasterReduce": (
+        f"{SHORT}/2025-05-24_FasterReduce/23f40b75-06fb-4c3f-87a8-743524769a35.txt",
+        "15129dbd3a686691dac60792a6b1848a0319211a",
+    ),
+    "StableTorch": (
+        f"{SHORT}/2025-05-24_StableTorch/89d9f224-3b01-4581-966e-358d692335e0.txt",
+        "7792ce1e9f41a2d7bb32453afb07d04bb1845730",
+    ),
+    "EvenFasterReduce": (
+        f"{SHORT}/2025-05-25_EvenFasterReduce/6ae86d05-5cb2-4e40-a512-63246fd08e45.txt",
+        "f84ec3f969b9dc4645a18c2c04b8acaa5bc6e6df",
+    ),
+    "MuonWithAuxAdamExample": (
+        f"{SHORT}/2025-05-25_MuonWithAuxAdamExample/b01550f9-03d8-4a9c-86fe-4ab434f1c5e0.txt",
+        "0ff5f23333f0019426bada845dd8e1f8721ac21f",
     ),
     "noallreduce": (
         f"{SHORT}/2025-05-30_noallreduce/8054c239-3a18-499e-b0c8-dbd27cb4b3ab.txt",
@@ -159,30 +167,6 @@ RECORDS = {
     "medium-SmoothedSnooMedium": (
         f"{MEDIUM}/2025-09-30_SmoothedSnooMedium/101_5bc91cd0-cb46-428c-a5da-9d8d228f1f97.txt",
         "ed311235f64bcb5d3476ef16ca26108bf2f2da02",
-    ),
-    "BatchSize": (
-        f"{SHORT}/2025-01-26_BatchSize/0bdd5ee9-ac28-4202-bdf1-c906b102b0ec.txt",
-        "79558a2c7058a1a04131c4d4683cad8f6792cf1b",
-    ),
-    "RuleTweak": (
-        f"{SHORT}/2025-02-01_RuleTweak/eff63a8c-2f7e-4fc5-97ce-7f600dae0bc7.txt",
-        "23b2895a8820c655aac32cc0bed35061693955eb",
-    ),
-    "FasterReduce": (
-        f"{SHORT}/2025-05-24_FasterReduce/23f40b75-06fb-4c3f-87a8-743524769a35.txt",
-        "15129dbd3a686691dac60792a6b1848a0319211a",
-    ),
-    "StableTorch": (
-        f"{SHORT}/2025-05-24_StableTorch/89d9f224-3b01-4581-966e-358d692335e0.txt",
-        "7792ce1e9f41a2d7bb32453afb07d04bb1845730",
-    ),
-    "EvenFasterReduce": (
-        f"{SHORT}/2025-05-25_EvenFasterReduce/6ae86d05-5cb2-4e40-a512-63246fd08e45.txt",
-        "f84ec3f969b9dc4645a18c2c04b8acaa5bc6e6df",
-    ),
-    "MuonWithAuxAdamExample": (
-        f"{SHORT}/2025-05-25_MuonWithAuxAdamExample/b01550f9-03d8-4a9c-86fe-4ab434f1c5e0.txt",
-        "0ff5f23333f0019426bada845dd8e1f8721ac21f",
     ),
     "medium-BlockMaskRedundantOp": (
         f"{MEDIUM}/2025-11-12_BlockMaskRedundantOp/000_3b22a9d4-b52e-4916-99bf-3d48b38747a7.txt",
