@@ -1,6 +1,6 @@
 //! The device memory that NCCL takes for a communicator, computed as by NCCL's source code.
 //!
-//! Sources, in NCCL's tree (<https://github.com/NVIDIA/nccl>), read at v2.21.5, v2.22.3, v2.27.5 and v2.28.9:
+//! Sources, in NCCL's tree (<https://github.com/NVIDIA/nccl>), read at v2.20.5, v2.21.5, v2.22.3, v2.27.5 and v2.28.9:
 //!
 //! - `computeBuffSizes` (`init.cc`) and the setup of connections (`transport/p2p.cc`): the receiver has the
 //!   buffers of three protocols, the sender a control page, each in whole 2 MiB. Between A100 cards the sender
@@ -9,8 +9,9 @@
 //!   the communicator, one before v2.23. Since v2.19 each of them is a `cuMemCreate`, so it takes 2 MiB
 //!   (`ncclCuMemAlloc` in `include/alloc.h`), where the card has GPUDirect RDMA.
 //! - `ncclTopoComputeP2pChannels` (`graph/paths.cc`): channels for send and receive are a power of two.
-//! - `ncclNvlsSetup` (`transport/nvls.cc`): the memory for multicast, from Hopper on. Until v2.21 each channel of
-//!   collectives has a control page. The buffers are aligned to the unit of multicast (`nvlsGetProperties`).
+//! - `ncclNvlsSetup` (`transport/nvls.cc`): the memory for multicast, from Hopper on. Until v2.20 each buffer has the
+//!   size of the protocol *simple*'s, and until v2.21 each channel of collectives has a control page. The buffers are
+//!   aligned to the unit of multicast (`nvlsGetProperties`).
 //! - `initTransportsRank` (`init.cc`): until v2.21, or with `NCCL_RUNTIME_CONNECT=0`, ring, tree, multicast and
 //!   the shared buffers of the network (`sharedBuffersInit` in `transport/net.cc`, even without a network) come
 //!   with the communicator; since v2.22 each comes with the first operation that uses it.
@@ -183,7 +184,11 @@ impl NcclMemory<'_> {
         if !self.has_multicast() {
             return Vec::new();
         }
-        let buffer = self.size("NCCL_NVLS_CHUNKSIZE", 128 << 10).saturating_mul(STEPS).min(MAX_BUFFER);
+        let buffer = if self.version < 22100 {
+            self.simple()
+        } else {
+            self.size("NCCL_NVLS_CHUNKSIZE", 128 << 10).saturating_mul(STEPS).min(MAX_BUFFER)
+        };
         let (channels, each) = if self.version < 22200 {
             (self.channels(), buffer + PAGE)
         } else {
@@ -406,6 +411,9 @@ mod tests {
         // channels and eight ranks, which NCCL aligns to the unit of multicast.
         let aligned = 1_207_959_552_usize.next_multiple_of(MULTICAST_UNIT);
         assert_eq!(rank_of(22105, 8, 3, (9, 0)).multicast_buffers(), vec![aligned]);
+        // v2.20.5: (NCCL_BUFFSIZE + a page) for each of two buffers, 24 channels and eight ranks.
+        let aligned = (24 * 2 * ((4 << 20) + PAGE) * 8).next_multiple_of(MULTICAST_UNIT);
+        assert_eq!(rank_of(22005, 8, 3, (9, 0)).multicast_buffers(), vec![aligned]);
         let off = |name: &str| (name == "NCCL_NVLS_ENABLE").then(|| "0".to_owned());
         let without = NcclMemory { variable: &off, ..rank_of(22105, 8, 3, (9, 0)) };
         assert!(without.multicast_buffers().is_empty());
