@@ -80,18 +80,6 @@ RECORDS = {
         f"{SHORT}/2024-11-10_UNetDoubleLr/c87bb826-797b-4f37-98c7-d3a5dad2de74.txt",
         "4ef6d69736c2e49ccc1ce4ca98f35128ea7adb8d",
     ),
-    "MFUTweaks": (
-        f"{SHORT}/2024-12-10_MFUTweaks/04df8c70-2462-4b6c-9e49-c7589b321a81.txt",
-        "c127ab5d1d27e83adbdee2d3fd0a4731ca3f8be1",
-    ),
-    "SparsifyEmbeds": (
-        f"{SHORT}/2024-12-17_SparsifyEmbeds/165384d5-5a41-4fba-9b79-8ecc372616ea.txt",
-        "f112f6bc9b78b23c2ba8d97ff600e6a872d1a0a4",
-    ),
-    "SoftCap": (
-        f"{SHORT}/2025-01-04_SoftCap/31d6c427-f1f7-4d8a-91be-a67b5dcd13fd.txt",
-        "2fe2b58c63d0ac2279f77004ae0ab0d2e594a162",
-    ),
     "Fp8LmHead": (
         f"{SHORT}/2025-01-13_Fp8LmHead/c51969c2-d04c-40a7-bcea-c092c3c2d11a.txt",
         "5eeba8b041db43ab00d5fdfc9b9265ce05ee229d",
@@ -123,10 +111,6 @@ RECORDS = {
     "MuonWithAuxAdamExample": (
         f"{SHORT}/2025-05-25_MuonWithAuxAdamExample/b01550f9-03d8-4a9c-86fe-4ab434f1c5e0.txt",
         "0ff5f23333f0019426bada845dd8e1f8721ac21f",
-    ),
-    "noallreduce": (
-        f"{SHORT}/2025-05-30_noallreduce/8054c239-3a18-499e-b0c8-dbd27cb4b3ab.txt",
-        "32d89fd16863c8919a66547d11357501de83b846",
     ),
     "BosAlign": (
         f"{SHORT}/2025-07-12_BosAlign/0c5449cc-0b01-4ecc-bec3-f46a09741d60.txt",
