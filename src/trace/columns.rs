@@ -121,8 +121,10 @@ macro_rules! columns {
                 /// the device's total after the event: blocks in use by the program, and freed blocks still
                 /// in use by a stream
                 active_bytes: bytes = 0, natural, common, same_as(allocated_bytes);
+            }
+            group(held) {
                 /// the device's total after the event: segments held by the allocator
-                reserved_bytes: bytes = 0, natural, common, near;
+                reserved_bytes: bytes = 0, natural, common, plain;
                 /// free memory on the device; -1 unless sampled
                 device_free_bytes: bytes = -1, any, rare, plain;
             }

@@ -15,9 +15,6 @@ pub(super) struct Numbers<const N: usize, const TEXT: usize> {
     pub(super) length: usize,
 }
 
-/// The cache of a single number.
-pub(super) type One = Numbers<1, 24>;
-
 /// Returns the value of `TEXT` for a cache of `numbers` numbers.
 const fn group_text(numbers: usize) -> usize {
     (21 * numbers).next_multiple_of(32)
@@ -52,18 +49,18 @@ impl NearRecent {
 }
 
 /// Caches the texts of `N` adjacent number columns in recent rows, by the numbers.
-pub(super) struct Recurring<const N: usize, const TEXT: usize>(Vec<Numbers<N, TEXT>>);
+pub(super) struct Recurring<const N: usize, const TEXT: usize>(Box<[Numbers<N, TEXT>; RECURRING]>);
+
+/// The number of texts of a [`Recurring`], a power of two.
+const RECURRING: usize = 256;
 
 impl<const N: usize, const TEXT: usize> Default for Recurring<N, TEXT> {
     fn default() -> Self {
-        Recurring(vec![Numbers::default(); Self::MOST])
+        Recurring(boxed(Numbers::default()))
     }
 }
 
 impl<const N: usize, const TEXT: usize> Recurring<N, TEXT> {
-    /// The number of texts, a power of two.
-    const MOST: usize = 256;
-
     /// Returns the entry that has the text of these numbers if they are in the cache.
     #[inline(always)]
     pub(super) fn of(&mut self, numbers: [i64; N]) -> &mut Numbers<N, TEXT> {
@@ -71,7 +68,7 @@ impl<const N: usize, const TEXT: usize> Recurring<N, TEXT> {
         let mixed = numbers
             .iter()
             .fold(0_u64, |mixed, number| mixed.wrapping_mul(5).wrapping_add(number.cast_unsigned()));
-        let hash = mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - Self::MOST.ilog2());
+        let hash = mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (64 - RECURRING.ilog2());
         &mut self.0[hash as usize]
     }
 }
@@ -118,21 +115,42 @@ impl Near {
     }
 }
 
-impl One {
-    /// Advances the cache to `number` if it is the cached number plus 1 and differs only in the last digit,
-    /// as nine out of ten such numbers do. Otherwise changes nothing.
+/// The last value of a column that counts, and its text.
+pub(super) struct Counter {
+    /// The next number, if it differs from the last one only in its last digit, as nine out of ten do; else
+    /// [`Counter::NO_NEXT`].
+    next: i64,
+    /// The last number, followed by a comma.
+    pub(super) text: [u8; 32],
+    pub(super) length: usize,
+}
+
+impl Default for Counter {
+    fn default() -> Self {
+        Counter { next: Counter::NO_NEXT, text: [b','; 32], length: 1 }
+    }
+}
+
+impl Counter {
+    const NO_NEXT: i64 = 0;
+
+    /// Creates the cache of a number, whose text with its comma has `length` bytes.
+    pub(super) fn new(number: i64, text: [u8; 32], length: usize) -> Counter {
+        let has_next = number >= 0 && number % 10 < 9;
+        Counter { next: if has_next { number.wrapping_add(1) } else { Counter::NO_NEXT }, text, length }
+    }
+
+    /// Advances the text to `number` if it is the next number. Otherwise changes nothing and returns false.
     #[inline(always)]
-    pub(super) fn count_to(&mut self, number: i64) {
-        let [last] = self.numbers;
-        // The text ends in a comma, so the last digit is the byte before it.
-        let digit = self.length.wrapping_sub(2);
-        if number > 0
-            && number - 1 == last
-            && let Some(digit @ b'0'..=b'8') = self.text.get_mut(digit)
-        {
-            *digit += 1;
-            self.numbers = [number];
+    pub(super) fn count_to(&mut self, number: i64) -> bool {
+        if number != self.next || number < 1 {
+            return false;
         }
+        // The text ends in a comma, so the last digit is the byte before it. The remainder is always the offset itself.
+        let digit = &mut self.text[self.length.wrapping_sub(2) % 32];
+        *digit += 1;
+        self.next = if *digit == b'9' { Counter::NO_NEXT } else { number + 1 };
+        true
     }
 }
 
@@ -185,23 +203,33 @@ pub(super) fn category(category: Category) -> &'static CachedWord {
     &words_of!(Category)[category as usize]
 }
 
-/// The cached text of adjacent columns.
-#[derive(Clone, Copy)]
-struct CachedTexts {
-    /// The key ([`TextKeys`]); [`KeyedTexts::NO_KEY`] for an empty entry.
-    key: u64,
-    length: usize,
-    text: [u8; KeyedTexts::LONGEST],
+/// Returns an array of `N` equal values, which is never on the stack.
+fn boxed<T: Clone, const N: usize>(value: T) -> Box<[T; N]> {
+    let values = vec![value; N].into_boxed_slice().try_into();
+    values.unwrap_or_else(|_| unreachable!("the vector has as many values as the array"))
 }
 
-/// Caches the texts of adjacent columns, by their key.
-#[derive(Default)]
-pub(super) struct KeyedTexts(Vec<CachedTexts>);
+/// Caches the texts of adjacent columns, by their key ([`TextKeys`]). The index of an entry is its key modulo
+/// [`KeyedTexts::MOST`].
+pub(super) struct KeyedTexts {
+    /// [`KeyedTexts::NO_KEY`] for an empty entry.
+    keys: Box<[u64; KeyedTexts::MOST]>,
+    /// The texts. The last byte is the length. Entries that were never used take no memory.
+    texts: Box<[[u8; KeyedTexts::ENTRY]; KeyedTexts::MOST]>,
+}
+
+impl Default for KeyedTexts {
+    fn default() -> Self {
+        KeyedTexts { keys: boxed(KeyedTexts::NO_KEY), texts: boxed([0; KeyedTexts::ENTRY]) }
+    }
+}
 
 impl KeyedTexts {
     /// The maximum length of a text in bytes.
     const LONGEST: usize = 112;
-    /// The maximum number of entries. The index of an entry is its key modulo this number.
+    /// The size of an entry in bytes, a power of two.
+    const ENTRY: usize = 128;
+    /// The number of entries.
     const MOST: usize = 1024;
     /// No text is kept with this key.
     const NO_KEY: u64 = u64::MAX;
@@ -224,15 +252,15 @@ impl KeyedTexts {
     /// Returns true if the cache has the columns with this key.
     #[inline(always)]
     fn has(&self, key: u64) -> bool {
-        self.0.get(key as usize % Self::MOST).is_some_and(|texts| texts.key == key)
+        self.keys[key as usize % Self::MOST] == key
     }
 
     /// Writes the columns with this key, which the cache has.
     #[inline(always)]
     pub(super) fn copy(&self, line: &mut LineBuffer<'_>, key: u64) {
-        if let Some(texts) = self.0.get(key as usize % Self::MOST) {
-            line.put_cached(&texts.text, texts.length);
-        }
+        let entry = &self.texts[key as usize % Self::MOST];
+        let text: &[u8; Self::LONGEST] = entry.first_chunk().expect("an entry is longer");
+        line.put_cached(text, entry[Self::ENTRY - 1].into());
     }
 
     #[inline(always)]
@@ -247,11 +275,9 @@ impl KeyedTexts {
         let length = line.length() - from;
         if key != 0 && key != Self::NO_KEY && length <= Self::LONGEST {
             let index = key as usize % Self::MOST;
-            if self.0.len() <= index {
-                let empty = CachedTexts { key: Self::NO_KEY, length: 0, text: [0; Self::LONGEST] };
-                self.0.resize(index + 1, empty);
-            }
-            self.0[index] = CachedTexts { key, length, text: line.written(from) };
+            self.keys[index] = key;
+            self.texts[index] = line.written(from);
+            self.texts[index][Self::ENTRY - 1] = length as u8;
         }
     }
 }
@@ -259,7 +285,7 @@ impl KeyedTexts {
 /// The type of a column's cache, for its kind of writing.
 macro_rules! column_cache {
     (counter) => {
-        One
+        Counter
     };
     (near) => {
         Near

@@ -1,6 +1,6 @@
 //! One line of the CSV, whose fields are written in order.
 
-use super::field_cache::{CachedWord, Near, NearRecent, Numbers, One};
+use super::field_cache::{CachedWord, Counter, Near, NearRecent, Numbers};
 use crate::columns::{COLUMNS, MAX_BYTES, MAX_NUMBER};
 use crate::text::NONE;
 
@@ -17,6 +17,7 @@ pub(super) const SPACE: usize = LINE + 128;
 
 /// 10^8, the smallest number with nine digits.
 pub(super) const NINE_DIGITS: u64 = 100_000_000;
+const NINE_DIGITS_SIGNED: i64 = NINE_DIGITS.cast_signed();
 
 /// The maximum length of a line's texts, together. Each of their bytes may be a quote, which is doubled. Cached texts
 /// do not count: [`FIELD`] leaves space for them, because numbers and words take less.
@@ -117,6 +118,24 @@ impl<'a> LineBuffer<'a> {
         }
     }
 
+    /// Writes a number that usually has one to eight digits.
+    #[inline(always)]
+    pub(super) fn id(&mut self, number: i64) {
+        match number {
+            1..NINE_DIGITS_SIGNED => self.short(number.cast_unsigned()),
+            _ => self.apart(move |line| line.int(number)),
+        }
+    }
+
+    /// Writes a number from 1 to 10^8 - 1.
+    #[inline(always)]
+    fn short(&mut self, number: u64) {
+        let digits = digits(number);
+        let zeros = digits.trailing_zeros() / 8;
+        self.put(&(ascii(digits) >> (8 * zeros)).to_le_bytes(), 8 - zeros as usize);
+        self.put(b",", 1);
+    }
+
     /// Writes numbers that usually equal those in `cache`.
     #[inline(always)]
     pub(super) fn numbers<const N: usize, const TEXT: usize>(
@@ -124,7 +143,8 @@ impl<'a> LineBuffer<'a> {
         numbers: [i64; N],
         cache: &mut Numbers<N, TEXT>,
     ) {
-        if cache.numbers != numbers {
+        // Number by number, because the numbers are in registers.
+        if !numbers.iter().zip(&cache.numbers).all(|(number, cached)| number == cached) {
             return self.apart(move |line| {
                 let from = line.length();
                 numbers.into_iter().for_each(|number| line.int(number));
@@ -136,9 +156,15 @@ impl<'a> LineBuffer<'a> {
 
     /// Writes a number that usually is the number in `cache` plus 1.
     #[inline(always)]
-    pub(super) fn counter(&mut self, number: i64, cache: &mut One) {
-        cache.count_to(number);
-        self.numbers([number], cache);
+    pub(super) fn counter(&mut self, number: i64, cache: &mut Counter) {
+        if !cache.count_to(number) {
+            return self.apart(move |line| {
+                let from = line.length();
+                line.int(number);
+                *cache = Counter::new(number, line.written(from), line.length() - from);
+            });
+        }
+        self.put(&cache.text, cache.length);
     }
 
     /// Writes a number, usually a time, an address or a total, that usually is the number in `cache`, or has the same
@@ -174,10 +200,7 @@ impl<'a> LineBuffer<'a> {
         let number = number.unsigned_abs();
         let (above, low) = (number / NINE_DIGITS, number % NINE_DIGITS);
         if above == 0 {
-            let digits = digits(low);
-            let zeros = digits.trailing_zeros() / 8;
-            self.put(&(ascii(digits) >> (8 * zeros)).to_le_bytes(), 8 - zeros as usize);
-            return self.put(b",", 1);
+            return self.short(low);
         }
         let last = with_comma(ascii(digits(low))).to_le_bytes();
         if above < NINE_DIGITS {
@@ -274,14 +297,15 @@ fn is_plain<const N: usize>(bytes: &[u8; N]) -> bool {
 }
 
 /// Returns the eight digits of a number below 10^8, the first digit in the lowest byte. The number is split
-/// into halves, pairs and digits; one multiplication divides all parts at once.
+/// into halves, pairs and digits; one multiplication divides all parts at once. To split `n` at `d` is
+/// `n / d | (n % d) << bits`, which equals `(n << bits) - n / d * ((d << bits) - 1)`.
 #[inline(always)]
 fn digits(number: u64) -> u64 {
-    let fours = (number / 10_000) | (number % 10_000) << 32;
+    let fours = (number << 32) - number / 10_000 * ((10_000 << 32) - 1);
     let hundreds = (fours * 10_486) >> 20 & 0x0000_007F_0000_007F;
-    let pairs = hundreds | (fours - 100 * hundreds) << 16;
+    let pairs = (fours << 16) - hundreds * ((100 << 16) - 1);
     let tens = (pairs * 103) >> 10 & 0x000F_000F_000F_000F;
-    tens | (pairs - 10 * tens) << 8
+    (pairs << 8) - tens * ((10 << 8) - 1)
 }
 
 /// Returns eight digits with a comma after them.
@@ -348,11 +372,11 @@ mod tests {
             numbers().into_iter().flat_map(|number| [number, number, number.saturating_add(1)]).collect();
         let expected: Vec<String> = some.iter().map(i64::to_string).collect();
         let expected = expected.join(",") + "\n";
-        let cache = std::cell::RefCell::new((One::default(), Near::default()));
+        let cache = std::cell::RefCell::new((Counter::default(), Near::default()));
         assert_eq!(line_of(&some, |line, number| line.counter(number, &mut cache.borrow_mut().0)), expected);
         assert_eq!(line_of(&some, |line, number| line.near(number, &mut cache.borrow_mut().1)), expected);
         for counted in [0..2_100, 99_999_000..100_001_000] {
-            let cache = std::cell::RefCell::new(One::default());
+            let cache = std::cell::RefCell::new(Counter::default());
             let numbers: Vec<i64> = counted.clone().collect();
             let expected: Vec<String> = counted.map(|number| number.to_string()).collect();
             let written = line_of(&numbers, |line, number| line.counter(number, &mut cache.borrow_mut()));

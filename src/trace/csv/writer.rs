@@ -49,13 +49,7 @@ impl<W: Write> RowWriter<W> {
             COLUMNS.iter().for_each(|column| line.text(column.name));
             self.filled += line.end();
         }
-        let mut line = LineBuffer::new(&mut self.buffer, self.filled);
-        write_row::<false>(&mut line, &mut self.cache, row);
-        if line.is_rare() {
-            return self.write_rare(row);
-        }
-        self.filled += line.end();
-        if self.filled >= BUFFER { self.write_buffer() } else { Ok(()) }
+        if self.write_line::<false>(row) { self.write_full_buffer() } else { self.write_rare(row) }
     }
 
     /// Same as [`RowWriter::write`]. `with_texts` fills in the columns of the row's keys
@@ -73,12 +67,28 @@ impl<W: Write> RowWriter<W> {
         if self.header || !self.cache.blocks.have(&row.keys) {
             return self.write(&with_texts(row));
         }
+        if self.write_line::<true>(&row) {
+            self.write_full_buffer()
+        } else {
+            self.write_rare(&with_texts(row))
+        }
+    }
+
+    /// Adds the line of a row; see [`write_row`]. Adds nothing and returns false if the line is rare.
+    #[inline(always)]
+    fn write_line<const KEYS_ARE_CACHED: bool>(&mut self, row: &Row<'_>) -> bool {
         let mut line = LineBuffer::new(&mut self.buffer, self.filled);
-        write_row::<true>(&mut line, &mut self.cache, &row);
+        write_row::<KEYS_ARE_CACHED>(&mut line, &mut self.cache, row);
         if line.is_rare() {
-            return self.write_rare(&with_texts(row));
+            return false;
         }
         self.filled += line.end();
+        true
+    }
+
+    /// Writes the buffer to the sink if it is full.
+    #[inline(always)]
+    fn write_full_buffer(&mut self) -> io::Result<()> {
         if self.filled >= BUFFER { self.write_buffer() } else { Ok(()) }
     }
 
@@ -194,7 +204,7 @@ macro_rules! write_column {
         if $row.$name == $row.$of {
             $line.put(&$cache.columns.$of.text, $cache.columns.$of.length);
         } else {
-            $row.$name.write($line);
+            $line.id($row.$name);
         }
     };
     ($line:ident $cache:ident $row:ident $name:ident mostly_none) => {

@@ -68,6 +68,9 @@ const KINDS: &[Kind] = &[
     Kind::SampleUnified,
 ];
 
+/// The kinds that define a text, a context or a stack.
+const DEFINITIONS: [u8; 3] = [Kind::DefineText as u8, Kind::DefineContext as u8, Kind::DefineStack as u8];
+
 /// The fields that all events have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -141,9 +144,24 @@ impl Event {
     #[inline(always)]
     #[must_use]
     pub fn is_definition(&self) -> bool {
-        const DEFINITIONS: [u8; 3] =
-            [Kind::DefineText as u8, Kind::DefineContext as u8, Kind::DefineStack as u8];
         DEFINITIONS.contains(&self.kind)
+    }
+
+    /// Returns true if the event is neither empty nor a definition.
+    #[inline(always)]
+    #[must_use]
+    pub fn has_content(&self) -> bool {
+        /// The bit of each such kind.
+        const KINDS_WITH_CONTENT: u32 = {
+            let mut bits = (1 << KINDS.len()) - 1 - (1 << Kind::Pad as u32);
+            let mut index = 0;
+            while index < DEFINITIONS.len() {
+                bits -= 1 << DEFINITIONS[index];
+                index += 1;
+            }
+            bits
+        };
+        KINDS_WITH_CONTENT.checked_shr(self.kind.into()).is_some_and(|bits| bits & 1 == 1)
     }
 }
 
@@ -155,6 +173,10 @@ mod tests {
     fn every_kind_of_event_has_its_number() {
         for (code, kind) in KINDS.iter().enumerate() {
             assert_eq!(*kind as usize, code);
+        }
+        for kind in 0..=u8::MAX {
+            let event = Event { kind, ..Event::default() };
+            assert_eq!(event.has_content(), !event.is_empty() && !event.is_definition(), "{kind}");
         }
         let torn = Event { kind: 200, ..Event::default() };
         assert!(torn.kind().is_none() && torn.is_empty() && torn.unpack().is_none());

@@ -109,8 +109,10 @@ impl Statistics {
             return self.first_peak(device, Peak { allocated, reserved });
         }
         let peak = &mut self.peaks[index];
-        peak.allocated = peak.allocated.max(allocated);
-        peak.reserved = peak.reserved.max(reserved);
+        if allocated > peak.allocated || reserved > peak.reserved {
+            peak.allocated = peak.allocated.max(allocated);
+            peak.reserved = peak.reserved.max(reserved);
+        }
     }
 
     #[cold]

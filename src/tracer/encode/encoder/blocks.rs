@@ -30,7 +30,11 @@ impl Encoder {
         if bytes >= 0 {
             let born = self.prepare_allocation(tid, header, address, &unknown, sink)?;
             let live = Live { alloc_id: self.next_seq(), form: form.into(), ..born };
-            self.memory.alloc(&live.extent(), Key::Block(address), live);
+            let alloc_id = match self.memory.alloc(&live.extent(), Key::Block(address), live) {
+                None => live.alloc_id,
+                Some(missed) => self.alloc_after_missed(tid, header, address, &missed, &live, sink)?,
+            };
+            let live = Live { alloc_id, ..live };
             self.add_newborn(Key::Block(address), &live);
             self.correct(header.device, allocated, reserved);
             return self.write_block_row(tid, header, address, &live, Effect::Alloc, sink);
@@ -56,8 +60,8 @@ impl Encoder {
         self.write_block_row(tid, header, address, &live, Effect::Free, sink)
     }
 
-    /// Processes what the allocation of a block ends: an older block at its address, and the wait of the blocks
-    /// that an optimizer step left. Returns the block with its category and private pool.
+    /// Processes what the allocation of a block ends: the use of a deferred block at its address, and the wait of the
+    /// blocks that an optimizer step left. Returns the block with its category and private pool.
     #[inline(always)]
     pub(crate) fn prepare_allocation<S: RowSink>(
         &mut self,
@@ -67,9 +71,6 @@ impl Encoder {
         block: &Live,
         sink: &mut S,
     ) -> Result<Live, S::Error> {
-        if let Some(missed) = self.memory.live.block(address).copied() {
-            self.free_missed(tid, header, address, &missed, sink)?;
-        }
         self.statistics.block(block.bytes);
         self.keep_survivors(tid, header, sink)?;
         // An address is handed out again only after the last stream has finished with its old block. If the
@@ -90,10 +91,30 @@ impl Encoder {
         }
     }
 
+    /// Frees the block that `live` has just replaced, and adds `live` again. Returns its new id, because the row of the
+    /// free comes first.
+    #[cold]
+    fn alloc_after_missed<S: RowSink>(
+        &mut self,
+        tid: u32,
+        header: &Header,
+        address: u64,
+        missed: &Live,
+        live: &Live,
+        sink: &mut S,
+    ) -> Result<i64, S::Error> {
+        let (key, extent) = (Key::Block(address), live.extent());
+        self.memory.free(key, (), |_| extent);
+        self.free_missed(tid, header, address, missed, sink)?;
+        let alloc_id = self.next_seq();
+        self.memory.alloc(&extent, key, Live { alloc_id, ..*live });
+        Ok(alloc_id)
+    }
+
     /// Frees the block at an address that the allocator has handed out again. The report of its free was
     /// lost.
     #[cold]
-    fn free_missed<S: RowSink>(
+    pub(crate) fn free_missed<S: RowSink>(
         &mut self,
         tid: u32,
         header: &Header,
@@ -113,7 +134,9 @@ impl Encoder {
         // A difference means that other reports were lost.
         let written = (allocated as i64).wrapping_sub(self.unlisted.hidden(device));
         let gap = self.memory.correct_allocated(device.max(0).into(), written);
-        self.anomalies.gaps += u64::from(gap != 0);
+        if gap != 0 {
+            self.anomalies.gaps += 1;
+        }
         self.statistics.peak(device, allocated as i64, reserved as i64);
     }
 

@@ -191,6 +191,9 @@ impl Encoder {
         self.reconcile(tid, header, reserved, pool, sink)?;
         let size = BlockSize { bytes, requested, rounded: self.rounded(requested, bytes) };
         let reported = Live::reported(header, size, pool);
+        if let Some(missed) = self.memory.live.block(address).copied() {
+            self.free_missed(tid, header, address, &missed, sink)?;
+        }
         let born = self.prepare_allocation(tid, header, address, &reported, sink)?;
         let is_replaced = self.unlisted.add(address, tid, Live { form: form.into(), ..born });
         // The report of the free of an unlisted block at this address was lost.

@@ -74,7 +74,9 @@ impl Encoder {
         };
         let row = self.live_numbers(tid, header, address, live);
         let keys = TextKeys { call: call_key(event, header.api, true), ..row.keys };
-        let with_texts = |row| self.with_live_texts(row, header.api, live);
+        // By value: a reference would keep the whole block in memory.
+        let (api, context, form) = (header.api, live.context, live.form);
+        let with_texts = move |row| self.with_live_texts(row, api, context, form);
         self.emitter.emit_keyed(Row { event, delta_bytes, keys, ..row }, with_texts, sink)
     }
 
@@ -168,7 +170,8 @@ impl Encoder {
     /// Returns the fields of a row about live memory, whose owner comes from the allocation.
     #[inline(always)]
     pub(crate) fn live_row<'a>(&'a self, tid: u32, header: &Header, address: u64, live: &Live) -> Row<'a> {
-        self.with_live_texts(self.live_numbers(tid, header, address, live), header.api, live)
+        let row = self.live_numbers(tid, header, address, live);
+        self.with_live_texts(row, header.api, live.context, live.form)
     }
 
     /// Returns [`Encoder::live_row`] without its texts.
@@ -192,9 +195,9 @@ impl Encoder {
 
     /// Adds the texts of [`Encoder::live_row`].
     #[inline(always)]
-    fn with_live_texts<'a>(&'a self, row: Row<'a>, api: Option<Api>, live: &Live) -> Row<'a> {
-        let Form { dtype, shape } = self.definitions.form(live.form);
-        Row { dtype, shape, ..self.with_owner(row, api, live.context) }
+    fn with_live_texts<'a>(&'a self, row: Row<'a>, api: Option<Api>, context: u32, form: u32) -> Row<'a> {
+        let Form { dtype, shape } = self.definitions.form(form);
+        Row { dtype, shape, ..self.with_owner(row, api, context) }
     }
 
     /// Returns the fields of a row about live memory that a call allocated or freed.

@@ -160,7 +160,7 @@ impl ChunkPool {
     /// Returns the reader of the chunk with this number.
     #[must_use]
     pub(crate) fn reader(&'static self, chunk: u32) -> ChunkReader {
-        ChunkReader { pool: self, chunk }
+        ChunkReader { pool: self, number: chunk, chunk: self.chunk(chunk) }
     }
 
     /// Returns the header of the journal.
@@ -179,9 +179,9 @@ impl ChunkPool {
 
     /// Returns a drained chunk to the pool.
     pub(crate) fn recycle(&self, reader: ChunkReader) {
-        self.chunk(reader.chunk).header.in_use.store(0, Ordering::Release);
+        self.chunk(reader.number).header.in_use.store(0, Ordering::Release);
         // The channel has room for every chunk.
-        let _ = self.free.0.try_send(reader.chunk);
+        let _ = self.free.0.try_send(reader.number);
         self.note_shortness();
     }
 
@@ -410,14 +410,15 @@ impl ChunkWriter {
 #[derive(Clone, Copy)]
 pub(crate) struct ChunkReader {
     pool: &'static ChunkPool,
-    chunk: u32,
+    number: u32,
+    chunk: &'static Chunk,
 }
 
 impl ChunkReader {
     /// Returns the index of the chunk in the pool.
     #[must_use]
     pub(crate) fn number(self) -> u32 {
-        self.chunk
+        self.number
     }
 
     /// Returns the number of complete events, at most [`SLOTS`].
@@ -432,7 +433,7 @@ impl ChunkReader {
         debug_assert!(index < self.committed());
         // SAFETY: the slot is complete (its count was read with `Acquire`), and a complete slot does
         // not change until the chunk is recycled, which only the caller's thread does.
-        unsafe { self.pool.chunk(self.chunk).slots[index].get().read() }
+        unsafe { self.chunk.slots[index].get().read() }
     }
 
     /// Returns the index of the first definition in these slots, which must be below an earlier result of `committed`.
@@ -440,7 +441,7 @@ impl ChunkReader {
     pub(crate) fn find_definition(self, slots: Range<usize>) -> Option<usize> {
         debug_assert!(slots.end <= self.committed());
         let first = slots.start;
-        let mut slots = self.pool.chunk(self.chunk).slots[slots].iter();
+        let mut slots = self.chunk.slots[slots].iter();
         // SAFETY: as in `event`.
         slots.position(|slot| unsafe { slot.get().read() }.is_definition()).map(|index| first + index)
     }
@@ -459,11 +460,11 @@ impl ChunkReader {
     }
 
     fn owner(&self) -> &Owner {
-        &self.pool.owners[self.chunk as usize]
+        &self.pool.owners[self.number as usize]
     }
 
     fn header(&self) -> &ChunkHeader {
-        &self.pool.chunk(self.chunk).header
+        &self.chunk.header
     }
 }
 

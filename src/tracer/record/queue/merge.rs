@@ -206,18 +206,20 @@ impl Merge {
             let index = if clock == second { tied().unwrap_or(index) } else { index };
             let source = &mut sources[index];
             let tid = source.tid;
+            // If the clocks are equal, only one event is emitted at a time, because `first_of_tied` decides which event
+            // is next.
+            let last = watermark.min(second.saturating_sub(1));
             // The lane has a head: the one that was just found.
             loop {
                 if emit(tid, &source.head)? == Taken::No {
                     return Ok(Drained::Stopped);
                 }
-                *overflow_emitted += u64::from(source.head_is_overflow);
+                if source.head_is_overflow {
+                    *overflow_emitted += 1;
+                }
                 source.next();
                 given += 1;
-                // If the clocks are equal, only one event is emitted at a time, because `first_of_tied`
-                // decides which event is next.
-                let go_on = |event: &Event| event.clock_ns < second && event.clock_ns <= watermark;
-                if given >= most || !source.peek().is_some_and(go_on) {
+                if given >= most || !source.has_head || source.head.clock_ns > last {
                     break;
                 }
             }
@@ -369,10 +371,10 @@ impl Source {
         self.has_head.then_some(&self.head)
     }
 
+    /// Looks for the head, which is in a chunk or in the overflow list.
     #[inline(always)]
     fn find_head(&mut self) {
         self.has_head = self.read_placed();
-        self.head_is_overflow = false;
         if !self.overflow.is_empty() {
             self.prefer_older_overflow();
         }
@@ -410,24 +412,23 @@ impl Source {
                 self.slot = 0;
                 continue;
             }
-            let chunk = queued.chunk;
-            if chunk.event(self.slot).is_definition() {
-                self.slot += 1 + text_slots(&chunk.event(self.slot));
-            } else if chunk.event(self.slot).is_empty() {
-                self.slot += 1;
-            } else {
-                self.head = chunk.event(self.slot);
+            self.head = queued.chunk.event(self.slot);
+            if self.head.has_content() {
                 return true;
             }
+            self.slot += 1 + text_slots(&self.head);
         }
     }
 
+    /// Goes to the next event, which becomes the head.
+    #[inline(always)]
     fn next(&mut self) {
-        self.has_head = false;
         if self.head_is_overflow {
             self.overflow.pop_front();
+            self.head_is_overflow = false;
         } else {
             self.slot += 1;
         }
+        self.find_head();
     }
 }
