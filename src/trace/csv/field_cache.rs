@@ -132,6 +132,7 @@ impl Default for Counter {
 }
 
 impl Counter {
+    /// Only a number of at least 1 advances the text.
     const NO_NEXT: i64 = 0;
 
     /// Creates the cache of a number, whose text with its comma has `length` bytes.
