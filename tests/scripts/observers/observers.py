@@ -23,17 +23,26 @@ FOLDERS = sorted((folder + "/" for folder in sys.path if folder), key=len, rever
 
 def in_thread(function):
     """Runs a function in another thread. `threading.Thread` would cause other events in each run."""
-    has_ended = _thread.allocate_lock()
 
     def run():
         start_tool()
         function()
         sys.setprofile(None)
         sys.settrace(None)
+
+    # From Python 3.12, cProfile also records other threads, so without the GIL it may miss the end of `run`.
+    # Only Python 3.13 and later can wait for it.
+    if hasattr(_thread, "start_joinable_thread"):
+        _thread.start_joinable_thread(run).join()
+        return
+    has_ended = _thread.allocate_lock()
+
+    def run_and_signal():
+        run()
         has_ended.release()
 
     has_ended.acquire()
-    _thread.start_new_thread(run, ())
+    _thread.start_new_thread(run_and_signal, ())
     has_ended.acquire()
 
 
