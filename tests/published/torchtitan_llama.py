@@ -13,6 +13,7 @@ FLAG, any of:
     norm           RMSNorm in Python, as until March 2025
     chunked        the loss in eight parts
     abs            checkpointing keeps absolute values, as until February 2025
+    before         torchao is older than its pull request 1629; this names the run and changes nothing
     late           the scales of Float8 are not computed before the all-gather
 """
 
@@ -61,9 +62,12 @@ if setting in ("float8", "plain", "rowwise"):
 
     float8 = Float8LinearConfig(enable_fsdp_float8_all_gather=setting == "float8")
     if setting == "rowwise":
-        from torchao.float8.config import Float8LinearRecipeName, recipe_name_to_linear_config
+        if hasattr(Float8LinearConfig, "from_recipe_name"):  # torchao 0.9.0
+            float8 = Float8LinearConfig.from_recipe_name("rowwise")
+        else:
+            from torchao.float8.config import Float8LinearRecipeName, recipe_name_to_linear_config
 
-        float8 = recipe_name_to_linear_config(Float8LinearRecipeName.ALL_AXISWISE)
+            float8 = recipe_name_to_linear_config(Float8LinearRecipeName.ALL_AXISWISE)
         torch._inductor.config.emulate_precision_casts = True  # as torchtitan sets it for this recipe
     convert_to_float8_training(model, config=float8, module_filter_fn=lambda _, name: name != "output")
 
