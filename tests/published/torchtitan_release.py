@@ -13,7 +13,6 @@ FLAG, any of:
     lora                     adapters of rank 8 beside each linear layer, which is frozen with the rest
     plain                    no expandable segments
     flash                    attention by FlashAttention, as until October 2025; since then, cuDNN is first
-    math                     attention by plain operators, the only one for bfloat16 on a T4
 """
 
 import contextlib
@@ -38,9 +37,8 @@ from torchtitan.protocols.train_spec import get_train_spec
 STEPS = 3
 model_name, flavor, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3])
 flags = dict(flag.partition("=")[::2] for flag in sys.argv[4:])
-for flag, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("math", SDPBackend.MATH)):
-    if flag in flags:
-        ScaledDotProductAttentionWrapper.sdpa_backends = [backend]
+if "flash" in flags:
+    ScaledDotProductAttentionWrapper.sdpa_backends = [SDPBackend.FLASH_ATTENTION]
 tp, batch, length = (int(flags.get(*one)) for one in (("tp", 1), ("batch", 1), ("length", 8192)))
 label = ", ".join([f"{model_name} {flavor}", f"{ranks} GPUs", *sys.argv[4:]])
 config = JobConfig()
