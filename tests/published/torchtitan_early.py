@@ -22,7 +22,6 @@ FLAG, any of:
     inside         the predictions become 32-bit floats in the loss, which is compiled if the blocks are
     gqa            keys and values are not repeated; the last RMSNorm is in Triton, AdamW is fused
     expandable     expandable segments
-    cudnn          attention of cuDNN, which builds of autumn 2024 prefer
 """
 
 import collections
@@ -51,7 +50,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 STEPS = 3
@@ -388,15 +386,12 @@ def part_loss(predicted, labels):
 
 if "inside" in flags and "compile" in flags:
     loss_of = torch.compile(loss_of)
-attention = (
-    functools.partial(sdpa_kernel, SDPBackend.CUDNN_ATTENTION) if "cudnn" in flags else contextlib.nullcontext
-)
 predicted = None
 for step in range(STEPS):
     ids = torch.randint(words, (batch, length)).cuda()
     labels = torch.randint(words, (batch, length)).cuda()
     optimizer.zero_grad()
-    with loss_parallel() if tp > 1 else contextlib.nullcontext(), attention():
+    with loss_parallel() if tp > 1 else contextlib.nullcontext():
         if "function" in flags:
             loss = model(ids, labels)
         elif "gqa" in flags:

@@ -8,7 +8,7 @@ and the steps are torchtitan's own, in the order of its `Trainer`; the values of
 MODEL, FLAVOR: one of torchtitan's, such as llama3 8B
 FLAG, any of:
     tp=N, batch=N, length=N  tensor parallelism; the batch (1), the tokens of a row (8192)
-    ac=full, ac=none, ac=2   checkpointing of each layer, none or every second one, instead of operators
+    ac=full, ac=2            checkpointing of each layer or of every second one, instead of operators
     compile                  the blocks and the loss are compiled
     lora                     adapters of rank 8 beside each linear layer, which is frozen with the rest
     plain                    no expandable segments
@@ -45,7 +45,7 @@ config = JobConfig()
 config.training.local_batch_size, config.training.seq_len = batch, length
 config.parallelism.tensor_parallel_degree = tp
 mode = flags.get("ac", "op")
-config.activation_checkpoint.mode = mode if mode in ("none", "full") else "selective"
+config.activation_checkpoint.mode = "full" if mode == "full" else "selective"
 config.activation_checkpoint.selective_ac_option = mode
 config.compile.enable = "compile" in flags
 

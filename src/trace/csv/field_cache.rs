@@ -132,7 +132,7 @@ impl Default for Counter {
 }
 
 impl Counter {
-    /// Only a number of at least 1 advances the text.
+    /// Stands for no next number. `count_to` accepts only numbers from 1 on.
     const NO_NEXT: i64 = 0;
 
     /// Creates the cache of a number, whose text with its comma has `length` bytes.

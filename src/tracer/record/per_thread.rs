@@ -104,7 +104,7 @@ unsafe extern "C" fn end<T: 'static>(value: *mut c_void) {
     let value = value.cast::<Held<T>>();
     // SAFETY: by the contract.
     let held = unsafe { &*value };
-    // glibc and musl call a destructor at most four times. POSIX allows to call it until the value is null, as Miri does.
+    // glibc and musl call a destructor at most four times. Miri calls it until the value is null, which POSIX allows.
     if cfg!(miri) && held.data.is_none() {
         return;
     }
