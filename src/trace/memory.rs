@@ -249,7 +249,7 @@ pub trait LiveMemory {
 }
 
 /// The memory of one process.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct MemoryState<L, D> {
     /// The live memory.
     pub live: L,

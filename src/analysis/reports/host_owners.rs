@@ -14,7 +14,7 @@ use crate::read::symbols::Symbol;
 use crate::state::categories::KnownCategories;
 use crate::state::group::Key;
 use crate::state::host_memory::HostMemory;
-use crate::state::replay::{Block, CPU, HOST, Metric, Replay};
+use crate::state::replay::{self, Block, CPU, HOST, Metric, Replay};
 use crate::state::replay_trace::replay_until;
 
 /// The maximum number of lines that are named, and the least share of the bytes that each has.
@@ -59,9 +59,9 @@ impl HostOwners {
             }
             found.len() == times.len()
         };
-        let columns = by_line.columns().and(Columns::of(&["ts_ns"]));
+        let wanted = replay::COLUMNS.and(by_line.columns()).and(Columns::of(&["ts_ns"]));
         let known = KnownCategories::default();
-        let replayed = replay_until(trace, columns, &whole, Metric::Allocated, known, stop, |_, _| {})?;
+        let replayed = replay_until(trace, wanted, &whole, Metric::Allocated, known, stop, |_, _| {})?;
         while found.len() < times.len() {
             found.push(HostOwners::of_live(&replayed.replay, &by_line));
         }

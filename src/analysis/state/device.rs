@@ -203,7 +203,7 @@ impl Device {
 }
 
 /// The devices of a process.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Devices {
     /// The devices, sorted by ordinal.
     pub(super) list: Vec<Device>,

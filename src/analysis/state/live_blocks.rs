@@ -16,6 +16,7 @@ const FIRST_RECENT: usize = 1 << 6;
 const NO_SLOT: u32 = u32::MAX;
 
 /// The live blocks, by id.
+#[derive(Clone)]
 pub struct LiveBlocks {
     /// The slots of recent blocks, by the low bits of the block's id. Ids are row numbers and most blocks are
     /// short-lived, so this vector finds nearly all blocks without hashing.

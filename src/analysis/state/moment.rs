@@ -6,7 +6,7 @@ use memtrace_trace::{Api, EventName};
 
 use crate::error::{Error, Result};
 use crate::options::{Flag, Options, parse_window};
-use crate::read::record::{Columns, Record};
+use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 use crate::read::together::RowReader;
@@ -14,7 +14,7 @@ use crate::state::block::{Block, is_unknown_form};
 use crate::state::categories::KnownCategories;
 use crate::state::last_oom::LastOom;
 use crate::state::marks::{self, MarkName};
-use crate::state::replay::{Metric, Replay, has_current_step, is_gpu};
+use crate::state::replay::{self, Metric, Replay, has_current_step, is_gpu};
 use crate::state::replay_trace::{Replayed, replay_together, replay_trace, replay_until};
 
 /// A moment of a trace.
@@ -112,27 +112,28 @@ pub fn replay_to_moment(
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Option<Replayed>> {
     let tracked = Metric::Allocated;
+    let wanted = replay::COLUMNS.and(columns);
     let mut whole = None;
     let last = match at {
         NamedMoment::End | NamedMoment::Exit => {
             let window = &options.window;
-            let columns = if window.is_open() { columns } else { columns.and(Columns::of(&["ts_ns"])) };
+            let wanted = if window.is_open() { wanted } else { wanted.and(Columns::of(&["ts_ns"])) };
             let is_end = |row: &Record, replay: &Replay| {
                 *at == NamedMoment::End && ends_script(row, replay)
                     || row.ts_ns > window.to_ns
                     || has_current_step(row.event) && row.step > window.to_step
             };
-            return replay_until(trace, columns, options, tracked, known, is_end, visit).map(Some);
+            return replay_until(trace, wanted, options, tracked, known, is_end, visit).map(Some);
         }
         NamedMoment::Time(ns) => {
             // `is_past` needs the time of every row. The replay itself reads no time of frees and ops.
-            let columns = columns.and(Columns::of(&["ts_ns"]));
+            let wanted = wanted.and(Columns::of(&["ts_ns"]));
             let is_past = |row: &Record, _: &Replay| row.ts_ns > *ns;
-            return replay_until(trace, columns, options, tracked, known, is_past, visit).map(Some);
+            return replay_until(trace, wanted, options, tracked, known, is_past, visit).map(Some);
         }
         NamedMoment::Step(step) => {
             let is_past = |row: &Record, replay: &Replay| row.step > *step || ends_script(row, replay);
-            return replay_until(trace, columns, options, tracked, known, is_past, visit).map(Some);
+            return replay_until(trace, wanted, options, tracked, known, is_past, visit).map(Some);
         }
         NamedMoment::Peak(metric) => {
             let replayed = replay_trace(
@@ -150,7 +151,7 @@ pub fn replay_to_moment(
         NamedMoment::Oom => {
             let (whole, found) = find_oom(trace, options, &known, &SymbolTable::default(), &mut [])?;
             let Some(oom) = found else { return Ok(None) };
-            let replayed = replay_to_oom(trace, &oom, columns, options, visit)?;
+            let replayed = replay_to_oom(trace, &oom, wanted, options, visit, None)?;
             return Ok(Some(Replayed { summary: whole.summary, ..replayed }));
         }
         NamedMoment::Mark(mark) => marks::find(trace, mark, options)?.map_or(0, |row| row.seq),
@@ -171,7 +172,7 @@ pub fn replay_to_moment(
         found |= past && matches!(row.event, EventName::Alloc | EventName::Brief | EventName::Oom);
         stop
     };
-    let replayed = replay_until(trace, columns, options, tracked, known, stop, visit)?;
+    let replayed = replay_until(trace, wanted, options, tracked, known, stop, visit)?;
     Ok(Some(match whole {
         Some(summary) => Replayed { summary, ..replayed },
         None => replayed,
@@ -205,8 +206,7 @@ pub(crate) fn find_oom(
     let mut last: Option<LastOom> = None;
     let mut replay = Replay::new(symbols, options.window, Metric::Allocated);
     replay.known = known.clone();
-    let columns = Columns::of(&["dtype", "shape"]);
-    let replayed = replay_together(trace, columns, options, replay, readers, |row, replay| {
+    let replayed = replay_together(trace, Columns::of(&[]), options, replay, readers, |row, replay| {
         let wanted = is_gpu(row.device) && options.device.is_none_or(|only| only == row.device);
         if row.event == EventName::Oom && wanted && replay.in_window() {
             last = Some(LastOom::new(row));
@@ -231,20 +231,39 @@ pub(crate) fn find_oom(
     Ok((replayed, Some(found)))
 }
 
-/// Replays `trace` up to an OOM. For `columns` and `visit`, see [`replay_trace`].
+/// Replays `trace` up to an OOM, with exactly the columns of `wanted`. For `visit`, see [`replay_trace`]. `visit_all`
+/// also gets the rows after the OOM; without it, the reading ends there.
 ///
 /// # Errors
 /// When the trace cannot be read.
 pub(crate) fn replay_to_oom(
     trace: &TraceFile,
     oom: &FoundOom,
-    columns: Columns,
+    wanted: Wanted,
     options: &Options,
-    visit: impl FnMut(&Record, &Replay),
+    mut visit: impl FnMut(&Record, &Replay),
+    mut visit_all: Option<&mut dyn FnMut(&Record, &Replay)>,
 ) -> Result<Replayed> {
-    let stop = |row: &Record, _: &Replay| row.seq > oom.seq;
+    let ends_there = visit_all.is_none();
+    let stop = |row: &Record, _: &Replay| ends_there && row.seq > oom.seq;
     let known = oom.known.clone();
-    let mut replayed = replay_until(trace, columns, options, Metric::Allocated, known, stop, visit)?;
+    let mut at_oom = None;
+    let read = |row: &Record, replay: &Replay| {
+        if row.seq <= oom.seq {
+            visit(row, replay);
+        }
+        if let Some(visit_all) = &mut visit_all {
+            visit_all(row, replay);
+            if row.seq == oom.seq {
+                at_oom = Some(replay.clone());
+            }
+        }
+    };
+    let mut replayed = replay_until(trace, wanted, options, Metric::Allocated, known, stop, read)?;
+    if let Some(mut replay) = at_oom {
+        replay.end(&trace.ending().unwrap_or_default());
+        replayed.replay = replay;
+    }
     let mut tagged = oom.tagged.clone();
     for block in tagged.iter_mut().filter(|block| !is_unknown_form(block.shape)) {
         for form in [&mut block.dtype, &mut block.shape] {

@@ -75,17 +75,17 @@ pub fn replay_trace(
     known: KnownCategories,
     visit: impl FnMut(&Record, &Replay),
 ) -> Result<Replayed> {
-    replay_until(trace, columns, options, tracked, known, |_, _| false, visit)
+    replay_until(trace, replay::COLUMNS.and(columns), options, tracked, known, |_, _| false, visit)
 }
 
-/// Same as [`replay_trace`], but stops before the first row for which `stop` returns true. `stop` gets the
-/// row and the state before it.
+/// Same as [`replay_trace`], but with exactly the columns of `wanted`, and stops before the first row for which `stop`
+/// returns true. `stop` gets the row and the state before it.
 ///
 /// # Errors
 /// When the trace cannot be read.
 pub fn replay_until(
     trace: &TraceFile,
-    columns: Columns,
+    wanted: Wanted,
     options: &Options,
     tracked: Metric,
     known: KnownCategories,
@@ -95,7 +95,7 @@ pub fn replay_until(
     let symbols = SymbolTable::default();
     let mut replay = Replay::new(&symbols, options.window, tracked);
     replay.known = known;
-    run(trace, replay::COLUMNS.and(columns), options, replay, symbols, Some(&mut stop), &mut visit)
+    run(trace, wanted, options, replay, symbols, Some(&mut stop), &mut visit)
 }
 
 /// Same as [`replay_trace`], but with exactly the columns of `wanted`, and without categories that an

@@ -294,9 +294,9 @@ pub(super) fn casts_up(step: &RecordedStep, rules: &SizeRules<'_>, phases: &Phas
 impl Autocast {
     /// Applies the changed lifetimes and the copies to a curve. Its sizes must already be halved. Returns the
     /// number of halved blocks.
-    pub(super) fn apply(&self, curve: &mut Curve<'_>) -> u64 {
+    pub(super) fn apply(&self, curve: &mut Curve, step: &RecordedStep) -> u64 {
         for (index, end) in &self.shortened {
-            let birth = curve.birth(*index);
+            let birth = step.lives[*index as usize].birth;
             curve.set_lives(*index, &[(birth, (*end).max(birth + 1))]);
         }
         for CastCopy { birth, death, bytes } in &self.copies {

@@ -17,12 +17,7 @@ use crate::read::symbols::{Symbol, SymbolTable};
 const COPY: &str = "aten::empty_strided";
 
 /// Replaces each tensor and its copies by one block, in a step whose sizes are those in 16 bits already.
-pub(super) fn apply(
-    curve: &mut Curve<'_>,
-    step: &RecordedStep,
-    rules: &SizeRules<'_>,
-    symbols: &SymbolTable,
-) {
+pub(super) fn apply(curve: &mut Curve, step: &RecordedStep, rules: &SizeRules<'_>, symbols: &SymbolTable) {
     let life = |index: u32| &step.lives[index as usize];
     let is_gradient = |index: &u32| life(*index).owner.category == Category::Gradient;
     for (from, copies) in casts(step, rules, symbols) {

@@ -21,7 +21,7 @@ use crate::state::categories::Phases;
 /// Changes the lives of the blocks that the calls of `modules` allocate, and adds the memory of the second
 /// forward. Returns the number of changed calls.
 pub(super) fn apply(
-    curve: &mut Curve<'_>,
+    curve: &mut Curve,
     step: &RecordedStep,
     modules: &FxHashSet<Symbol>,
     symbols: &SymbolTable,
@@ -153,7 +153,7 @@ impl<'a> Recomputed<'a> {
         !is_shared
     }
 
-    fn recompute(&mut self, curve: &mut Curve<'_>, call: &StepCall) -> bool {
+    fn recompute(&mut self, curve: &mut Curve, call: &StepCall) -> bool {
         let step = self.step;
         let allocations = &step.allocations[call.from as usize..call.to as usize];
         let born: Vec<u32> = allocations.iter().filter_map(|allocation| allocation.life).collect();
@@ -220,7 +220,7 @@ impl<'a> Recomputed<'a> {
 
     /// Extends the lifetime of the inputs of a call that neither the call nor its caller keeps. A checkpoint
     /// keeps its inputs until `end`, which is the end of the call's backward.
-    fn keep_inputs(&self, curve: &mut Curve<'_>, call: &StepCall, end: u32) {
+    fn keep_inputs(&self, curve: &mut Curve, call: &StepCall, end: u32) {
         // `frees` is in order of time, so the blocks that are freed during the call are adjacent.
         let frees = &self.step.frees;
         let from = frees.partition_point(|index| self.life(*index).death <= call.from);

@@ -29,7 +29,7 @@ struct Loss {
 
 /// Divides the sizes of the logits and their gradients in a step by `parts`. Returns the number of losses.
 pub(super) fn apply(
-    curve: &mut Curve<'_>,
+    curve: &mut Curve,
     step: &RecordedStep,
     parts: i64,
     rules: &SizeRules<'_>,
@@ -114,7 +114,7 @@ fn losses(step: &RecordedStep, symbols: &SymbolTable, phases: &Phases) -> Vec<Lo
 
 /// Extends the lives of the gradients that the op `head` allocates for its weight and its input. Each part of
 /// the loss adds to these gradients, so they must exist from the allocation `first` on.
-fn keep_gradients(curve: &mut Curve<'_>, step: &RecordedStep, head: u32, first: u32) {
+fn keep_gradients(curve: &mut Curve, step: &RecordedStep, head: u32, first: u32) {
     let Some(end) = step.op(head).map(|op| op.to) else { return };
     for index in step.allocations_of(head).iter().filter_map(|allocation| allocation.life) {
         let life = &step.lives[index as usize];

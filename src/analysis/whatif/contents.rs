@@ -43,7 +43,7 @@ pub(crate) struct Contents {
     /// True if the trace has tags.
     pub(crate) tags: bool,
     /// For each device: the allocated bytes.
-    now: FxHashMap<i32, i64>,
+    now: Vec<(i32, i64)>,
     /// The highest sum of `now` so far.
     highest: i64,
     /// The open calls of modules: the thread, the module, and the bytes that were allocated when the call began.
@@ -78,7 +78,10 @@ impl Contents {
         }
         match row.event {
             EventName::Alloc | EventName::Free | EventName::Live if is_gpu(row.device) => {
-                self.now.insert(row.device, row.allocated_bytes);
+                match self.now.iter_mut().find(|(device, _)| *device == row.device) {
+                    Some((_, bytes)) => *bytes = row.allocated_bytes,
+                    None => self.now.push((row.device, row.allocated_bytes)),
+                }
                 self.highest = self.highest.max(self.allocated());
                 false
             }
@@ -111,7 +114,7 @@ impl Contents {
     }
 
     fn allocated(&self) -> i64 {
-        self.now.values().fold(0, |sum: i64, bytes| sum.saturating_add(*bytes))
+        self.now.iter().fold(0, |sum: i64, (_, bytes)| sum.saturating_add(*bytes))
     }
 
     /// Returns the changes to try for this trace.

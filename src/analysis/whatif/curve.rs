@@ -17,9 +17,10 @@ struct Spike {
     owner: Owner,
 }
 
-/// The changed blocks of a step.
-pub(super) struct Curve<'a> {
-    step: &'a RecordedStep,
+/// The changed blocks of a step. The functions that take a [`RecordedStep`] need that step, or one that is like it
+/// ([`RecordedStep::is_like`]).
+#[derive(Debug)]
+pub(super) struct Curve {
     /// For each block: the new size in bytes.
     pub(super) sizes: Vec<i64>,
     /// For each block whose lifetime changed: the one or two spans in which it lives, each from its birth to
@@ -33,11 +34,10 @@ pub(super) struct Curve<'a> {
     more: Vec<(u32, u32, i64)>,
 }
 
-impl<'a> Curve<'a> {
+impl Curve {
     /// Creates the curve of a step whose blocks have these sizes.
-    pub(super) fn new(step: &'a RecordedStep, sizes: Vec<i64>) -> Curve<'a> {
+    pub(super) fn new(sizes: Vec<i64>) -> Curve {
         Curve {
-            step,
             sizes,
             moved: FxHashMap::default(),
             failed: FxHashMap::default(),
@@ -59,11 +59,6 @@ impl<'a> Curve<'a> {
     /// Grows the request of the allocation `at`, which ran out of memory, by `bytes`.
     pub(super) fn resize_failed(&mut self, at: u32, bytes: i64) {
         self.failed.insert(at, bytes);
-    }
-
-    /// Returns the index of the allocation that made a block.
-    pub(super) fn birth(&self, life: u32) -> u32 {
-        self.step.lives[life as usize].birth
     }
 
     /// Adds a block of `bytes` that lives from the allocation `birth` up to `death`.
@@ -98,15 +93,15 @@ impl<'a> Curve<'a> {
 
     /// Returns the bytes that the change adds to the run's total: one value for each allocation, and one for
     /// the end of the step.
-    pub(super) fn differences(&self) -> Vec<i64> {
-        let end = self.step.end();
+    pub(super) fn differences(&self, step: &RecordedStep) -> Vec<i64> {
+        let end = step.end();
         let mut changes = vec![0i64; end as usize + 2];
         let mut add = |from: u32, to: u32, bytes: i64| {
             let (from, to) = (from.min(end + 1) as usize, to.min(end + 1) as usize);
             changes[from] = changes[from].wrapping_add(bytes);
             changes[to] = changes[to].wrapping_sub(bytes);
         };
-        for (index, life) in self.step.lives.iter().enumerate() {
+        for (index, life) in step.lives.iter().enumerate() {
             let moved = if self.moved.is_empty() { None } else { self.moved.get(&(index as u32)) };
             if let Some(spans) = moved {
                 add(life.birth, life.death, life.bytes.wrapping_neg());
@@ -128,22 +123,22 @@ impl<'a> Curve<'a> {
 
     /// Returns the highest total of the allocations in the window, or `None` for an empty window. `differences`
     /// must come from this curve.
-    pub(super) fn peak(&self, differences: &[i64]) -> Option<Peak> {
+    pub(super) fn peak(&self, step: &RecordedStep, differences: &[i64]) -> Option<Peak> {
         let mut peak: Option<Peak> = None;
         let mut raise = |bytes: i64, at: &Allocation, owner: Owner| {
             if at.in_window && peak.is_none_or(|peak| bytes > peak.bytes) {
                 peak = Some(Peak { bytes, seq: at.seq, ts_ns: at.ts_ns, owner, untraced: 0 });
             }
         };
-        for (at, allocation) in self.step.allocations.iter().enumerate() {
+        for (at, allocation) in step.allocations.iter().enumerate() {
             let own = if allocation.life.is_some() { None } else { self.failed.get(&(at as u32)) };
             let change = differences[at].wrapping_add(own.copied().unwrap_or(0));
             raise(allocation.allocated.wrapping_add(change), allocation, allocation.owner);
         }
-        let Some(last) = self.step.allocations.last() else { return peak };
+        let Some(last) = step.allocations.last() else { return peak };
         for spike in &self.spikes {
-            let before = self.before(spike.at, differences);
-            let place = self.step.allocations.get(spike.at as usize).unwrap_or(last);
+            let before = self.before(step, spike.at, differences);
+            let place = step.allocations.get(spike.at as usize).unwrap_or(last);
             let owner = Owner { step: place.owner.step, ..spike.owner };
             raise(before.wrapping_add(spike.bytes), place, owner);
         }
@@ -152,24 +147,24 @@ impl<'a> Curve<'a> {
 
     /// Returns the total before the allocation `at`, with the change. If there is no such allocation, returns
     /// the total at the end of the step.
-    fn before(&self, at: u32, differences: &[i64]) -> i64 {
-        let place = self.step.allocations.get(at as usize);
-        let total = place.map_or(self.step.end_allocated, |place| place.allocated);
+    fn before(&self, step: &RecordedStep, at: u32, differences: &[i64]) -> i64 {
+        let place = step.allocations.get(at as usize);
+        let total = place.map_or(step.end_allocated, |place| place.allocated);
         let own = place.map_or(0, |place| self.own_bytes(at, place));
-        total.wrapping_add(differences[at.min(self.step.end()) as usize]).wrapping_sub(own)
+        total.wrapping_add(differences[at.min(step.end()) as usize]).wrapping_sub(own)
     }
 
     /// Passes the times and totals of the step to `set`, in order. `differences` must come from this curve.
-    pub(super) fn follow(&self, differences: &[i64], mut set: impl FnMut(i64, i64)) {
+    pub(super) fn follow(&self, step: &RecordedStep, differences: &[i64], mut set: impl FnMut(i64, i64)) {
         let mut spikes: Vec<(u32, i64)> = self.spikes.iter().map(|spike| (spike.at, spike.bytes)).collect();
         spikes.sort_unstable();
         let mut spikes = spikes.into_iter().peekable();
         let mut last_ns = i64::MIN;
-        let places = self.step.allocations.iter().map(|place| (place.freed_ns, place.ts_ns, Some(place)));
-        let end_ns = self.step.allocations.last().map_or(self.step.freed_ns, |last| last.ts_ns);
-        let end = (self.step.freed_ns, end_ns.max(self.step.freed_ns), None);
+        let places = step.allocations.iter().map(|place| (place.freed_ns, place.ts_ns, Some(place)));
+        let end_ns = step.allocations.last().map_or(step.freed_ns, |last| last.ts_ns);
+        let end = (step.freed_ns, end_ns.max(step.freed_ns), None);
         for (at, (freed_ns, ts_ns, place)) in (0..).zip(places.chain([end])) {
-            let before = self.before(at, differences);
+            let before = self.before(step, at, differences);
             // At `freed_ns`, all frees since the previous allocation are done.
             set(if freed_ns >= last_ns { freed_ns } else { ts_ns }, before);
             while let Some((_, bytes)) = spikes.next_if(|(spike, _)| *spike <= at || place.is_none()) {

@@ -13,7 +13,7 @@ use crate::state::categories::Phases;
 
 /// Frees each gradient of a step as soon as its parameter has been stepped. Returns the number of gradients.
 pub(super) fn apply(
-    curve: &mut Curve<'_>,
+    curve: &mut Curve,
     step: &RecordedStep,
     changes: &[Change],
     rules: &SizeRules<'_>,

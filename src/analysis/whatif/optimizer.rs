@@ -20,7 +20,7 @@ pub(super) fn states(step: &RecordedStep) -> u64 {
 /// previous parameter's update is still live when the next one is allocated. SGD and 8-bit kernels work in
 /// place, so they need no temporary memory.
 pub(super) fn apply(
-    curve: &mut Curve<'_>,
+    curve: &mut Curve,
     step: &RecordedStep,
     optimizer: NewOptimizer,
     changes: &[Change],

@@ -1,5 +1,7 @@
 //! Reads a trace and predicts its peaks under changes.
 
+use std::collections::VecDeque;
+
 use memtrace_trace::EventName;
 use memtrace_trace::counts::count;
 use memtrace_trace::rounding::Rounding;
@@ -30,6 +32,10 @@ use crate::state::series::{Series, TimeGrid};
 /// window, the maximum is half of this number, so that the other half is always left for rows in the window.
 pub const MOST_ROWS: usize = 2_000_000;
 
+/// The maximum number of evaluated steps that are kept, and of their bytes.
+const MOST_EVALUATED: usize = 8;
+const MOST_EVALUATED_BYTES: usize = 64 << 20;
+
 /// A change that saves less than this share of the peak is not listed.
 const LEAST_SAVED: f64 = 0.001;
 
@@ -43,6 +49,26 @@ pub struct Outcome {
     pub found: Vec<u64>,
     /// The op calls that checkpointed modules run again.
     pub again: OpsAgain,
+}
+
+impl Outcome {
+    fn of_list(list: &[Change]) -> Outcome {
+        Outcome { found: vec![0; list.len()], ..Outcome::default() }
+    }
+
+    /// Adds the outcome of another step.
+    fn add(&mut self, step: &Outcome) {
+        raise(&mut self.peak, Some(step.peak));
+        for (found, more) in self.found.iter_mut().zip(&step.found) {
+            *found += more;
+        }
+        // Keep the counts of the best step or, of equally good steps, of the last one. The first step also sets things
+        // up, and a step that ran out of memory has an incomplete backward, so both are worse.
+        let rank = |again: &OpsAgain| (again.ops > 0, again.has_backward, again.is_steady);
+        if rank(&step.again) >= rank(&self.again) {
+            self.again = step.again;
+        }
+    }
 }
 
 /// The op calls that checkpointed modules run again in a step.
@@ -121,19 +147,86 @@ impl Prediction {
     }
 }
 
-/// The state of one device while its rows are read.
-struct DevicePrediction {
-    recorder: StepRecorder,
-    traits: Traits,
-    /// For each list of changes: whether a module is inside a checkpointed module, for the modules looked up
-    /// so far.
-    inside: Vec<FxHashMap<Symbol, bool>>,
-    before: Peak,
+/// What the outcomes of a step depend on besides the step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Conditions {
+    is_half: bool,
+    has_autocast: bool,
+    half_modules: FxHashSet<Symbol>,
+    modules: Vec<ChosenModules>,
+}
+
+/// A step under one list of changes.
+#[derive(Debug)]
+struct EvaluatedList {
+    outcome: Outcome,
+    /// The changed blocks, and [`Curve::differences`].
+    curve: (Curve, Vec<i64>),
+}
+
+/// The latest steps that were evaluated. Training repeats its steps, and a step that is like one of these is not evaluated
+/// again.
+#[derive(Default)]
+struct EvaluatedSteps {
+    conditions: Conditions,
+    steps: VecDeque<(RecordedStep, Vec<EvaluatedList>)>,
+}
+
+impl EvaluatedSteps {
+    /// Returns the index of a step that is like `step`.
+    fn find(&self, step: &RecordedStep) -> Option<usize> {
+        self.steps.iter().rposition(|(other, _)| other.is_like(step))
+    }
+
+    fn add(&mut self, step: RecordedStep, lists: Vec<EvaluatedList>) {
+        self.steps.push_back((step, lists));
+        let bytes = |(step, lists): &(RecordedStep, Vec<EvaluatedList>)| evaluated_bytes(step, lists.len());
+        while self.steps.len() > MOST_EVALUATED
+            || self.steps.iter().map(bytes).sum::<usize>() > MOST_EVALUATED_BYTES
+        {
+            self.steps.pop_front();
+        }
+    }
+}
+
+/// Returns the approximate size of a step that was evaluated under `lists` lists of changes.
+fn evaluated_bytes(step: &RecordedStep, lists: usize) -> usize {
+    (step.rows() + step.lives.len()) * (size_of::<Life>() + lists * 2 * size_of::<i64>())
+}
+
+/// What all steps so far add up to.
+struct Results {
     outcomes: Vec<Outcome>,
     /// For each list of changes: the total over time. Empty if no curve is wanted.
     curves: Vec<Series>,
     /// The requests under the first list, if they are wanted.
     requests: Option<ChangedRequests>,
+}
+
+impl Results {
+    /// Adds `step` under the list at `index`.
+    fn add(&mut self, index: usize, step: &RecordedStep, list: &EvaluatedList) {
+        let EvaluatedList { outcome, curve: (curve, differences) } = list;
+        self.outcomes[index].add(outcome);
+        if let Some(series) = self.curves.get_mut(index) {
+            curve.follow(step, differences, |ts_ns, bytes| series.set(ts_ns, bytes));
+        }
+        if let Some(requests) = self.requests.as_mut().filter(|_| index == 0) {
+            requests.add(step, curve);
+        }
+    }
+}
+
+/// The state of one device while its rows are read.
+struct DevicePrediction {
+    recorder: StepRecorder,
+    evaluated: EvaluatedSteps,
+    traits: Traits,
+    /// For each list of changes: whether a module is inside a checkpointed module, for the modules looked up
+    /// so far.
+    inside: Vec<FxHashMap<Symbol, bool>>,
+    before: Peak,
+    results: Results,
     is_half: bool,
     has_autocast: bool,
     /// True if earlier rows of the current step were not kept.
@@ -165,7 +258,7 @@ impl<'a> StepInputs<'a> {
 }
 
 /// The modules that the changes of a list apply to.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ChosenModules {
     checkpointed: FxHashSet<Symbol>,
     /// The modules that [`Change::Shard`] gathers as one unit each.
@@ -269,7 +362,7 @@ impl<'a> Predictor<'a> {
             let grid = self.grids.iter().find(|(device, _)| *device == row.device).map(|(_, grid)| *grid);
             let known = (api, TypeSymbols::new(symbols));
             let mut device = DevicePrediction::new(row, replay.phases, known, self.lists, grid);
-            device.requests = self.makes_requests.then(ChangedRequests::default);
+            device.results.requests = self.makes_requests.then(ChangedRequests::default);
             self.devices.push(device);
         }
         for device in &mut self.devices {
@@ -325,9 +418,9 @@ impl<'a> Predictor<'a> {
         let prediction = |device: DevicePrediction| Prediction {
             device: device.recorder.device(),
             before: device.before,
-            outcomes: device.outcomes,
-            curves: device.curves.into_iter().map(Series::finish).collect(),
-            requests: device.requests,
+            outcomes: device.results.outcomes,
+            curves: device.results.curves.into_iter().map(Series::finish).collect(),
+            requests: device.results.requests,
             is_half: device.is_half,
             has_autocast: device.has_autocast,
             cut_step: device.cut_step,
@@ -378,17 +471,15 @@ impl DevicePrediction {
     ) -> DevicePrediction {
         let mut recorder = StepRecorder::new(row.device, phases, module_api, types);
         recorder.begins(row.step);
-        let outcome = |list: &Vec<Change>| Outcome { found: vec![0; list.len()], ..Outcome::default() };
-        let outcomes = lists.iter().map(outcome).collect();
+        let outcomes = lists.iter().map(|list| Outcome::of_list(list)).collect();
         let curves = grid.map_or(Vec::new(), |grid| vec![Series::new(grid); lists.len()]);
         DevicePrediction {
             recorder,
+            evaluated: EvaluatedSteps::default(),
             traits: Traits::default(),
             inside: vec![FxHashMap::default(); lists.len()],
             before: Peak::default(),
-            outcomes,
-            curves,
-            requests: None,
+            results: Results { outcomes, curves, requests: None },
             is_half: false,
             has_autocast: false,
             is_cut: false,
@@ -405,22 +496,52 @@ impl DevicePrediction {
         symbols: &SymbolTable,
         is_cut: bool,
     ) {
-        let step = self.recorder.step();
+        let step = self.recorder.next();
         if let (true, Some(last)) = (step.is_wanted() && (is_cut || self.is_cut), step.allocations.last()) {
             self.cut_step = self.cut_step.or(Some(last.owner.step));
         }
         self.is_cut = is_cut;
-        self.predict_step(inputs, modules, symbols);
-        self.recorder.next();
-    }
-
-    /// Predicts the peaks of the step that ended, and raises the peaks so far to them.
-    fn predict_step(&mut self, inputs: &StepInputs<'_>, modules: &[ChosenModules], symbols: &SymbolTable) {
-        let StepInputs { lists, rounding, phases, is_half, half_modules } = inputs;
-        let step = self.recorder.step();
         if !step.is_wanted() {
             return;
         }
+        self.is_half |= inputs.is_half && inputs.lists.iter().flatten().any(Change::is_type);
+        let conditions = &self.evaluated.conditions;
+        let is_same = (self.is_half, self.has_autocast) == (conditions.is_half, conditions.has_autocast)
+            && *inputs.half_modules == conditions.half_modules
+            && *modules == conditions.modules[..];
+        if !is_same {
+            self.evaluated = EvaluatedSteps {
+                conditions: Conditions {
+                    is_half: self.is_half,
+                    has_autocast: self.has_autocast,
+                    half_modules: inputs.half_modules.clone(),
+                    modules: modules.to_vec(),
+                },
+                steps: VecDeque::new(),
+            };
+        }
+        if let Some(known) = self.evaluated.find(&step) {
+            for (index, list) in self.evaluated.steps[known].1.iter().enumerate() {
+                self.results.add(index, &step, list);
+            }
+            return;
+        }
+        let evaluated = self.predict_step(&step, inputs, modules, symbols);
+        if !evaluated.is_empty() {
+            self.evaluated.add(step, evaluated);
+        }
+    }
+
+    /// Evaluates a step under each list of changes, adds it to the results, and raises the run's own peak. Returns the
+    /// evaluations, unless they are too large to keep.
+    fn predict_step(
+        &mut self,
+        step: &RecordedStep,
+        inputs: &StepInputs<'_>,
+        modules: &[ChosenModules],
+        symbols: &SymbolTable,
+    ) -> Vec<EvaluatedList> {
+        let StepInputs { lists, rounding, phases, half_modules, .. } = inputs;
         let mut rules = SizeRules::new(step, symbols, *phases, *rounding, &mut self.traits);
         rules.half_modules = Some(*half_modules);
         let has_types = lists.iter().flatten().any(Change::is_type);
@@ -429,22 +550,21 @@ impl DevicePrediction {
         // Where the trace has the types, they say which blocks are float32 under autocast.
         let casts = has_types && (autocast.is_on || autocast::casts_up(step, &rules, phases));
         self.has_autocast |= casts;
-        self.is_half |= has_types && *is_half;
         if self.is_half || self.has_autocast {
             autocast = Autocast::default();
         }
         rules.is_half = self.is_half || casts && !step.has_types();
         rules.halved.clone_from(&autocast.halved);
         let unchanged: Vec<i64> = step.lives.iter().map(|life| life.bytes).collect();
-        let unchanged = Curve::new(step, unchanged);
-        raise(&mut self.before, unchanged.peak(&unchanged.differences()));
-        let mut series = self.curves.iter_mut();
-        // The requests are wanted under the first list only.
-        let mut requests = self.requests.as_mut();
+        let unchanged = Curve::new(unchanged);
+        raise(&mut self.before, unchanged.peak(step, &unchanged.differences(step)));
+        let is_kept = evaluated_bytes(step, lists.len()) <= MOST_EVALUATED_BYTES;
+        let mut evaluated = Vec::new();
         let places = modules.iter().zip(&mut self.inside);
-        for ((changes, (modules, inside)), outcome) in lists.iter().zip(places).zip(&mut self.outcomes) {
+        for (index, (changes, (modules, inside))) in lists.iter().zip(places).enumerate() {
+            let mut outcome = Outcome::of_list(changes);
             let sizes = rules.sizes(step, changes, symbols);
-            let mut curve = Curve::new(step, sizes);
+            let mut curve = Curve::new(sizes);
             for (at, bytes) in rules.failed(step, changes, symbols) {
                 curve.resize_failed(at, bytes);
             }
@@ -460,7 +580,7 @@ impl DevicePrediction {
                     Change::Optimizer(optimizer) => {
                         optimizer::apply(&mut curve, step, *optimizer, changes, phases)
                     }
-                    Change::Autocast => autocast.apply(&mut curve),
+                    Change::Autocast => autocast.apply(&mut curve, step),
                     Change::OffloadOptimizer | Change::ShardOptimizer(_) => optimizer::states(step),
                     Change::Shard { ranks, .. } => {
                         let sharding =
@@ -476,25 +596,18 @@ impl DevicePrediction {
                     }
                 };
             }
-            let differences = curve.differences();
-            raise(&mut outcome.peak, curve.peak(&differences));
-            if let Some(requests) = requests.take() {
-                requests.add(step, &curve);
-            }
-            if let Some(series) = series.next() {
-                curve.follow(&differences, |ts_ns, bytes| series.set(ts_ns, bytes));
-            }
+            let differences = curve.differences(step);
+            raise(&mut outcome.peak, curve.peak(step, &differences));
             if let [Change::Checkpoint(patterns)] = &changes[..] {
-                let found = ops_again(step, patterns, inside, symbols, phases);
-                // Keep the counts of the best step or, of equally good steps, of the last one. The first step
-                // also sets things up, and a step that ran out of memory has an incomplete backward, so both
-                // are worse.
-                let rank = |again: &OpsAgain| (again.ops > 0, again.has_backward, again.is_steady);
-                if rank(&found) >= rank(&outcome.again) {
-                    outcome.again = found;
-                }
+                outcome.again = ops_again(step, patterns, inside, symbols, phases);
+            }
+            let list = EvaluatedList { outcome, curve: (curve, differences) };
+            self.results.add(index, step, &list);
+            if is_kept {
+                evaluated.push(list);
             }
         }
+        evaluated
     }
 }
 
@@ -523,11 +636,10 @@ fn ops_again(
     }
     let backward = of(phases.backward).count();
     let has_backward = backward > 0 && step.oom().is_none();
-    let is_first = step.allocations.first().is_none_or(|first| first.owner.step <= 0);
     OpsAgain {
         ops,
         of: (of(phases.forward).count() + backward) as u64,
-        is_steady: has_backward && !is_first,
+        is_steady: has_backward && !step.is_first(),
         has_backward,
         has_batch_norm,
     }
@@ -538,5 +650,51 @@ fn raise(peak: &mut Peak, found: Option<Peak>) {
         && found.bytes > peak.bytes
     {
         *peak = found;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::read::input::Input;
+    use crate::whatif::candidates_for;
+
+    /// Returns what `predictor` finds, and the number of steps that it did not evaluate. With `forgets`, it evaluates
+    /// each step.
+    fn predicted(mut predictor: Predictor<'_>, trace: &TraceFile, forgets: bool) -> (String, usize) {
+        let (wanted, options) = (with_columns(replay::COLUMNS), Options::default());
+        let mut begun = FxHashSet::default();
+        let visit = |row: &Record, replay: &Replay| {
+            predictor.feed(row, replay);
+            begun.insert(replay.step);
+            if forgets {
+                predictor.devices.iter_mut().for_each(|device| device.evaluated.steps.clear());
+            }
+        };
+        let replayed = replay_rows(trace, wanted, &options, Metric::Allocated, visit).unwrap();
+        let evaluated: usize = predictor.devices.iter().map(|device| device.evaluated.steps.len()).sum();
+        let found = predictor.finish(trace, &replayed, &options).unwrap();
+        (format!("{found:?}"), (begun.len() - 1).saturating_sub(evaluated))
+    }
+
+    #[test]
+    fn a_step_that_is_like_an_earlier_one_has_its_outcome() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
+        let options = Options::default();
+        for name in ["conv", "gpt", "leaks", "mem-tracker", "oom-big", "sharded"] {
+            for trace in &Input::open(&fixtures.join(name)).unwrap().traces {
+                let (changes, _) = candidates_for(trace, &options).unwrap();
+                let lists: Vec<Vec<Change>> = changes.into_iter().map(|change| vec![change]).collect();
+                let grid = TimeGrid { start_ns: 0, width_ns: 1_000_000, buckets: 1000 };
+                let predictor = || {
+                    Predictor::new(trace, &lists, &options, MOST_ROWS).with_curves(0, grid).with_requests()
+                };
+                let (found, reused) = predicted(predictor(), trace, false);
+                assert_eq!(found, predicted(predictor(), trace, true).0, "{name}");
+                assert!(reused > 0 || name != "gpt");
+            }
+        }
     }
 }

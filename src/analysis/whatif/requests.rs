@@ -51,7 +51,7 @@ struct RequestChange {
 
 impl ChangedRequests {
     /// Adds the requests of a step.
-    pub(super) fn add(&mut self, step: &RecordedStep, curve: &Curve<'_>) {
+    pub(super) fn add(&mut self, step: &RecordedStep, curve: &Curve) {
         if let Some(first) = step.allocations.first() {
             self.requests.operations.push([OperationKind::Step as i64, first.owner.step, 0, 0]);
         }
@@ -84,7 +84,7 @@ impl ChangedRequests {
         }
     }
 
-    fn changes(&mut self, step: &RecordedStep, curve: &Curve<'_>) -> Vec<RequestChange> {
+    fn changes(&mut self, step: &RecordedStep, curve: &Curve) -> Vec<RequestChange> {
         let mut changes = Vec::new();
         for (index, life) in step.lives.iter().enumerate() {
             let size = curve.sizes[index];

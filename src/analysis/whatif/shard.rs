@@ -48,12 +48,7 @@ pub(super) struct Sharding<'a> {
 impl Sharding<'_> {
     /// Adds the parameters and gradients that a rank has as a whole for a moment. Each module of `modules` is
     /// one unit. Returns the number of parameters in the step.
-    pub(super) fn apply(
-        &self,
-        curve: &mut Curve<'_>,
-        step: &RecordedStep,
-        modules: &FxHashSet<Symbol>,
-    ) -> u64 {
+    pub(super) fn apply(&self, curve: &mut Curve, step: &RecordedStep, modules: &FxHashSet<Symbol>) -> u64 {
         let Sharding { rules, symbols, phases, .. } = self;
         let others: Vec<Change> = self.changes.iter().filter(|change| !is_shard(change)).cloned().collect();
         let calls = outer_calls(step, modules, phases);
@@ -146,7 +141,7 @@ struct Gather<'a> {
 }
 
 impl Gather<'_> {
-    fn forward(&self, curve: &mut Curve<'_>, units: &[Unit], root: &Unit) {
+    fn forward(&self, curve: &mut Curve, units: &[Unit], root: &Unit) {
         // Parameters outside every unit stay gathered for the whole forward and backward.
         let end = root.backward.map_or(root.forward.1, |(_, end)| end);
         curve.add_block(root.forward.0, end, root.whole);
@@ -160,7 +155,7 @@ impl Gather<'_> {
         }
     }
 
-    fn backward(&self, curve: &mut Curve<'_>, units: &[Unit], root: &Unit) {
+    fn backward(&self, curve: &mut Curve, units: &[Unit], root: &Unit) {
         let Some((begin, end)) = root.backward else { return };
         let mut order: Vec<(&Unit, (u32, u32))> =
             units.iter().filter_map(|unit| Some((unit, unit.backward?))).collect();
@@ -192,7 +187,7 @@ impl Gather<'_> {
 
     /// Changes the gradients of a unit: they are whole until the allocation `at`, and from then on a rank has
     /// its shards of them in one block. Returns the bytes of the whole gradients that are live at `at`.
-    fn reduce(&self, curve: &mut Curve<'_>, unit: &Unit, at: u32) -> i64 {
+    fn reduce(&self, curve: &mut Curve, unit: &Unit, at: u32) -> i64 {
         let (mut whole, mut part, mut death) = (0i64, 0i64, 0);
         for index in &unit.gradients {
             let life = &self.step.lives[*index as usize];

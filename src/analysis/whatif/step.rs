@@ -79,7 +79,7 @@ impl TypeSymbols {
 }
 
 /// A block in the step.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Life {
     /// The `alloc_id`.
     pub(super) id: i64,
@@ -121,6 +121,13 @@ impl Life {
         }
     }
 
+    /// Returns true if both blocks are the same for a prediction: they may differ in their ids, and in the numbers of
+    /// the steps that allocated them.
+    fn is_like(&self, other: &Life) -> bool {
+        let without_names = |life: &Life| Life { id: 0, owner: comparable(life.owner), ..*life };
+        without_names(self) == without_names(other)
+    }
+
     /// Returns the block for which a failed request asked, as if it had been allocated. `at` is the number of
     /// allocations before the request.
     pub(super) fn of_failed(request: &Allocation, at: u32) -> Life {
@@ -148,9 +155,14 @@ fn without_sharding(row: &Record) -> Owner {
     Owner { category: row.category.without_sharding(), ..Owner::from_row(row) }
 }
 
+/// Returns the owner with 0 in place of its step or, for a block from before the first step, -1.
+fn comparable(owner: Owner) -> Owner {
+    Owner { step: owner.step.clamp(-1, 0), ..owner }
+}
+
 /// An allocation, a request that ran out of memory, or the opening row of a block that was live when a part
 /// of the trace began.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Allocation {
     /// The total after the allocation, in bytes.
     pub(super) allocated: i64,
@@ -171,8 +183,22 @@ pub(super) struct Allocation {
     pub(super) in_window: bool,
 }
 
+impl Allocation {
+    /// Returns true if both are the same for a prediction: they may differ in their rows, times and steps.
+    fn is_like(&self, other: &Allocation) -> bool {
+        let without_place = |each: &Allocation| Allocation {
+            seq: 0,
+            ts_ns: 0,
+            freed_ns: 0,
+            owner: comparable(each.owner),
+            ..*each
+        };
+        without_place(self) == without_place(other)
+    }
+}
+
 /// A call of an outermost op, or of a module.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StepCall {
     /// The op, or the module.
     pub(super) name: Symbol,
@@ -205,6 +231,29 @@ pub(super) struct RecordedStep {
 }
 
 impl RecordedStep {
+    /// Returns true if every change has the same effect in both steps: they differ only in ids, rows, times and the
+    /// numbers of steps.
+    pub(super) fn is_like(&self, other: &RecordedStep) -> bool {
+        let RecordedStep { lives, allocations, ops, own, modules, frees, .. } = self;
+        (self.optimizer_at, self.end_allocated, self.is_wanted, self.is_first())
+            == (other.optimizer_at, other.end_allocated, other.is_wanted, other.is_first())
+            && (ops, own, modules, frees) == (&other.ops, &other.own, &other.modules, &other.frees)
+            && lives.len() == other.lives.len()
+            && allocations.len() == other.allocations.len()
+            && lives.iter().zip(&other.lives).all(|(life, other)| life.is_like(other))
+            && allocations.iter().zip(&other.allocations).all(|(each, other)| each.is_like(other))
+    }
+
+    /// Returns true for the first step of the program, which also sets things up.
+    pub(super) fn is_first(&self) -> bool {
+        self.allocations.first().is_none_or(|first| first.owner.step <= 0)
+    }
+
+    /// Returns the number of rows.
+    pub(super) fn rows(&self) -> usize {
+        self.allocations.len() + self.ops.len() + self.modules.len() + self.frees.len()
+    }
+
     /// Returns the number of allocations.
     pub(super) fn end(&self) -> u32 {
         self.allocations.len() as u32
@@ -296,14 +345,12 @@ impl StepRecorder {
 
     /// Returns the number of rows of the step that are kept.
     pub(super) fn rows(&self) -> usize {
-        let RecordedStep { allocations, ops, modules, frees, .. } = &self.now;
-        allocations.len() + ops.len() + modules.len() + frees.len() + self.open_calls
+        self.now.rows() + self.open_calls
     }
 
-    /// Returns the step so far, after filling in the ops that allocated and freed its blocks.
-    pub(super) fn step(&mut self) -> &RecordedStep {
+    /// Fills in the ops that allocated and freed the blocks of the step.
+    fn fill_in_ops(&mut self) {
         let RecordedStep { lives, allocations, ops, own, frees, .. } = &mut self.now;
-        own.clear();
         own.resize(ops.len(), (0, 0));
         for claim in self.allocating.all() {
             own[claim.call as usize] = (claim.from, claim.to);
@@ -316,11 +363,11 @@ impl StepRecorder {
         for (row, call) in self.freeing.rows() {
             lives[frees[row] as usize].freed_by = call;
         }
-        &self.now
     }
 
-    /// Begins the next recorded step, with the blocks that are still live.
-    pub(super) fn next(&mut self) {
+    /// Begins the next recorded step, with the blocks that are still live. Returns the step that ended.
+    pub(super) fn next(&mut self) -> RecordedStep {
+        self.fill_in_ops();
         let mut lives: Vec<Life> =
             self.now.lives.iter().filter(|life| life.death == ALIVE).copied().collect();
         self.live.clear();
@@ -329,11 +376,12 @@ impl StepRecorder {
             self.live.insert(life.id, index as u32);
         }
         let RecordedStep { end_allocated, freed_ns, .. } = self.now;
-        self.now = RecordedStep { lives, end_allocated, freed_ns, ..RecordedStep::default() };
+        let next = RecordedStep { lives, end_allocated, freed_ns, ..RecordedStep::default() };
         (self.allocating, self.freeing) = (Claims::default(), Claims::default());
         for call in self.open.values_mut().flatten() {
             call.from = 0;
         }
+        std::mem::replace(&mut self.now, next)
     }
 
     /// Processes a row of the step.

@@ -20,7 +20,7 @@ use crate::options::{Flag, Options};
 use crate::profile::flow_categories;
 use crate::read::record::{Columns, Record};
 use crate::render::numbers::{count, counted};
-use crate::state::replay::{Metric, Replay};
+use crate::state::replay::{self, Metric, Replay};
 use crate::state::replay_trace::replay_until;
 use crate::state::stacks::Stacks;
 use collector::Collector;
@@ -80,7 +80,7 @@ impl Export for Snapshot {
         };
         let mut replayed = replay_until(
             trace,
-            columns,
+            replay::COLUMNS.and(columns),
             job.options,
             Metric::Allocated,
             flow_categories(trace, job.options)?,

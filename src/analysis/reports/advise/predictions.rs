@@ -12,8 +12,11 @@ pub(in crate::reports) const MOST_CHANGES: usize = 3;
 /// The report about an OOM does not suggest a change that saves at most this fraction of the peak: one part
 /// in 20.
 const FEWEST_OF_PEAK: i64 = 20;
+/// The maximum number of changes in the report about an OOM.
+const MOST_ADVISED: usize = 5;
 
 /// A change that lowers the peak, for the report about an OOM.
+#[derive(Clone, Debug)]
 pub(in crate::reports) struct FirstAdvice {
     pub(in crate::reports) change: Change,
     /// The number of bytes that the change saves.
@@ -21,6 +24,26 @@ pub(in crate::reports) struct FirstAdvice {
     /// True if the change saves at least `saved` bytes; false if `saved` is the expected value.
     pub(in crate::reports) is_least: bool,
     pub(in crate::reports) costs: String,
+}
+
+impl FirstAdvice {
+    /// Returns the changes with the largest savings, from the prediction for each of `changes` alone. `ended_in_oom` is
+    /// that of the trace.
+    pub(in crate::reports) fn of(
+        prediction: &Prediction,
+        changes: &[Change],
+        ended_in_oom: bool,
+    ) -> Vec<FirstAdvice> {
+        let least = prediction.before.bytes / FEWEST_OF_PEAK;
+        let one = |(index, outcome, saved): (usize, &Outcome, i64)| FirstAdvice {
+            change: changes[index].clone(),
+            saved,
+            is_least: ended_in_oom,
+            costs: advice(&changes[index], &outcome.again).costs,
+        };
+        let ranked = prediction.ranked(changes.iter()).into_iter();
+        ranked.filter(|(.., saved)| *saved > least).take(MOST_ADVISED).map(one).collect()
+    }
 }
 
 /// The predictions for one process.
@@ -41,17 +64,6 @@ impl Advised {
     /// of several changes.
     pub(in crate::reports) fn new(trace: &TraceFile, options: &Options, in_sets: bool) -> Result<Advised> {
         let (changes, tags) = whatif::candidates_for(trace, options)?;
-        Advised::of_changes(trace, options, changes, tags, in_sets)
-    }
-
-    /// Same as [`Self::new`], for the changes to try and whether the trace has tags, from an earlier reading.
-    pub(in crate::reports) fn of_changes(
-        trace: &TraceFile,
-        options: &Options,
-        changes: Vec<Change>,
-        tags: bool,
-        in_sets: bool,
-    ) -> Result<Advised> {
         let sets = whatif::sets(&changes, if in_sets { MOST_CHANGES } else { 1 });
         let lists: Vec<Vec<Change>> =
             sets.iter().map(|set| set.iter().map(|index| changes[*index].clone()).collect()).collect();
@@ -67,19 +79,6 @@ impl Advised {
         prediction: &'a Prediction,
     ) -> Vec<(usize, &'a Outcome, i64)> {
         prediction.ranked(self.changes.iter())
-    }
-
-    /// Returns up to `count` changes with the largest savings, for the report about an OOM.
-    pub(in crate::reports) fn first(&self, count: usize) -> Vec<FirstAdvice> {
-        let Some(prediction) = &self.prediction else { return Vec::new() };
-        let one = |(index, outcome, saved): &(usize, &Outcome, i64)| FirstAdvice {
-            change: self.changes[*index].clone(),
-            saved: *saved,
-            costs: advice(&self.changes[*index], &outcome.again).costs,
-            is_least: self.ended_in_oom(),
-        };
-        let least = prediction.before.bytes / FEWEST_OF_PEAK;
-        self.ranked(prediction).iter().filter(|(.., saved)| *saved > least).take(count).map(one).collect()
     }
 
     pub(in crate::reports) fn ended_in_oom(&self) -> bool {

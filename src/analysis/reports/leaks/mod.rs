@@ -36,7 +36,7 @@ use crate::state::group::category;
 use crate::state::host_memory::HostMemory;
 use crate::state::levels::Levels;
 use crate::state::moment::ends_script;
-use crate::state::replay::{MemoryKind, Metric, Replay};
+use crate::state::replay::{self, MemoryKind, Metric, Replay};
 use crate::state::replay_trace::{Replayed, replay_together, replay_until};
 use crate::state::retained::{RetainedSearch, RetainedSearches};
 use crate::state::stacks::Stacks;
@@ -223,9 +223,9 @@ pub(crate) fn findings(
     })?;
     let last = levels.last_step();
     let is_last = |row: &Record, _: &Replay| last > 0 && row.step >= last;
-    let columns = Holders::COLUMNS.and(Columns::of(&["stack_id"]));
+    let wanted = replay::COLUMNS.and(Holders::COLUMNS).and(Columns::of(&["stack_id"]));
     let mut holders = Holders::default();
-    let before_last = replay_until(trace, columns, options, tracked, known, is_last, |row, replay| {
+    let before_last = replay_until(trace, wanted, options, tracked, known, is_last, |row, replay| {
         holders.feed(row, replay);
     })?;
     let held = held.unwrap_or_else(|| HeldAtEnd::new(&whole.replay, false, options));

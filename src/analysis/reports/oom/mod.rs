@@ -35,7 +35,7 @@ mod whole_trace;
 
 use serde_json::{Value, json};
 
-use super::advise::predictions::{Advised, FirstAdvice};
+use super::advise::predictions::FirstAdvice;
 use super::device_users::{self, OthersAt};
 use super::group_table::print_groups;
 use super::growth::growth_lines;
@@ -61,8 +61,6 @@ use server_limit::Refused;
 use trace_to_oom::TraceToOom;
 use whole_trace::WholeTrace;
 
-/// The maximum number of changes of `memtrace advise` that are shown.
-const MOST_ADVISED: usize = 5;
 /// The maximum number of remedies on the page.
 const MOST_ON_PAGE: usize = 3;
 /// `memtrace oom`.
@@ -111,7 +109,7 @@ impl Report for Oom {
                 heading(&mut printer, input, &trace.meta);
             }
             printer.gap();
-            let (advised, why_not) = helps(&case, options);
+            let (advised, why_not) = helps(&case);
             case.print(&mut printer, &rank_or_name(trace, input), &advised, options);
             let grown = growth_lines(&at.levels, options.units);
             for line in &grown {
@@ -242,7 +240,7 @@ pub fn oom_for_page(trace: &TraceFile, options: &Options) -> Result<Value> {
     let (whole, _) = WholeTrace::read(trace, options)?;
     let Some(at) = TraceToOom::read(trace, &whole, options)? else { return Ok(Value::Null) };
     let case = OomCase::new(&at);
-    let advised = helps(&case, options).0;
+    let advised = helps(&case).0;
     let mut tries = case.all_tries(&advised, options.units);
     tries.truncate(MOST_ON_PAGE);
     Ok(json!({
@@ -254,16 +252,12 @@ pub fn oom_for_page(trace: &TraceFile, options: &Options) -> Result<Value> {
 }
 
 /// Returns the changes of `memtrace advise` that save most and suit the case, or the reason why `memtrace advise` fails.
-fn helps(case: &OomCase<'_>, options: &Options) -> (Vec<FirstAdvice>, Option<String>) {
+fn helps(case: &OomCase<'_>) -> (Vec<FirstAdvice>, Option<String>) {
     if !case.is_need() {
         return (Vec::new(), None);
     }
-    let TraceToOom { trace, whole, .. } = case.oom_state;
-    match Advised::of_changes(trace, options, whole.changes.clone(), whole.has_tags, false) {
-        Ok(advised) => {
-            let first = advised.first(MOST_ADVISED);
-            (first.into_iter().filter_map(|advice| case.suited(advice)).collect(), None)
-        }
+    match &case.oom_state.advice {
+        Ok(advice) => (advice.iter().filter_map(|advice| case.suited(advice.clone())).collect(), None),
         Err(why) => (Vec::new(), Some(why.to_string())),
     }
 }

@@ -1,23 +1,42 @@
 //! A trace, read up to its last OOM.
 
+use memtrace_trace::EventName;
+
+use super::super::advise::predictions::FirstAdvice;
 use super::super::ledger;
 use super::rows_before::RowsBefore;
 use super::step_groups;
 use super::whole_trace::WholeTrace;
 use crate::error::Result;
 use crate::options::Options;
-use crate::read::record::{Columns, Record};
+use crate::read::record::{Columns, Record, Wanted};
 use crate::read::stream::TraceFile;
 use crate::read::symbols::SymbolTable;
 use crate::state::layout::{self, Layout};
 use crate::state::levels::Levels;
 use crate::state::model_facts::is_module;
 use crate::state::moment::replay_to_oom;
+use crate::state::replay::{self, Replay};
 use crate::state::replay_trace::Replayed;
 use crate::state::retained::RetainedSearch;
+use crate::whatif::{Change, MOST_ROWS, Predictor, with_columns};
 
 /// The ops that copy a tensor from the CPU to the GPU.
 const COPIES: [&str; 2] = ["aten::empty_strided", "aten::_to_copy"];
+
+/// The columns that this reading needs. Most rows are ops, blocks and calls of modules, so these have no other columns.
+fn wanted() -> Wanted {
+    let rare = Columns::of(&["api", "device_free_bytes", "dtype", "name", "shape", "stack_id"]);
+    let block = layout::COLUMNS.and(step_groups::COLUMNS);
+    let mut wanted = replay::COLUMNS.and(block).and(rare);
+    for event in [EventName::Alloc, EventName::Free] {
+        wanted = wanted.except(event, replay::COLUMNS.columns(event).and(block));
+    }
+    for event in [EventName::Op, EventName::RangeBegin, EventName::RangeEnd] {
+        wanted = wanted.except(event, replay::COLUMNS.columns(event));
+    }
+    with_columns(wanted)
+}
 
 /// What a trace shows about its last OOM.
 pub(super) struct TraceToOom<'a> {
@@ -29,6 +48,8 @@ pub(super) struct TraceToOom<'a> {
     pub(super) layout: Layout,
     pub(super) levels: Levels,
     pub(super) seen: RowsBefore,
+    /// The changes of `memtrace advise` that lower the peak of the request's device most, or why there are none.
+    pub(super) advice: Result<Vec<FirstAdvice>>,
     /// The first reading of the trace.
     pub(super) whole: &'a WholeTrace,
 }
@@ -44,26 +65,28 @@ impl<'a> TraceToOom<'a> {
         let mut layout = Layout::default();
         let mut seen = RowsBefore::default();
         let mut levels = Levels::new(options.device);
-        let columns = layout::COLUMNS.and(step_groups::COLUMNS).and(Columns::of(&[
-            "api",
-            "device_free_bytes",
-            "dtype",
-            "name",
-            "shape",
-            "stack_id",
-        ]));
-        let replayed = replay_to_oom(trace, oom, columns, options, |row, replay| {
+        let lists: Vec<Vec<Change>> = whole.changes.iter().map(|change| vec![change.clone()]).collect();
+        let mut predictor = Predictor::new(trace, &lists, options, MOST_ROWS);
+        let mut visit = |row: &Record, replay: &Replay| {
             layout.feed(row);
             levels.feed(row, replay);
             seen.feed(row, replay, trace);
-        })?;
+        };
+        // The rows of the ops that failed come after the OOM.
+        let mut predict = |row: &Record, replay: &Replay| predictor.feed(row, replay);
+        let replayed = replay_to_oom(trace, oom, wanted(), options, &mut visit, Some(&mut predict))?;
         let Some(row) = seen.oom else { return Ok(None) };
         if seen.shares_host(row.device)
             && let Some(host) = ledger::host_at(trace, options, &row)?
         {
             seen.host_grew(row.device, host);
         }
-        Ok(Some(TraceToOom { trace, row, replayed, layout, levels, seen, whole }))
+        let advice = predictor.finish(trace, &replayed, options).map(|predictions| {
+            let here = predictions.into_iter().find(|prediction| prediction.device == row.device);
+            let all = |prediction| FirstAdvice::of(&prediction, &whole.changes, whole.ended_in_oom);
+            here.map_or(Vec::new(), all)
+        });
+        Ok(Some(TraceToOom { trace, row, replayed, layout, levels, seen, advice, whole }))
     }
 
     /// Returns the search for kept memory at the OOM, if there was one.

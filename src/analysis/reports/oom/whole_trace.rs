@@ -27,8 +27,8 @@ pub(super) struct WholeTrace {
     pub(super) detail: DetailedSteps,
     /// The changes that could lower the peak.
     pub(super) changes: Vec<Change>,
-    /// True if the trace has tags.
-    pub(super) has_tags: bool,
+    /// See [`crate::state::replay::Replay::ended_in_oom`].
+    pub(super) ended_in_oom: bool,
 }
 
 impl WholeTrace {
@@ -54,7 +54,7 @@ impl WholeTrace {
             host,
             detail: replayed.replay.detail.clone(),
             changes: contents.candidates(&symbols),
-            has_tags: contents.tags,
+            ended_in_oom: replayed.replay.ended_in_oom(),
         };
         Ok((whole, replayed))
     }

@@ -100,6 +100,7 @@ pub fn device_title(ordinal: i32) -> String {
 }
 
 /// The state of the memory of one process.
+#[derive(Clone)]
 pub struct Replay {
     /// The devices so far, and the live blocks by `alloc_id`.
     memory: MemoryState<LiveBlocks, Devices>,
