@@ -84,6 +84,11 @@ impl OomTrace {
         self.rows.alloc(bytes, row)
     }
 
+    /// Allocates a block on another device of the process.
+    pub(super) fn block_on_another_device(&mut self, bytes: i64, row: Row<'_>) {
+        self.rows.alloc(bytes, Row { device: 1, ..row });
+    }
+
     /// Allocates a block that leaves this much of the card.
     pub(super) fn fill(&mut self, left: i64, row: Row<'_>) {
         self.block(self.card - self.taken - self.beside - left, row);

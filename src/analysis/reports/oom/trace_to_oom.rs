@@ -148,3 +148,22 @@ impl<'a> TraceToOom<'a> {
         self.whole.found.being_moved().filter(|_| self.is_copy() && self.row.step < 0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_evidence::{GIB, MIB};
+    use super::super::test_trace::{OomTrace, owner};
+
+    #[test]
+    fn advice_is_for_the_device_of_the_request() {
+        let forward = owner("Net", "forward", 0);
+        let mut trace = OomTrace::new(24 * GIB);
+        trace.block_on_another_device(60 * GIB, forward);
+        trace.fill(512 * MIB, forward);
+        trace.fails(GIB, forward);
+        trace.prints(&[
+            "try: the whole model in bf16 (code: memtrace advise --dtype bf16 TRACE): saves at least 12.00 GiB, may not be enough \
+             alone; costs: less precision, in the parameters and the optimizer's state too",
+        ]);
+    }
+}
