@@ -513,3 +513,59 @@ impl StepRecorder {
         self.now.ops.push(StepCall { name: row.op, module: row.module, phase: row.phase, from, to });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the rows of a step: an op that allocates a block, a request that runs out of memory, and a free.
+    fn rows(step: i64, seq: i64, phases: Phases) -> Vec<Record> {
+        let (phase, ts_ns) = (phases.forward, seq * 1000);
+        let row = Record { seq, ts_ns, step, phase, device: 0, ..Record::default() };
+        let block = Record { alloc_id: seq, delta_bytes: 512, allocated_bytes: 512, ..row };
+        vec![
+            Record { event: EventName::Alloc, requested_bytes: 500, ..block },
+            Record { event: EventName::Op, ts_ns: ts_ns + 100, latency_ns: 200, ..row },
+            Record { event: EventName::Oom, requested_bytes: 900, ..block },
+            Record { event: EventName::Free, allocated_bytes: 0, ..block },
+        ]
+    }
+
+    #[test]
+    fn steps_are_alike_if_they_differ_only_in_ids_times_and_numbers() {
+        let symbols = SymbolTable::default();
+        let (phases, types) = (Phases::new(&symbols), TypeSymbols::new(&symbols));
+        let other = symbols.intern("other");
+        let recorded = |rows: &[Record], in_window: bool| {
+            let mut recorder = StepRecorder::new(0, phases, symbols.intern("module"), types);
+            rows.iter().for_each(|row| recorder.feed(row, in_window));
+            recorder.next()
+        };
+        let base = recorded(&rows(3, 10, phases), true);
+        assert!(base.is_like(&recorded(&rows(7, 99, phases), true)));
+        assert!(!base.is_like(&recorded(&rows(0, 10, phases), true)), "the first step");
+        assert!(!base.is_like(&recorded(&rows(3, 10, phases), false)), "outside of the window");
+        assert!(!base.is_like(&recorded(&rows(3, 10, phases)[..3], true)), "without the free");
+        let changes: [(usize, fn(&mut Record, Symbol)); 14] = [
+            (0, |row, _| row.delta_bytes = 1024),
+            (0, |row, _| row.requested_bytes = 400),
+            (0, |row, _| row.allocated_bytes = 1024),
+            (0, |row, other| row.op = other),
+            (0, |row, other| row.module = other),
+            (0, |row, other| row.phase = other),
+            (0, |row, other| row.shape = other),
+            (0, |row, _| row.category = Category::Parameter),
+            (0, |row, _| row.stream = 1),
+            (0, |row, _| row.pool = 1),
+            (1, |row, other| row.op = other),
+            (1, |row, _| row.latency_ns = 50),
+            (2, |row, _| row.requested_bytes = 800),
+            (3, |row, _| row.allocated_bytes = 256),
+        ];
+        for (number, (index, change)) in changes.into_iter().enumerate() {
+            let mut rows = rows(3, 10, phases);
+            change(&mut rows[index], other);
+            assert!(!base.is_like(&recorded(&rows, true)), "change {number}");
+        }
+    }
+}
