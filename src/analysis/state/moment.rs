@@ -231,6 +231,9 @@ pub(crate) fn find_oom(
     Ok((replayed, Some(found)))
 }
 
+/// Gets a row after the replay processed it.
+pub(crate) type Visit<'a> = &'a mut dyn FnMut(&Record, &Replay);
+
 /// Replays `trace` up to an OOM, with exactly the columns of `wanted`. For `visit`, see [`replay_trace`]. `visit_all`
 /// also gets the rows after the OOM; without it, the reading ends there.
 ///
@@ -242,7 +245,7 @@ pub(crate) fn replay_to_oom(
     wanted: Wanted,
     options: &Options,
     mut visit: impl FnMut(&Record, &Replay),
-    mut visit_all: Option<&mut dyn FnMut(&Record, &Replay)>,
+    mut visit_all: Option<Visit<'_>>,
 ) -> Result<Replayed> {
     let ends_there = visit_all.is_none();
     let stop = |row: &Record, _: &Replay| ends_there && row.seq > oom.seq;

@@ -518,6 +518,8 @@ impl StepRecorder {
 mod tests {
     use super::*;
 
+    type Change = fn(&mut Record, Symbol);
+
     /// Returns the rows of a step: an op that allocates a block, a request that runs out of memory, and a free.
     fn rows(step: i64, seq: i64, phases: Phases) -> Vec<Record> {
         let (phase, ts_ns) = (phases.forward, seq * 1000);
@@ -546,7 +548,7 @@ mod tests {
         assert!(!base.is_like(&recorded(&rows(0, 10, phases), true)), "the first step");
         assert!(!base.is_like(&recorded(&rows(3, 10, phases), false)), "outside of the window");
         assert!(!base.is_like(&recorded(&rows(3, 10, phases)[..3], true)), "without the free");
-        let changes: [(usize, fn(&mut Record, Symbol)); 14] = [
+        let changes: [(usize, Change); 14] = [
             (0, |row, _| row.delta_bytes = 1024),
             (0, |row, _| row.requested_bytes = 400),
             (0, |row, _| row.allocated_bytes = 1024),
