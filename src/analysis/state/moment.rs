@@ -250,14 +250,15 @@ pub(crate) fn replay_to_oom(
     let ends_there = visit_all.is_none();
     let stop = |row: &Record, _: &Replay| ends_there && row.seq > oom.seq;
     let known = oom.known.clone();
-    let mut at_oom = None;
+    let (mut at_oom, mut is_past) = (None, false);
     let read = |row: &Record, replay: &Replay| {
-        if row.seq <= oom.seq {
+        is_past |= row.seq > oom.seq;
+        if !is_past {
             visit(row, replay);
         }
         if let Some(visit_all) = &mut visit_all {
             visit_all(row, replay);
-            if row.seq == oom.seq {
+            if row.seq == oom.seq && !is_past {
                 at_oom = Some(replay.clone());
             }
         }
