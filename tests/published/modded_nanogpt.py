@@ -50,11 +50,10 @@ CHANGES = {
 FEWER_STEPS = {r"(num_iterations(?: : int)? = )\d+": rf"\g<1>{STEPS}"}
 STEPS_OF_WARMUP = {r"range\(train_steps \+ 1\)": "[*warmup_steps, train_steps]"}
 # Changes to the scripts that contain a pattern. The second is of a line that needs Python 3.12, the last
-# two are of folders on the source's machines.
+# of a folder on the source's machine.
 MORE_CHANGES = {
     r"(coordinate_descent_tuning = \(?\s*)True": r"\g<1>False",
     r'(f"\w+: \{metadata_fn\(\)\.get)\("filename", "Unknown"\)': r"\1('filename', 'Unknown')",
-    r'"\.\./(data/fineweb10B/fineweb_\w+)': r'"\1',
     r'f"/mnt/wsfuse/[^"]*"': '"logs"',
 }
 # The script's second file follows below these lines.
