@@ -27,6 +27,7 @@ def compile_empty_kernels() -> None:
 
     def write_signature(self, module, metadata, *options):
         metadata.update(shared=0, tmem_size=0, global_scratch_size=0, global_scratch_align=1)
+        metadata.update(profile_scratch_size=0, profile_scratch_align=1)
         return str(module)
 
     def write_ptx(self, module, metadata, options, *arch):
