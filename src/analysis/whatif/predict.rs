@@ -147,8 +147,8 @@ impl Prediction {
     }
 }
 
-/// What the outcomes of a step depend on besides the step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Everything but the step itself that decides its outcomes.
+#[derive(Default)]
 struct Conditions {
     is_half: bool,
     has_autocast: bool,
@@ -160,8 +160,9 @@ struct Conditions {
 #[derive(Debug)]
 struct EvaluatedList {
     outcome: Outcome,
-    /// The changed blocks, and [`Curve::differences`].
-    curve: (Curve, Vec<i64>),
+    curve: Curve,
+    /// See [`Curve::differences`].
+    differences: Vec<i64>,
 }
 
 /// The latest steps that were evaluated. Training repeats its steps, and a step that is like one of these is not evaluated
@@ -194,7 +195,7 @@ fn evaluated_bytes(step: &RecordedStep, lists: usize) -> usize {
     (step.rows() + step.lives.len()) * (size_of::<Life>() + lists * 2 * size_of::<i64>())
 }
 
-/// What all steps so far add up to.
+/// The results of all steps so far.
 struct Results {
     outcomes: Vec<Outcome>,
     /// For each list of changes: the total over time. Empty if no curve is wanted.
@@ -206,7 +207,7 @@ struct Results {
 impl Results {
     /// Adds `step` under the list at `index`.
     fn add(&mut self, index: usize, step: &RecordedStep, list: &EvaluatedList) {
-        let EvaluatedList { outcome, curve: (curve, differences) } = list;
+        let EvaluatedList { outcome, curve, differences } = list;
         self.outcomes[index].add(outcome);
         if let Some(series) = self.curves.get_mut(index) {
             curve.follow(step, differences, |ts_ns, bytes| series.set(ts_ns, bytes));
@@ -505,10 +506,10 @@ impl DevicePrediction {
             return;
         }
         self.is_half |= inputs.is_half && inputs.lists.iter().flatten().any(Change::is_type);
-        let conditions = &self.evaluated.conditions;
-        let is_same = (self.is_half, self.has_autocast) == (conditions.is_half, conditions.has_autocast)
-            && *inputs.half_modules == conditions.half_modules
-            && *modules == conditions.modules[..];
+        let Conditions { is_half, has_autocast, half_modules, modules: known } = &self.evaluated.conditions;
+        let is_same = (self.is_half, self.has_autocast) == (*is_half, *has_autocast)
+            && *inputs.half_modules == *half_modules
+            && *modules == known[..];
         if !is_same {
             self.evaluated = EvaluatedSteps {
                 conditions: Conditions {
@@ -601,7 +602,7 @@ impl DevicePrediction {
             if let [Change::Checkpoint(patterns)] = &changes[..] {
                 outcome.again = ops_again(step, patterns, inside, symbols, phases);
             }
-            let list = EvaluatedList { outcome, curve: (curve, differences) };
+            let list = EvaluatedList { outcome, curve, differences };
             self.results.add(index, step, &list);
             if is_kept {
                 evaluated.push(list);

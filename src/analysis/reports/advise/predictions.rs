@@ -27,8 +27,8 @@ pub(in crate::reports) struct FirstAdvice {
 }
 
 impl FirstAdvice {
-    /// Returns the changes with the largest savings, from the prediction for each of `changes` alone. `ended_in_oom` is
-    /// that of the trace.
+    /// Returns the changes with the largest savings, from the prediction for each of `changes` alone. `ended_in_oom` says
+    /// whether the trace ended in an OOM, so that the savings are lower bounds.
     pub(in crate::reports) fn of(
         prediction: &Prediction,
         changes: &[Change],

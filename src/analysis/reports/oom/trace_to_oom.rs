@@ -24,7 +24,8 @@ use crate::whatif::{Change, MOST_ROWS, Predictor, with_columns};
 /// The ops that copy a tensor from the CPU to the GPU.
 const COPIES: [&str; 2] = ["aten::empty_strided", "aten::_to_copy"];
 
-/// The columns that this reading needs. Most rows are ops, blocks and calls of modules, so these have no other columns.
+/// Returns the columns that this reading needs. Most rows are ops, blocks and calls of modules: of these, it parses only
+/// what they need.
 fn wanted() -> Wanted {
     let rare = Columns::of(&["api", "device_free_bytes", "dtype", "name", "shape", "stack_id"]);
     let block = layout::COLUMNS.and(step_groups::COLUMNS);
@@ -48,7 +49,7 @@ pub(super) struct TraceToOom<'a> {
     pub(super) layout: Layout,
     pub(super) levels: Levels,
     pub(super) seen: RowsBefore,
-    /// The changes of `memtrace advise` that lower the peak of the request's device most, or why there are none.
+    /// The changes of `memtrace advise` that save most on the device of the request, or the reason why it fails.
     pub(super) advice: Result<Vec<FirstAdvice>>,
     /// The first reading of the trace.
     pub(super) whole: &'a WholeTrace,
